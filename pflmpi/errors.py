@@ -1,0 +1,46 @@
+"""What can go wrong, and the exit code that each kind ends the program with.
+
+    PflmpiError
+    ├── UserError (2)            something the user can put right before the run starts
+    │   ├── ConfigError          a key, a type, a value, or a combination of them
+    │   ├── DataError            a dataset or a partition that cannot be had
+    │   └── CheckpointError      a run on disk that is damaged or does not fit
+    └── RunError (3)             a fault while the run was going on
+        └── TransportError       a rank died, left, or did not answer in time
+
+Each message says what is wrong, the value found, what is allowed, and what to do.
+"""
+
+
+class PflmpiError(Exception):
+    """Base of all errors that are shown without a traceback."""
+
+    exit_code = 3
+
+
+class UserError(PflmpiError):
+    """Wrong input: nothing has been started, nothing is lost."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be run."""
+
+
+class DataError(UserError):
+    """A dataset or partition that is missing, unreadable or impossible."""
+
+
+class CheckpointError(UserError):
+    """A run folder that is damaged, or that does not fit the configuration."""
+
+
+class RunError(PflmpiError):
+    """A fault during the run; what is on disk stays good."""
+
+    exit_code = 3
+
+
+class TransportError(RunError):
+    """A rank died, left, or did not answer in time."""

@@ -1,0 +1,19 @@
+"""Randomness is data: every draw comes from a stream named by what it is for, never from a global state."""
+
+import hashlib
+
+import numpy as np
+
+
+def stream(seed: int, round: int, client: int, purpose: str) -> np.random.Generator:
+    """Return the generator of one purpose, for one client in one round.
+
+    The stream is counter-based (Philox) and depends on nothing but its four arguments: not on the rank, the
+    order of calls, or the number of draws made elsewhere. Use `client=-1` for what concerns all clients.
+
+    >>> stream(0, 3, 7, "batches").integers(1000) == stream(0, 3, 7, "batches").integers(1000)
+    True
+    """
+    name = f"{seed}/{round}/{client}/{purpose}".encode()
+    key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
+    return np.random.Generator(np.random.Philox(key=key))

@@ -1,0 +1,90 @@
+"""Trees: nested dicts of tensors with string keys, always walked in sorted order.
+
+A *path* is the keys from the root joined by "/". An empty dict is a tree without leaves.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Union
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Union[Tensor, "Tree"]]
+
+
+def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield (path, tensor) for every leaf, in sorted order of the keys."""
+    for key in sorted(tree):
+        value = tree[key]
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from leaves(value, path + "/")
+        else:
+            yield path, value
+
+
+def unflatten(flat: dict[str, Tensor]) -> Tree:
+    """Build the tree whose leaves have the given paths; the inverse of `dict(leaves(tree))`."""
+    root: Tree = {}
+    for path in sorted(flat):
+        *parents, last = path.split("/")
+        node = root
+        for key in parents:
+            child = node.setdefault(key, {})
+            assert isinstance(child, dict), f"{path}: {key} is a leaf already"
+            node = child
+        node[last] = flat[path]
+    return root
+
+
+def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
+    """Return a tree of the same structure with `function` applied leaf by leaf.
+
+    >>> map(lambda a, b: a + b, {"w": torch.ones(2)}, {"w": torch.ones(2)})
+    {'w': tensor([2., 2.])}
+    """
+    result: Tree = {}
+    for key in sorted(tree):
+        value = tree[key]
+        rest = [other[key] for other in others]
+        if isinstance(value, dict):
+            result[key] = map(function, value, *rest)  # type: ignore[arg-type]
+        else:
+            result[key] = function(value, *rest)
+    return result
+
+
+def clone(tree: Tree) -> Tree:
+    """Return a copy whose leaves own their memory (and are aligned, which decides bits in some kernels)."""
+    return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
+
+
+def like(tree: Tree) -> Tree:
+    """Return the shapes and dtypes of a tree as tensors without memory (device "meta")."""
+    return map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta"), tree)
+
+
+def num_bytes(tree: Tree) -> int:
+    """Return the bytes of all leaves together."""
+    return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
+
+
+def stack(trees: list[Tree]) -> Tree:
+    """Return one tree whose leaves have the given trees' leaves along a new first axis."""
+    return map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
+
+
+def row(tree: Tree, index: int) -> Tree:
+    """Return row `index` of every leaf, as tensors that own their memory."""
+    return map(lambda leaf: leaf[index].clone(), tree)
+
+
+def differences(tree: Tree, other: Tree) -> list[str]:
+    """Return what differs in structure, shape or dtype, one line for each leaf; empty when alike."""
+    a, b = dict(leaves(tree)), dict(leaves(other))
+    found = []
+    for path in sorted(a.keys() | b.keys()):
+        sides = [f"{list(t[path].shape)} {str(t[path].dtype)[6:]}" if path in t else "absent" for t in (a, b)]
+        if sides[0] != sides[1]:
+            found.append(f"{path}: {sides[0]} against {sides[1]}")
+    return found
