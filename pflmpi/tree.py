@@ -88,3 +88,13 @@ def differences(tree: Tree, other: Tree) -> list[str]:
         if sides[0] != sides[1]:
             found.append(f"{path}: {sides[0]} against {sides[1]}")
     return found
+
+
+def to(tree: Tree, device: torch.device) -> Tree:
+    """Return the tree on a device; leaves that are there already are not copied."""
+    return map(lambda leaf: leaf.to(device), tree)
+
+
+def to_host(tree: Tree) -> Tree:
+    """Return the tree detached, contiguous and in host memory."""
+    return map(lambda leaf: leaf.detach().cpu().contiguous(), tree)

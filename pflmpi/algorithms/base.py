@@ -1,0 +1,105 @@
+"""The one contract: what an algorithm is.
+
+Over the whole run, the runtime does exactly this (see `runtime/rounds.py`):
+
+    down = publish(server)
+    for each round:
+        clients, up = client_update over the participants
+        server = server_update(server, up);  down = publish(server)
+        when due: evaluate (adapt, predict) on every client;  write the checkpoint
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from pflmpi.local import ClientData
+from pflmpi.message import Downlink, Uplink
+from pflmpi.task import Task
+from pflmpi.tree import Tree
+
+Messages = dict[str, Tree]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC):
+    """Base of all algorithms: a frozen record of hyperparameters with pure methods.
+
+    The fields of a subclass are its hyperparameters and nothing else, so the object is its own configuration.
+    All methods are pure functions of their arguments; a checkpoint is exactly what they return.
+
+    Attributes:
+        summary: one line for `pflmpi list`.
+        predicts_with: names of downlink messages that `adapt` or `predict` reads.
+        unlike_models: whether clients may have different bodies (the messages must still agree in shape).
+    """
+
+    summary: ClassVar[str]
+    predicts_with: ClassVar[tuple[str, ...]] = ()
+    unlike_models: ClassVar[bool] = False
+
+    def check(self, task: Task, participants: int) -> None:
+        """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""
+
+    def uplink(self, task: Task) -> Mapping[str, Uplink]:
+        """Declare what a participant sends, by name."""
+        return {}
+
+    def downlink(self, task: Task) -> Mapping[str, Downlink]:
+        """Declare what a client receives, by name."""
+        return {}
+
+    def passes(self, task: Task) -> Mapping[str, int | None]:
+        """Name the shuffled passes over its data that a client makes: epochs, or None for the configured length."""
+        return {"train": None}
+
+    def init_server(self, task: Task) -> Tree:
+        """Return the server's state before the first round."""
+        return {}
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        """Return what a client keeps between rounds; `{}` if nothing."""
+        return {}
+
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        """Return what the clients receive; `Own` messages have one row per receiver, in the given order."""
+        return {}
+
+    @abstractmethod
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        """Return the new state of ONE client and its uplink; no client axis, no randomness."""
+
+    def server_update(self, task: Task, server: Tree, up: Messages, participants: np.ndarray) -> Tree:
+        """Return the new server state from the folded uplinks of the participants (ascending ids)."""
+        return server
+
+    def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+        """Return the client state to evaluate with; it is not kept."""
+        return client
+
+    @abstractmethod
+    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
+        """Return the scores [B, K] of the personal model for prepared images x [B, C, H, W]."""
+
+
+def part(parent: Tree | Messages, name: str) -> Tree:
+    """Return the subtree of that name."""
+    value = parent[name]
+    assert isinstance(value, dict)
+    return value
+
+
+def leaf(parent: Tree, name: str) -> Tensor:
+    """Return the leaf of that name."""
+    value = parent[name]
+    assert isinstance(value, Tensor)
+    return value
+
+
+def only(model: Tree, names: tuple[str, ...]) -> Tree:
+    """Return the named parts of a tree, those that it has."""
+    return {name: model[name] for name in names if name in model}

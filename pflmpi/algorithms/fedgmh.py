@@ -1,0 +1,156 @@
+"""FedGMH: the server keeps one whole head per label; clients mix theirs in at critical entries."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, Messages, leaf, part
+from pflmpi.local import ClientData, class_means, model_loss, train
+from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink
+from pflmpi.task import Task
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedGMH(Algorithm):
+    """Sun and Ni, FedGMH: Label Interference Elimination via Global Multi-Head, 2026.
+
+    Client: mixes the received heads into its own at its critical entries psi (eq. 9), with weights n_ms / n_m,
+
+        h_m <- h_m * (1 - psi_m) + (sum_s n_ms / n_m h_s) * psi_m,
+
+    trains body and head, marks as critical the floor(beta L) entries of the head with the largest
+    |(theta^E - theta^0) theta^E| (eqs. 7, 8; ties by lower index, weight before bias) and uploads class means (eq. 5).
+    Server (eq. 6): h_s takes SGD steps of cross-entropy on the uploaded means of label s alone.
+
+    Up: label and mean of each class held, |S| (4 d + 4) bytes. Down: the heads of the classes held, 4 |S| L bytes.
+    Persists: client: model and psi; server: K heads. Evaluated: the client's model after its local training.
+
+    Ablations (section 3.5): `variant: onehead` keeps one global head, mixed at critical entries (GMH-o);
+    `avghead` averages own and mixed head, eq. 10 (GMH-a); `oneavg` averages own and the one global head,
+    eq. 11 (GMH-oa).
+
+    Readings. Before a client's first training psi is all false. One server epoch a round in minibatches of the
+    client batch size (`server_epochs`), in client order. Heads of labels without uploads stay as they are.
+    """
+
+    summary: ClassVar[str] = "one global head per label, mixed in at critical entries (Sun 2026)"
+    unlike_models: ClassVar[bool] = True
+
+    critical_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # beta
+    head_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # eta_h
+    server_epochs: Annotated[int, Field(ge=1)] = 1
+    variant: Literal["full", "onehead", "avghead", "oneavg"] = "full"
+
+    @property
+    def one_head(self) -> bool:
+        """Whether the server keeps a single global head."""
+        return self.variant in ("onehead", "oneavg")
+
+    @property
+    def averages(self) -> bool:
+        """Whether own and global head are averaged instead of mixed at critical entries."""
+        return self.variant in ("avghead", "oneavg")
+
+    def uplink(self, task: Task) -> Mapping[str, Uplink]:
+        return {"means": ClassMeans(task.num_features, counts=False)}
+
+    def downlink(self, task: Task) -> Mapping[str, Downlink]:
+        head = part(task.like("head"), "head")
+        return {"heads": Shared(head) if self.one_head else OwnClasses(head)}
+
+    def init_server(self, task: Task) -> Tree:
+        head = part(task.init(), "head")
+        heads = 1 if self.one_head else task.num_classes
+        return {"heads": tree.map(lambda entry: entry.expand(heads, *entry.shape).clone(), head)}
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        model = task.init(client)
+        critical = tree.map(lambda entry: torch.zeros_like(entry, dtype=torch.bool), part(model, "head"))
+        return {"model": model} if self.averages else {"model": model, "critical": critical}
+
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        heads = part(server, "heads")
+        return {"heads": tree.map(lambda entry: entry[0], heads) if self.one_head else heads}
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        model = part(client, "model")
+        received = down["heads"]
+        if not self.one_head:
+            share = data.class_counts / data.num_samples
+            received = tree.map(lambda heads: torch.tensordot(share, heads, dims=([0], [0])), received)
+        start = self.mix(part(model, "head"), received, client)
+        model = train(task, {**model, "head": start}, data.passes["train"], model_loss(task), data.learning_rate)
+        state: Tree = {"model": model}
+        if not self.averages:
+            state["critical"] = critical_entries(start, part(model, "head"), self.critical_share)
+        return state, {"means": class_means(task, model, data)}
+
+    def mix(self, own: Tree, received: Tree, client: Tree) -> Tree:
+        """Return the personal head that local training starts from (eqs. 9 to 11)."""
+        if self.averages:
+            return tree.map(lambda mine, theirs: (mine + theirs) / 2, own, received)
+        return tree.map(
+            lambda mine, theirs, psi: torch.where(psi, theirs, mine), own, received, part(client, "critical")
+        )
+
+    def server_update(self, task: Task, server: Tree, up: Messages, participants: np.ndarray) -> Tree:
+        labels, means = leaf(up["means"], "labels").long(), leaf(up["means"], "means")
+        weight, bias = leaf(part(server, "heads"), "weight"), leaf(part(server, "heads"), "bias")
+        for _ in range(self.server_epochs):
+            for member in _minibatches(labels, len(weight), task.training.batch_size):
+                weight, bias = self._step(weight, bias, means, labels, member)
+        return {"heads": {"weight": weight, "bias": bias}}
+
+    def _step(
+        self, weight: Tensor, bias: Tensor, means: Tensor, labels: Tensor, member: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return all heads after one SGD step, each on its own uploads.
+
+        Args:
+            weight: [H, K, d];  bias: [H, K]; H is K, or 1 with one global head.
+            means: [M, d];  labels: [M].
+            member: [H, M] bool, the uploads that head h learns from in this step.
+        """
+        scores = torch.einsum("md,hkd->hmk", means, weight) + bias.unsqueeze(1)
+        error = scores.softmax(-1) - torch.nn.functional.one_hot(labels, weight.shape[1]).to(scores.dtype)
+        share = member / member.sum(1, keepdim=True).clamp(min=1)  # the gradient of the mean cross-entropy
+        error = error * share.unsqueeze(-1)
+        return (
+            weight - self.head_lr * torch.einsum("hmk,md->hkd", error, means),
+            bias - self.head_lr * error.sum(1),
+        )
+
+    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
+        return task.predict(part(client, "model"), x)
+
+
+def _minibatches(labels: Tensor, heads: int, batch_size: int) -> list[Tensor]:
+    """Return one [H, M] mask per server step: each head's uploads, in client order, `batch_size` at a time."""
+    if heads == 1:
+        member = torch.ones(1, len(labels), dtype=torch.bool)
+    else:
+        member = labels == torch.arange(heads).unsqueeze(-1)
+    position = member.cumsum(1) - 1
+    steps = -(-int(member.sum(1).max()) // batch_size)
+    return [member & (position // batch_size == step) for step in range(steps)]
+
+
+def critical_entries(before: Tree, after: Tree, share: float) -> Tree:
+    """Return which entries of a head are critical (bool, shaped as the head): the floor(share L) most important.
+
+    Importance is |(after - before) after| (eqs. 7, 8); ties go to the lower index, weight before bias.
+    """
+    names = ("weight", "bias")
+    importance = torch.cat([((leaf(after, n) - leaf(before, n)) * leaf(after, n)).abs().flatten() for n in names])
+    count = int(share * len(importance) + 1e-9)
+    order = importance.argsort(descending=True, stable=True)
+    rank = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+    weight, bias = (rank < count).split([leaf(after, n).numel() for n in names])
+    return {"weight": weight.view_as(leaf(after, "weight")), "bias": bias.view_as(leaf(after, "bias"))}

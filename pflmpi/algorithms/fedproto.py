@@ -1,0 +1,92 @@
+"""FedProto: clients keep whole models and exchange class means (prototypes)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pflmpi import local
+from pflmpi.algorithms.base import Algorithm, Messages, leaf, part
+from pflmpi.algorithms.prototypes import Weighting, combine
+from pflmpi.local import Batch, ClientData
+from pflmpi.message import ClassMeans, Downlink, Shared, Uplink, tensor
+from pflmpi.task import Task
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(Algorithm):
+    """Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
+
+    Client (eqs. 7, 8): min CE(h(f(x)), y) + lambda * mean over the batch of (1/d) ||f(x) - C_y||^2; samples whose class
+    has no prototype yet add nothing. Server (eq. 6): see `prototypes.combine`.
+    Prediction: argmin_j ||f(x) - C_j|| over the classes that have a prototype.
+
+    Up: class means and counts of the classes held. Down: all prototypes (shared), as prediction needs them.
+    Persists: client: its model; server: the prototypes.
+
+    Departures. The means are taken after local training with the body in evaluation mode (the authors collect
+    features while they train). Eq. 6 divides weights that sum to one once more by |N_j|; the default
+    `class_mean_weighting: samples` does not, `as_printed` does, `clients` is the plain mean of the authors' code.
+    Before any prototype exists, and with `predict_with: head`, the model's own head predicts.
+    """
+
+    summary: ClassVar[str] = "whole personal models, shared class means (Tan 2022)"
+    predicts_with: ClassVar[tuple[str, ...]] = ("prototypes",)
+    unlike_models: ClassVar[bool] = True
+
+    prototype_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
+    class_mean_weighting: Weighting = "samples"
+    predict_with: Literal["prototypes", "head"] = "prototypes"
+
+    def uplink(self, task: Task) -> Mapping[str, Uplink]:
+        return {"means": ClassMeans(task.num_features)}
+
+    def downlink(self, task: Task) -> Mapping[str, Downlink]:
+        like: Tree = {
+            "means": tensor(task.num_classes, task.num_features),
+            "known": tensor(task.num_classes, dtype=torch.bool),
+        }
+        return {"prototypes": Shared(like)}
+
+    def init_server(self, task: Task) -> Tree:
+        return {
+            "means": torch.zeros(task.num_classes, task.num_features),
+            "known": torch.zeros(task.num_classes, dtype=torch.bool),
+        }
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        return {"model": task.init(client)}
+
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        return {"prototypes": server}
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        means, known = leaf(down["prototypes"], "means"), leaf(down["prototypes"], "known")
+
+        def loss(model: Tree, batch: Batch) -> Tensor:
+            z = task.features(model, batch.x, training=True)
+            fit = local.cross_entropy(task.logits(part(model, "head"), z), batch)
+            distance = (z - means[batch.y]).square().mean(-1) * known[batch.y]
+            return fit + self.prototype_weight * local.average(distance, batch)
+
+        model = local.train(task, part(client, "model"), data.passes["train"], loss, data.learning_rate)
+        return {"model": model}, {"means": local.class_means(task, model, data)}
+
+    def server_update(self, task: Task, server: Tree, up: Messages, participants: np.ndarray) -> Tree:
+        means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
+        return {"means": means, "known": known}
+
+    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
+        model, known = part(client, "model"), leaf(down["prototypes"], "known")
+        z = task.features(model, x)
+        own = task.logits(part(model, "head"), z)
+        if self.predict_with == "head":
+            return own
+        distance = (z.unsqueeze(1) - leaf(down["prototypes"], "means")).square().sum(-1)  # [B, K]
+        nearest = torch.where(known, -distance, -torch.inf)
+        return torch.where(known.any(), nearest, own)

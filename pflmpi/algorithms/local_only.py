@@ -1,0 +1,32 @@
+"""Local training without any communication: the line that collaboration has to beat."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from pflmpi.algorithms.base import Algorithm, Messages, part
+from pflmpi.local import ClientData, model_loss, train
+from pflmpi.task import Task
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local(Algorithm):
+    """Every client trains its own model; the same initial weights and participants as the other algorithms.
+
+    Up: nothing. Down: nothing. Persists: client: its model.
+    """
+
+    summary: ClassVar[str] = "every client alone; nothing travels"
+    unlike_models: ClassVar[bool] = True
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        return {"model": task.init(client)}
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        model = train(task, part(client, "model"), data.passes["train"], model_loss(task), data.learning_rate)
+        return {"model": model}, {}
+
+    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
+        return task.predict(part(client, "model"), x)

@@ -1,0 +1,40 @@
+"""Class means on the server: how the clients' means of a class become the global one."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pflmpi.tree import Tree
+
+Weighting = Literal["samples", "clients", "as_printed"]
+
+
+def combine(up: Tree, previous: Tensor, known: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
+    """Return the new global class means [K, d] and which classes have one [K] (bool).
+
+    With m_j the uploads of class j and N_j their samples together:
+
+        samples      C_j = sum_i (n_ij / N_j) c_ij
+        clients      C_j = sum_i c_ij / |m_j|
+        as_printed   C_j = 1 / |m_j| sum_i (n_ij / N_j) c_ij, the factor as in FedProto eq. 6 and FedFCD eq. 5,
+                     although the weights already sum to one
+
+    A class without uploads keeps its previous mean.
+
+    Args:
+        up: `{"labels": [M], "counts": [M], "means": [M, d], ...}`.
+        previous: [K, d].
+        known: [K] bool.
+        weighting: one of the above.
+    """
+    labels, counts, means = up["labels"], up["counts"], up["means"]
+    assert isinstance(labels, Tensor) and isinstance(counts, Tensor) and isinstance(means, Tensor)
+    member = (torch.arange(len(previous)).unsqueeze(-1) == labels).to(torch.float64)  # [K, M]
+    uploads = member.sum(1)
+    weights = member if weighting == "clients" else member * counts.double()
+    weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
+    if weighting == "as_printed":
+        weights = weights / uploads.clamp(min=1).unsqueeze(-1)
+    fresh = uploads > 0
+    return torch.where(fresh.unsqueeze(-1), (weights @ means.double()).float(), previous), known | fresh

@@ -1,0 +1,1 @@
+"""What the commands do, behind the parser in `cli`."""

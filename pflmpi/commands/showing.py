@@ -1,0 +1,56 @@
+"""`pflmpi inspect`, `partition`, `list` and `schema`: they show, and start nothing."""
+
+import argparse
+import logging
+import traceback
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from pflmpi.commands.launch import report
+from pflmpi.errors import PflmpiError
+
+
+def main(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Show what was asked for; return the exit code."""
+    logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
+    try:
+        {"inspect": _inspect, "partition": _partition, "list": _list, "schema": _schema}[options.command](options)
+    except PflmpiError as error:
+        if options.debug:
+            traceback.print_exception(error)
+        report(error)
+        return error.exit_code
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from pflmpi.commands.inspecting import inspect
+
+    inspect(options.run, options.round, options.digest)
+
+
+def _partition(options: argparse.Namespace) -> None:
+    from pflmpi.config import load
+    from pflmpi.data.federation import save
+    from pflmpi.data.picture import picture
+    from pflmpi.experiment import load_federation
+
+    federation = load_federation(load(options.config, options.overrides))
+    console = Console()
+    console.print(picture(federation, console.width))
+    if options.save is not None:
+        save(federation, options.save)
+        console.print(f"saved: partition: {{path: {options.save}}}")
+
+
+def _list(options: argparse.Namespace) -> None:
+    from pflmpi.commands.catalogue import catalogue
+
+    Console().print(catalogue())
+
+
+def _schema(options: argparse.Namespace) -> None:
+    from pflmpi.commands.catalogue import schema
+
+    Console().print(schema())

@@ -1,0 +1,144 @@
+"""The clients and their data: who trains and tests on which samples, fixed for a whole run."""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.data.config import DataConfig, PartitionConfig
+from pflmpi.data.dataset import Dataset
+from pflmpi.data.partitions import PARTITIONS, divides
+from pflmpi.data.saved import read_split, write_split
+from pflmpi.data.splits import official_by_class, official_by_writer, split_pooled
+from pflmpi.errors import DataError
+from pflmpi.rng import stream
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The samples of N clients, as ascending indices into a dataset."""
+
+    dataset: Dataset
+    train: tuple[np.ndarray, ...]  # int64, of each client; never empty
+    test: tuple[np.ndarray, ...]  # int64, of each client; may be empty where a client has hardly any samples
+    digest: str  # SHA-256 over the dataset's digest and all indices, hex
+    class_counts: np.ndarray  # int64 [N, K], training samples
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.train)
+
+    @property
+    def num_train(self) -> np.ndarray:
+        """int64 [N], training samples of each client."""
+        return np.array([len(samples) for samples in self.train], dtype=np.int64)
+
+    @property
+    def num_test(self) -> np.ndarray:
+        """int64 [N], test samples of each client."""
+        return np.array([len(samples) for samples in self.test], dtype=np.int64)
+
+    @property
+    def num_shared(self) -> int:
+        """How many samples were given out more than once (only `nway_kshot` does, when its pool runs out)."""
+        samples = np.concatenate([*self.train, *self.test])
+        return len(samples) - len(np.unique(samples))
+
+
+def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> Federation:
+    """Return the federation that a configuration describes; the same for every rank.
+
+    `data.split: pooled` divides all samples and splits each client's; `official` divides the official training samples
+    and gives out the official test samples by the same class proportions (or by writer).
+
+    Args:
+        dataset: what is divided.
+        partition: the checked `partition` section.
+        data: the `data` section.
+        seed: of the run.
+
+    Raises:
+        DataError: a partition that is impossible with this data.
+    """
+    if partition.path is not None:
+        return reuse(dataset, Path(partition.path))
+    assert partition.name is not None
+    rng = stream(seed, 0, -1, "partition")
+    by_writer = divides(partition.name) == "writers"
+    key = _writers(dataset, partition.name) if by_writer else dataset.labels
+    pool = np.arange(len(key)) if data.split == "pooled" else np.flatnonzero(~dataset.official_test)
+    shares = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
+    parts = [pool[samples] for samples in shares]
+    if data.split == "pooled":
+        splits = [
+            split_pooled(samples, dataset.labels[samples], data.test_share, stream(seed, 0, client, "split"))
+            for client, samples in enumerate(parts)
+        ]
+        return _federation(dataset, [train for train, _ in splits], [test for _, test in splits])
+    official = np.flatnonzero(dataset.official_test)
+    if by_writer:
+        tests = official_by_writer(parts, key, official)
+    else:
+        tests = official_by_class(_class_counts(dataset, parts), dataset.labels[official], official, rng)
+    if not any(len(test) for test in tests):
+        raise DataError(
+            f"data.split: official leaves all {len(parts)} clients of dataset {dataset.name!r} without test samples: "
+            f"none of its {len(official)} official test samples fits them; set data.split: pooled"
+        )
+    return _federation(dataset, parts, tests)
+
+
+def save(federation: Federation, path: Path) -> None:
+    """Write who has which samples to a file that `reuse` reads; it appears by rename."""
+    write_split(path, federation.dataset.digest, federation.digest, federation.train, federation.test)
+
+
+def reuse(dataset: Dataset, path: Path) -> Federation:
+    """Return the federation that `save` wrote.
+
+    Raises:
+        DataError: a file that cannot be read, is damaged, or was made for other data.
+    """
+    saved = read_split(path)
+    if saved.dataset_digest != dataset.digest:
+        raise DataError(
+            f"partition {path} was made for data with digest {saved.dataset_digest}, dataset {dataset.name!r} has "
+            f"{dataset.digest}; use the data (and data.limit) that it was made for, or make a new partition"
+        )
+    federation = _federation(dataset, saved.train, saved.test)
+    if federation.digest != saved.digest:
+        raise DataError(
+            f"partition {path} is damaged: its digest is {federation.digest}, written was {saved.digest}; "
+            f"put a good copy in its place, or make a new partition"
+        )
+    return federation
+
+
+def _federation(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -> Federation:
+    digest = hashlib.sha256(f"dataset {dataset.digest}\n".encode())
+    for kind, arrays in (("train", train), ("test", test)):
+        for client, samples in enumerate(arrays):
+            digest.update(f"{kind} {client} {len(samples)}\n".encode())
+            digest.update(np.ascontiguousarray(samples, dtype="<i8").data)
+    untested = sum(not len(samples) for samples in test)
+    if untested:
+        logger.warning("%d of %d clients have no test samples", untested, len(test))
+    return Federation(dataset, tuple(train), tuple(test), digest.hexdigest(), _class_counts(dataset, train))
+
+
+def _class_counts(dataset: Dataset, parts: list[np.ndarray]) -> np.ndarray:
+    return np.stack([np.bincount(dataset.labels[samples], minlength=dataset.num_classes) for samples in parts])
+
+
+def _writers(dataset: Dataset, partition: str) -> np.ndarray:
+    if dataset.writers is None:
+        raise DataError(
+            f"partition {partition!r} needs to know who wrote each sample, dataset {dataset.name!r} does not say; "
+            f"use femnist, or mnist with MNIST/writers.npz in the data folder, or another partition"
+        )
+    return dataset.writers

@@ -1,0 +1,42 @@
+"""Who holds which samples: pure functions, one file each; a line here is all that registers one.
+
+    f(labels [n], clients, rng, *, parameters) -> the ascending sample indices of each client
+
+The signature is the declaration: keyword-only parameters, with their ranges and descriptions, are the keys of the
+`partition` section; a function whose first parameter is called `writers` is given the writer of each sample
+instead of its label; one whose `clients` may be None has a natural number of clients.
+"""
+
+import inspect
+from collections.abc import Callable
+
+import numpy as np
+
+from pflmpi.data.partitions.dirichlet import dirichlet
+from pflmpi.data.partitions.exdir import exdir
+from pflmpi.data.partitions.iid import iid
+from pflmpi.data.partitions.lognormal import lognormal
+from pflmpi.data.partitions.nway_kshot import nway_kshot
+from pflmpi.data.partitions.pathological import pathological
+from pflmpi.data.partitions.writers import writers
+from pflmpi.registry import Registry
+
+Partition = Callable[..., list[np.ndarray]]
+
+PARTITIONS: Registry[Partition] = Registry(
+    "partition",
+    {
+        "pathological": pathological,
+        "dirichlet": dirichlet,
+        "exdir": exdir,
+        "nway_kshot": nway_kshot,
+        "lognormal": lognormal,
+        "iid": iid,
+        "writers": writers,
+    },
+)
+
+
+def divides(name: str) -> str:
+    """Return what a partition divides by, the name of its first parameter: `labels` or `writers`."""
+    return next(iter(inspect.signature(PARTITIONS[name]).parameters))

@@ -1,0 +1,103 @@
+"""Class proportions over clients from a Dirichlet distribution."""
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from pflmpi.data.partitions.counts import class_sizes, hand_out, require_samples
+from pflmpi.data.shares import apportion
+from pflmpi.errors import DataError
+
+
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    beta: Annotated[float, Field(gt=0, allow_inf_nan=False, description="concentration; smaller is more uneven")],
+    balanced_cap: Annotated[
+        bool, Field(description="give nothing more to a client that has its even share of all samples")
+    ] = False,
+    min_samples: Annotated[int, Field(ge=1, description="samples that every client has at least")] = 10,
+    max_tries: Annotated[int, Field(ge=1, description="draws before giving up")] = 1000,
+) -> list[np.ndarray]:
+    """All labels for all clients, in proportions from Dir(beta), drawn for each class.
+
+    Complete and disjoint. Redrawn until every client has `min_samples`. `balanced_cap` is what widely used code does
+    and the textbook partition does not.
+
+    Args:
+        labels: int64 [n].
+        clients: N.
+        rng: the only source of randomness.
+        beta: concentration of the Dirichlet distribution.
+        balanced_cap: see `draw_counts`.
+        min_samples: floor for each client.
+        max_tries: bound on the redraws.
+    """
+    classes, sizes = class_sizes(labels, clients)
+    holds = np.ones((clients, len(classes)), dtype=bool)
+    counts = draw_until_enough(sizes, holds, beta, balanced_cap, min_samples, max_tries, rng, "beta")
+    return hand_out(labels, counts, rng)
+
+
+def draw_until_enough(
+    sizes: np.ndarray,
+    holds: np.ndarray,
+    concentration: float,
+    cap: bool,
+    min_samples: int,
+    max_tries: int,
+    rng: np.random.Generator,
+    symbol: str,
+) -> np.ndarray:
+    """Return the first of at most `max_tries` draws of `draw_counts` that gives every client `min_samples`.
+
+    Raises:
+        DataError: no such draw, or too few samples for one; `symbol` is what the configuration calls the concentration.
+    """
+    clients, total = len(holds), int(sizes.sum())
+    require_samples(total, clients, min_samples)
+    best = 0
+    for _ in range(max_tries):
+        counts = draw_counts(sizes, holds, concentration, cap, rng)
+        best = max(best, int(counts.sum(axis=1).min()))
+        if best >= min_samples:
+            return counts
+    raise DataError(
+        f"{max_tries} draws with {symbol} = {concentration} gave no partition of {total} samples in which each of "
+        f"{clients} clients has {min_samples} (the best left one with {best}); raise partition.{symbol}, "
+        f"lower partition.min_samples or partition.clients, or raise partition.max_tries"
+    )
+
+
+def draw_counts(
+    sizes: np.ndarray, holds: np.ndarray, concentration: float, cap: bool, rng: np.random.Generator
+) -> np.ndarray:
+    """Return int64 counts [N, K]: for each class, proportions over its holders from a Dirichlet distribution.
+
+    With `cap`, a client that has n/N samples already gets none of the classes that follow; where that would leave a
+    class without anyone to take it, all its holders take it, since every sample is given out.
+
+    Args:
+        sizes: samples of each class [K].
+        holds: bool [N, K], at least one holder for each class.
+        concentration: of the Dirichlet distribution.
+        cap: stop giving to clients that have their even share.
+        rng: drawn from once for each class.
+    """
+    counts = np.zeros(holds.shape, dtype=np.int64)
+    owned = np.zeros(len(holds), dtype=np.int64)
+    even_share = sizes.sum() / len(holds)
+    for column, size in enumerate(sizes):
+        holders = np.flatnonzero(holds[:, column])
+        shares = rng.dirichlet(np.full(len(holders), concentration))
+        open_to = owned[holders] < even_share
+        if cap and open_to.any():
+            # Renormalised by apportion: a part of a Dirichlet draw is a Dirichlet draw over that part.
+            shares = np.where(open_to, shares, 0.0)
+            shares = shares if shares.sum() > 0 else open_to.astype(np.float64)
+        counts[holders, column] = apportion(int(size), shares)
+        owned += counts[:, column]
+    return counts

@@ -1,0 +1,34 @@
+"""Every client a random part of everything."""
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from pflmpi.data.partitions.counts import require_samples
+from pflmpi.data.partitions.holders import uneven
+from pflmpi.data.shares import apportion, cut
+
+
+def iid(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    balanced: Annotated[bool, Field(description="parts of equal size, instead of uneven ones")] = True,
+) -> list[np.ndarray]:
+    """All labels for all clients: a random part each, of equal or uneven size.
+
+    Complete and disjoint. Equal sizes differ by at most one sample; uneven ones are in proportion to a uniform draw
+    from 0.1 to 1.
+
+    Args:
+        labels: int64 [n].
+        clients: N.
+        rng: the only source of randomness.
+        balanced: parts of equal size.
+    """
+    require_samples(len(labels), clients)
+    weights = np.ones(clients) if balanced else uneven((clients,), rng)
+    shuffled = rng.permutation(len(labels)).astype(np.int64)
+    return [np.sort(part) for part in cut(shuffled, apportion(len(labels), weights, floor=1))]

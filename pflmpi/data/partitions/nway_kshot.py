@@ -1,0 +1,92 @@
+"""About n labels for each client, and about k samples of each."""
+
+import logging
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from pflmpi.data.partitions.counts import class_sizes
+from pflmpi.data.shares import together
+from pflmpi.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def nway_kshot(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    n: Annotated[int, Field(ge=1, description="labels of a client, on average")],
+    k: Annotated[int, Field(ge=1, description="samples of each label that a client holds, on average")] = 100,
+    stdev: Annotated[int, Field(ge=0, description="labels more or less than n")] = 2,
+    noise: Annotated[int, Field(ge=0, description="samples more or less than k")] = 2,
+) -> list[np.ndarray]:
+    """About n labels for each client and about k samples of each; not complete, and disjoint while the pool lasts.
+
+    A client's number of labels is uniform from max(2, n - stdev) to min(K, n + stdev), as in FedProto's code, whose
+    setting pFedPM takes over (1 is possible for n = 1); the labels are drawn without replacement. For each of them,
+    uniform from k - noise to k + noise samples are drawn. The paper says "random noise" and gives no distribution.
+
+    Samples come from a shuffled pool for each class. When a pool is used up it is shuffled and used again: from then on
+    clients share samples (which is logged, and counted by `Federation.num_shared`), but never twice in one client.
+    `k` counts the samples before a client's own train/test split; with `data.split: official` all are training samples.
+
+    Args:
+        labels: int64 [n].
+        clients: N.
+        rng: the only source of randomness.
+        n: labels for each client.
+        k: samples for each label.
+        stdev: spread of n, 2 in the paper for MNIST, 1 for FEMNIST and CIFAR-10.
+        noise: spread of k.
+    """
+    classes, sizes = class_sizes(labels, clients)
+    if n > len(classes):
+        raise DataError(f"partition.n = {n}, but the data has {len(classes)} classes; allowed are 1..{len(classes)}")
+    low, high = max(min(2, n), n - stdev), min(len(classes), n + stdev)
+    smallest = int(np.argmin(sizes))
+    if k + noise > sizes[smallest]:
+        raise DataError(
+            f"partition.k + partition.noise = {k} + {noise} samples of one label, but class {classes[smallest]} has "
+            f"{sizes[smallest]}; lower partition.k to at most {sizes[smallest] - noise}"
+        )
+    if k - noise < 1:
+        raise DataError(
+            f"partition.noise = {noise} with partition.k = {k} can leave a label empty; allowed are 0..{k - 1}"
+        )
+    pools = [_Pool(np.flatnonzero(labels == label), rng) for label in classes]
+    result = []
+    for _ in range(clients):
+        ways = rng.integers(low, high + 1)
+        chosen = np.sort(rng.choice(len(classes), size=ways, replace=False))
+        result.append(together([pools[column].take(int(rng.integers(k - noise, k + noise + 1))) for column in chosen]))
+    given = sum(len(samples) for samples in result)
+    shared = given - len(np.unique(np.concatenate(result)))
+    if shared:
+        logger.warning(
+            "the pool ran out: %d of %d samples that were given out are with more than one client", shared, given
+        )
+    return result
+
+
+class _Pool:
+    """The samples of one class, handed out in random order, and again in another order when all are out."""
+
+    def __init__(self, samples: np.ndarray, rng: np.random.Generator) -> None:
+        self._samples = samples
+        self._rng = rng
+        self._left = rng.permutation(samples)
+
+    def take(self, count: int) -> np.ndarray:
+        """Return `count` distinct samples."""
+        taken, self._left = self._left[:count], self._left[count:]
+        short = count - len(taken)
+        if short:
+            again = self._rng.permutation(self._samples)
+            fresh = ~np.isin(again, taken)  # nothing that this client has just got
+            position = np.flatnonzero(fresh)[:short]
+            taken = np.concatenate([taken, again[position]])
+            self._left = np.delete(again, position)
+        return taken

@@ -1,0 +1,35 @@
+"""Every client holds a few labels and nothing of the others."""
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from pflmpi.data.partitions.counts import class_sizes, hand_out
+from pflmpi.data.partitions.holders import deal_labels, share_out, uneven
+
+
+def pathological(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    classes_per_client: Annotated[int, Field(ge=1, description="labels that every client holds, exactly")],
+    balanced: Annotated[bool, Field(description="cut a label evenly among its holders, instead of unevenly")] = False,
+) -> list[np.ndarray]:
+    """Few labels for each client, exactly as many as said; a label is cut evenly or unevenly among its holders.
+
+    Complete and disjoint. Labels are dealt so that their numbers of holders differ by at most one. Unevenly cut
+    pieces have sizes in proportion to a uniform draw from 0.1 to 1, and at least one sample.
+
+    Args:
+        labels: int64 [n].
+        clients: N.
+        rng: the only source of randomness.
+        classes_per_client: labels for each client.
+        balanced: pieces of equal size.
+    """
+    classes, sizes = class_sizes(labels, clients)
+    holds = deal_labels(clients, classes_per_client, len(classes), rng)
+    weights = np.ones(holds.shape) if balanced else uneven(holds.shape, rng)
+    return hand_out(labels, share_out(classes, sizes, holds, weights, floor=1), rng)

@@ -1,0 +1,101 @@
+"""Who holds what, drawn for a terminal: one line for each client, one shaded cell for each class."""
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from pflmpi.data.federation import Federation
+
+SHADES = " ░▒▓█"  # nothing, up to a quarter of the largest cell, ... ; readable without colour
+MARGIN = "{:>6} {:>6} {:>5} {:>4}  "  # client, training samples, test samples, classes held
+MAX_CLIENTS = 20
+
+
+def picture(federation: Federation, width: int, max_clients: int = MAX_CLIENTS) -> RenderableType:
+    """Return a drawing of the training samples of each client and class, at most `width` columns wide.
+
+    Args:
+        federation: what is drawn.
+        width: of the terminal, in columns; at least 40.
+        max_clients: draw only the first so many.
+    """
+    counts = federation.class_counts
+    shown = min(federation.num_clients, max_clients)
+    cells = _Cells(counts, max(width, 40) - len(MARGIN.format("", "", "", "")))
+    lines = [Text(MARGIN.format("client", "train", "test", "cls") + cells.header(), style="bold")]
+    for client in range(shown):
+        held = int((counts[client] > 0).sum())
+        margin = MARGIN.format(client, federation.num_train[client], federation.num_test[client], held)
+        lines.append(Text(margin).append(cells.row(counts[client]), style="cyan"))
+    if shown < federation.num_clients:
+        lines.append(Text(f"... and {federation.num_clients - shown} more", style="dim"))
+    lines += [Text(line) for line in _summary(federation, cells)]
+    for line in lines:
+        line.no_wrap = True
+    return Group(*lines)
+
+
+class _Cells:
+    """How a row of class counts is drawn in a number of columns."""
+
+    def __init__(self, counts: np.ndarray, columns: int) -> None:
+        num_classes = counts.shape[1]
+        digits = len(str(counts.max()))
+        self.per_cell = -(-num_classes // columns)  # classes drawn in one cell, where they are too many for one each
+        self.num_cells = -(-num_classes // self.per_cell)
+        room = columns // self.num_cells
+        self.numbers = room >= digits + 2 and self.per_cell == 1  # a shade, the count, a space
+        self.cell_width = digits + 2 if self.numbers else min(room, 2)
+        self.largest = self._merge(counts).max()
+
+    def _merge(self, counts: np.ndarray) -> np.ndarray:
+        """Return counts [..., cells] with neighbouring classes added up."""
+        padding = self.num_cells * self.per_cell - counts.shape[-1]
+        padded = np.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(0, padding)])
+        return np.asarray(padded.reshape(*counts.shape[:-1], self.num_cells, self.per_cell).sum(axis=-1))
+
+    def row(self, counts: np.ndarray) -> str:
+        """Return the cells of one client, counts [K]."""
+        drawn = []
+        for count in self._merge(counts).tolist():
+            shade = SHADES[-(-count * (len(SHADES) - 1) // int(self.largest))]
+            if self.numbers:
+                drawn.append(f"{shade}{count or '':<{self.cell_width - 1}}")
+            else:
+                drawn.append(shade * self.cell_width)
+        return "".join(drawn)
+
+    def header(self) -> str:
+        """Return the numbers of the classes above their cells, as many as fit."""
+        line = ""
+        for cell in range(self.num_cells):
+            label = str(cell * self.per_cell)
+            start = cell * self.cell_width + int(self.numbers)  # above the count, where there is one
+            # A label may be wider than its cell: the next ones are left out until there is a space between.
+            if start >= len(line) + bool(line) and start + len(label) <= self.num_cells * self.cell_width:
+                line = line.ljust(start) + label
+        return line
+
+    def legend(self) -> str:
+        """Return what the shades mean."""
+        together = f", {self.per_cell} classes to a cell" if self.per_cell > 1 else ""
+        return f"shades: {SHADES[1:]} up to 1/4, 1/2, 3/4 and all of {self.largest}{together}"
+
+
+def _summary(federation: Federation, cells: _Cells) -> list[str]:
+    train, held = federation.num_train, (federation.class_counts > 0).sum(axis=1)
+    both = train + federation.num_test
+    lines = [
+        cells.legend(),
+        f"{federation.num_clients} clients, {train.sum()} training and {federation.num_test.sum()} test samples "
+        f"of {federation.dataset.name}",
+        f"samples per client: {_range(both)}",
+        f"classes per client: {_range(held)} of {federation.dataset.num_classes}",
+    ]
+    if federation.num_shared:
+        lines.append(f"{federation.num_shared} samples are with more than one client")
+    return [*lines, f"hash {federation.digest}"]
+
+
+def _range(values: np.ndarray) -> str:
+    return f"min {values.min()}, median {np.median(values):g}, max {values.max()}"

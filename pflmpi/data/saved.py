@@ -1,0 +1,76 @@
+"""The file of a saved partition: an .npz without pickles, checked when it is read."""
+
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.data.shares import cut
+from pflmpi.errors import DataError
+
+
+@dataclass(frozen=True)
+class SavedSplit:
+    """What a file holds: the samples of each client, and the digests of data and federation."""
+
+    dataset_digest: str
+    digest: str
+    train: list[np.ndarray]
+    test: list[np.ndarray]
+
+
+def write_split(
+    path: Path, dataset_digest: str, digest: str, train: Sequence[np.ndarray], test: Sequence[np.ndarray]
+) -> None:
+    """Write the file: next to its place first, to disk, then renamed into it.
+
+    Raises:
+        DataError: the folder cannot be written, or the disk is full.
+    """
+    arrays = {"dataset_digest": np.array(dataset_digest), "digest": np.array(digest)}
+    for name, parts in (("train", train), ("test", test)):
+        arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
+        arrays[f"num_{name}"] = np.array([len(part) for part in parts], dtype=np.int64)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes it private; a partition is for sharing
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise DataError(f"partition {path} cannot be written ({error}); choose a folder that can be written") from error
+
+
+def read_split(path: Path) -> SavedSplit:
+    """Return what a file holds.
+
+    Raises:
+        DataError: no such file, or not one that `write_split` wrote.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            parts = {name: _parts(file[name], file[f"num_{name}"]) for name in ("train", "test")}
+            return SavedSplit(str(file["dataset_digest"]), str(file["digest"]), **parts)
+    except FileNotFoundError:
+        raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"partition {path} cannot be read ({error}); put a good copy in its place, or make a new partition"
+        ) from error
+
+
+def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+    if samples.dtype != np.int64 or lengths.dtype != np.int64 or lengths.sum() != len(samples):
+        raise ValueError("its arrays do not belong together")
+    return cut(samples, lengths)

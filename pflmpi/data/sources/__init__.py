@@ -1,0 +1,19 @@
+"""Where data comes from, one file for each kind; a line here is all that registers a source."""
+
+from pflmpi.data.sources.base import Source
+from pflmpi.data.sources.digits import Digits
+from pflmpi.data.sources.femnist import Femnist
+from pflmpi.data.sources.torchvision_sets import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
+from pflmpi.registry import Registry
+
+SOURCES: Registry[Source] = Registry(
+    "dataset",
+    {
+        "digits": Digits(),
+        "mnist": MNIST,
+        "fashion_mnist": FASHION_MNIST,
+        "cifar10": CIFAR10,
+        "cifar100": CIFAR100,
+        "femnist": Femnist(),
+    },
+)

@@ -1,0 +1,70 @@
+"""CIFAR-10 and CIFAR-100: the python pickles, read by torchvision after it has compared their checksums."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.sources.base import missing, unreadable
+from pflmpi.data.sources.download import downloading
+
+
+@dataclass(frozen=True)
+class CifarSource:
+    """One of the two CIFAR sets; `reader` is torchvision's class name, `folder` where its files lie under ROOT.
+
+    Pickles run code when they are opened. torchvision opens a file only if its MD5 is the published one.
+    """
+
+    name: str
+    reader: str
+    folder: str
+    parts: tuple[str, ...]  # the files in the folder
+    num_classes: int
+    summary: str
+    embedded: bool = False
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the batch files and the file of class names."""
+        paths = [root / self.folder / part for part in self.parts]
+        for path in paths:
+            if not path.is_file():
+                raise missing(self.name, path.parent, path.name, "set data.download: true")
+        return paths
+
+    def fetch(self, root: Path) -> None:
+        """Let torchvision download and unpack the archive."""
+        with downloading(self.name, root):
+            self._class()(str(root), download=True)
+
+    def read(self, root: Path) -> Dataset:
+        """Return the dataset with the fine labels, training samples first."""
+        paths = self.files(root)
+        try:
+            train, test = (self._class()(str(root), train=train) for train in (True, False))
+        # A pickle that passed its checksum is the published one; before that torchvision raises RuntimeError.
+        except (RuntimeError, OSError) as error:
+            raise unreadable(self.name, self._damaged(paths) or root / self.folder, error) from error
+        images = np.ascontiguousarray(np.concatenate([train.data, test.data]).transpose(0, 3, 1, 2))
+        labels = np.array([*train.targets, *test.targets], dtype=np.int64)
+        return assemble(self.name, images, labels, np.arange(len(labels)) >= len(train.targets), self.num_classes)
+
+    def _class(self) -> Any:
+        from torchvision import datasets
+
+        return getattr(datasets, self.reader)
+
+    def _damaged(self, paths: list[Path]) -> Path | None:
+        """Return the first file whose checksum is wrong; torchvision says only that one of them is."""
+        from torchvision.datasets.utils import check_integrity
+
+        sums = dict(self._checksums())
+        return next((path for path in paths if not check_integrity(path, sums.get(path.name))), None)
+
+    def _checksums(self) -> Iterator[tuple[str, str]]:
+        reader = self._class()
+        yield from ((file, checksum) for file, checksum in [*reader.train_list, *reader.test_list])
+        yield reader.meta["filename"], reader.meta["md5"]

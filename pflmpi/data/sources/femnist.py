@@ -1,0 +1,112 @@
+"""FEMNIST: characters by the people who wrote them, as LEAF prepares them, or a sample of that in one file."""
+
+import json
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.sources.base import missing, unreadable
+from pflmpi.errors import DataError
+
+FOLDERS = ("femnist", "FEMNIST")
+SAMPLE = "femnist-sample.npz"
+NUM_CLASSES = 62
+SIDE = 28
+HOW = (
+    "run LEAF's data/femnist/preprocess.sh and link its data/train and data/test folders into ROOT/femnist "
+    "(LEAF cannot be fetched by data.download)"
+)
+
+
+@dataclass(frozen=True)
+class Femnist:
+    """LEAF's FEMNIST; ink is dark on white (paper is 255), the opposite of MNIST, as LEAF has it.
+
+    `official_test` is LEAF's own split inside each writer. Writers are numbered by their sorted names. Where only the
+    test part of a writer is there, as in the sample, the pooled split makes it a client like any other, and the
+    official split leaves it out, since partitions are drawn on training samples.
+    """
+
+    name: str = "femnist"
+    summary: str = "handwritten characters by writer, 1x28x28, 62 classes; LEAF's JSON files or femnist-sample.npz"
+    embedded: bool = False
+
+    def files(self, root: Path) -> list[Path]:
+        """Return LEAF's JSON files, training first, else the one-file sample."""
+        for folder in (root / name / below for name in FOLDERS for below in ("", "data")):
+            train, test = (sorted((folder / part).glob("*.json")) for part in ("train", "test"))
+            if train and test:
+                return train + test
+            if train or test:
+                part = "test" if train else "train"
+                raise missing(self.name, folder, f"{part}/*.json", HOW)
+        samples = [root / name / SAMPLE for name in FOLDERS]
+        for path in samples:
+            if path.is_file():
+                return [path]
+        wanted = f"femnist/train/*.json with femnist/test/*.json, or FEMNIST/{SAMPLE},"
+        raise missing(self.name, root, wanted, HOW)
+
+    def fetch(self, root: Path) -> None:
+        """Raise `DataError` unless the files are there: LEAF has no place to download them from."""
+        self.files(root)
+
+    def read(self, root: Path) -> Dataset:
+        """Return the dataset from whichever form is there."""
+        files = self.files(root)
+        return self._sample(files[0]) if files[0].suffix == ".npz" else self._leaf(files)
+
+    def _sample(self, path: Path) -> Dataset:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                images, labels, test, writers = (file[key] for key in ("images", "labels", "test", "writer"))
+        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise unreadable(self.name, path, error) from error
+        if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE):
+            raise unreadable(self.name, path, f"images are {images.dtype} {list(images.shape)}, not uint8 [n, 28, 28]")
+        try:
+            return assemble(self.name, images[:, None], labels, test, NUM_CLASSES, writers)
+        except DataError as error:
+            raise unreadable(self.name, path, error) from error
+
+    def _leaf(self, files: list[Path]) -> Dataset:
+        images, labels, names, test = [], [], [], []
+        for path in files:
+            for user, x, y in _users(self.name, path):
+                images.append(x)
+                labels.append(y)
+                names += [user] * len(y)
+                test.append(np.full(len(y), path.parent.name == "test"))
+        if not names:
+            raise DataError(f"dataset {self.name!r}: the JSON files in {files[0].parent.parent} hold no samples; {HOW}")
+        _, writers = np.unique(np.array(names), return_inverse=True)
+        return assemble(
+            self.name, np.concatenate(images), np.concatenate(labels), np.concatenate(test), NUM_CLASSES, writers
+        )
+
+
+def _users(name: str, path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """Return (user, uint8 [m, 1, 28, 28], int64 [m]) for every user of one JSON file, in the file's order."""
+    try:
+        content = json.loads(path.read_bytes())
+        return [(user, *_samples(content["user_data"][user])) for user in content["users"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"no {error} in it" if isinstance(error, KeyError) else error
+        raise unreadable(name, path, reason) from error
+
+
+def _samples(data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    x = np.array(data["x"], dtype=np.float64).reshape(len(data["x"]), -1)
+    y = np.array(data["y"], dtype=np.int64)
+    if len(x) and x.shape[1] != SIDE * SIDE:
+        raise ValueError(f"images of {x.shape[1]} values, not {SIDE * SIDE}")
+    if len(x) != len(y):
+        raise ValueError(f"{len(x)} images with {len(y)} labels")
+    if not np.all((x >= 0) & (x <= 1)):
+        raise ValueError("values outside 0..1")
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), y

@@ -1,0 +1,96 @@
+"""The MNIST family: idx files, plain or compressed, read by torchvision."""
+
+import gzip
+import shutil
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.sources.base import missing, unreadable
+from pflmpi.data.sources.download import downloading
+from pflmpi.errors import DataError
+
+PARTS = ("train", "t10k")
+KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+# What gzip, torchvision's parser and numpy raise for files that are cut short or hold something else.
+DAMAGE = (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, IndexError, AssertionError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class IdxSource:
+    """One dataset of the MNIST family, under ROOT/<folder>/raw; `folder` is also torchvision's class name."""
+
+    name: str
+    folder: str
+    summary: str
+    num_classes: int = 10
+    embedded: bool = False
+
+    def files(self, root: Path) -> list[Path]:
+        """Return the four idx files (plain before compressed), and writers.npz where it is there."""
+        raw = root / self.folder / "raw"
+        found = []
+        for stem in (f"{part}-{kind}" for part in PARTS for kind in KINDS):
+            here = [path for path in (raw / stem, raw / f"{stem}.gz") if path.is_file()]
+            if not here:
+                raise missing(self.name, raw, f"{stem} (or {stem}.gz)", "set data.download: true")
+            found.append(here[0])
+        writers = root / self.folder / "writers.npz"
+        return [*found, writers] if writers.is_file() else found
+
+    def fetch(self, root: Path) -> None:
+        """Let torchvision download the files."""
+        with downloading(self.name, root):
+            from torchvision import datasets
+
+            getattr(datasets, self.folder)(str(root), download=True)
+
+    def read(self, root: Path) -> Dataset:
+        """Return the dataset, with writers where ROOT/<folder>/writers.npz tells them."""
+        files = self.files(root)
+        train_x, train_y, test_x, test_y = (self._read(path) for path in files[:4])
+        for path, x, y in ((files[1], train_x, train_y), (files[3], test_x, test_y)):
+            if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+                raise unreadable(self.name, path, f"labels {list(y.shape)} for images {list(x.shape)}")
+            if y.max(initial=0) >= self.num_classes:
+                raise unreadable(self.name, path, f"label {y.max()}, allowed are 0..{self.num_classes - 1}")
+        if train_x.shape[1:] != test_x.shape[1:]:
+            raise unreadable(self.name, files[2], f"images {list(test_x.shape)}, training ones {list(train_x.shape)}")
+        labels = np.concatenate([train_y, test_y]).astype(np.int64)
+        images = np.concatenate([train_x, test_x])[:, None]
+        writers = self._writers(files[4], train_y, test_y) if len(files) > 4 else None
+        return assemble(self.name, images, labels, np.arange(len(labels)) >= len(train_y), self.num_classes, writers)
+
+    def _read(self, path: Path) -> np.ndarray:
+        from torchvision.datasets import mnist
+
+        reader = mnist.read_image_file if "images" in path.name else mnist.read_label_file
+        try:
+            if path.suffix != ".gz":
+                return np.asarray(reader(str(path)).numpy())
+            # torchvision unpacks beside the archive; the data folder may be read-only, so unpack elsewhere.
+            with tempfile.NamedTemporaryFile() as plain:
+                with gzip.open(path) as packed:
+                    shutil.copyfileobj(packed, plain)
+                plain.flush()
+                return np.asarray(reader(plain.name).numpy())
+        except DAMAGE as error:
+            raise unreadable(self.name, path, error) from error
+
+    def _writers(self, path: Path, train_y: np.ndarray, test_y: np.ndarray) -> np.ndarray:
+        """Return who wrote each sample, training first, after checking that the file is about these labels."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                pairs = [(file[f"{part}_writer"], file[f"{part}_label"]) for part in ("train", "test")]
+        except (*DAMAGE, zlib.error) as error:
+            raise unreadable(self.name, path, error) from error
+        for (writers, labels), known in zip(pairs, (train_y, test_y), strict=True):
+            if len(writers) != len(known) or not np.array_equal(labels, known):
+                raise DataError(
+                    f"dataset {self.name!r}: {path} describes other samples than the idx files beside it; delete it"
+                )
+        return np.concatenate([writers for writers, _ in pairs]).astype(np.int64)

@@ -1,0 +1,93 @@
+"""From a partition to training and test samples of each client: a split of its own samples, or the official one."""
+
+import logging
+
+import numpy as np
+
+from pflmpi.data.shares import apportion, cut, together
+
+logger = logging.getLogger(__name__)
+
+
+def split_pooled(
+    samples: np.ndarray, labels: np.ndarray, test_share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the training and the test samples of one client, stratified by class.
+
+    The test part has round(test_share m) of the m samples, but each class keeps a training sample, and a client with
+    two samples or more has a test sample. Where both cannot be (every sample of another class), the test sample goes
+    before: a client that cannot be evaluated is worth less than one with a class that it is only tested on.
+
+    Args:
+        samples: int64 [m], m >= 1, indices into the dataset.
+        labels: int64 [m], their labels.
+        test_share: of the m samples.
+        rng: shuffles, class by class.
+    """
+    count = len(samples)
+    classes, sizes = np.unique(labels, return_counts=True)
+    num_test = min(int(np.floor(test_share * count + 0.5)), count - len(classes))
+    if num_test == 0 and count > len(classes):
+        num_test = 1
+    # One training sample for each class, the other training samples by what is left of each class.
+    num_train = apportion(count - num_test, sizes - 1, floor=1)
+    if num_test == 0 and count > 1:
+        num_train[rng.integers(len(classes))] = 0
+    train, test = [], []
+    for label, size, kept in zip(classes, sizes, num_train, strict=True):
+        shuffled = rng.permutation(samples[labels == label])
+        pieces = cut(shuffled, np.array([kept, size - kept]))
+        train.append(pieces[0])
+        test.append(pieces[1])
+    return together(train), together(test)
+
+
+def official_by_class(
+    train_counts: np.ndarray, test_labels: np.ndarray, test_samples: np.ndarray, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the official test samples of each client: every class is given to its holders by their training counts.
+
+    A client that would have none takes one, of a class that it holds, from the client that has most of all; with
+    fewer test samples than clients some stay without. Classes that nobody holds are left out.
+
+    Args:
+        train_counts: int64 [N, K], training samples of each client and class.
+        test_labels: int64 [m].
+        test_samples: int64 [m], indices into the dataset.
+        rng: shuffles, class by class.
+    """
+    counts = np.zeros_like(train_counts)
+    for label in np.flatnonzero(train_counts.sum(axis=0)).tolist():
+        counts[:, label] = apportion(int((test_labels == label).sum()), train_counts[:, label])
+    for client in np.flatnonzero(counts.sum(axis=1) == 0):
+        _take_one(counts, int(client), np.flatnonzero(train_counts[client]))
+    pieces: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
+    for label in range(counts.shape[1]):
+        shuffled = rng.permutation(test_samples[test_labels == label])
+        for own, piece in zip(pieces, cut(shuffled, counts[:, label]), strict=True):
+            own.append(piece)
+    return [together(own) for own in pieces]
+
+
+def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:
+    """Move one test sample of one of the classes to a client, in place, from the client with the most samples."""
+    for donor in np.argsort(-counts.sum(axis=1), kind="stable"):
+        if counts[donor].sum() < 2:
+            return
+        label = classes[np.argmax(counts[donor, classes])]
+        if counts[donor, label] > 0:
+            counts[donor, label] -= 1
+            counts[client, label] += 1
+            return
+
+
+def official_by_writer(train: list[np.ndarray], writers: np.ndarray, test_samples: np.ndarray) -> list[np.ndarray]:
+    """Return the official test samples of each client: those of its writer.
+
+    Args:
+        train: the training samples of each client, of one writer each.
+        writers: int64 [n], the writer of each sample of the dataset.
+        test_samples: int64 [m], indices into the dataset.
+    """
+    owners = writers[test_samples]
+    return [test_samples[owners == writers[samples[0]]] for samples in train]

@@ -1,0 +1,171 @@
+"""What clients do with their data: the only training loop, the losses, and class means.
+
+Everything here runs for one client. Inside a vmapped call (`task.batched`) the same code runs for many at once:
+batches are then padded, `weight` marks real samples, and a step without any changes nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pflmpi import tree
+from pflmpi.task import Task
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One minibatch, prepared and on the device."""
+
+    x: Tensor  # [B, C, H, W] float32
+    y: Tensor  # [B] int64
+    weight: Tensor | None = None  # [B] float32, 0 for padding; None: every sample is real
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What a client knows of its own data in one round."""
+
+    passes: dict[str, Iterable[Batch]]  # the shuffled passes that the algorithm asked for, by name
+    train: Iterable[Batch]  # the whole training split once, in stored order
+    class_counts: Tensor  # [K] float32, training samples of each class
+    learning_rate: float  # of this round
+
+    @property
+    def num_samples(self) -> Tensor:
+        """n_i, the number of training samples."""
+        return self.class_counts.sum()
+
+    @property
+    def holds(self) -> Tensor:
+        """[K] bool, the classes this client has training samples of."""
+        return self.class_counts > 0
+
+
+Loss = Callable[[Tree, Batch], Tensor]
+
+
+def average(values: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of per-sample values [B] over the real samples of a batch."""
+    if batch.weight is None:
+        return values.mean()
+    return (values * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy of logits [B, K] over the real samples of a batch."""
+    if batch.weight is None:
+        return F.cross_entropy(logits, batch.y)
+    # A product with the one-hot label instead of nll_loss, whose batched form is several times slower.
+    one_hot = (batch.y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)).to(logits.dtype)
+    return -(F.log_softmax(logits, -1) * one_hot * batch.weight.unsqueeze(-1)).sum() / batch.weight.sum().clamp(min=1)
+
+
+def model_loss(task: Task) -> Loss:
+    """Return the plain loss: cross-entropy of the model's own logits."""
+    return lambda model, batch: cross_entropy(task.predict(model, batch.x, training=True), batch)
+
+
+def squared_distance(a: Tree, b: Tree) -> Tensor:
+    """Return ||a - b||^2 over all leaves of `b` (a may have more parts)."""
+    return torch.stack([(_at(a, path) - leaf).square().sum() for path, leaf in tree.leaves(b)]).sum()
+
+
+def train(
+    task: Task, params: Tree, batches: Iterable[Batch], loss: Loss, lr: float, *, frozen: tuple[str, ...] = ()
+) -> Tree:
+    """Return the parameters after SGD over the batches; the argument is not changed.
+
+    Momentum and weight decay are the configured ones (PyTorch's SGD: v = m v + g + w p, p = p - lr v), with the
+    momentum buffer starting at zero. Batch-norm statistics (`"stats"`) follow the forward passes.
+
+    Args:
+        params: a tree of named parts, such as a model.
+        batches: the minibatches in order; one step each.
+        loss: from (params, batch) to a scalar.
+        lr: learning rate.
+        frozen: the parts that are not trained.
+    """
+    params = tree.clone(params)
+    trained: Tree = {part: value for part, value in params.items() if part != "stats" and part not in frozen}
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+    step = _lane_step if task.batched else _step
+    velocity = [torch.zeros_like(leaf) for leaf in leaves] if task.training.momentum else []
+    if not task.batched:
+        for leaf in leaves:
+            leaf.requires_grad_(True)
+    for batch in batches:
+        step(task, params, trained, leaves, velocity, loss, batch, lr)
+    for leaf in leaves if not task.batched else []:
+        leaf.requires_grad_(False)
+    return params
+
+
+def _step(
+    task: Task,
+    params: Tree,
+    trained: Tree,
+    leaves: list[Tensor],
+    velocity: list[Tensor],
+    loss: Loss,
+    batch: Batch,
+    lr: float,
+) -> None:
+    gradients = torch.autograd.grad(loss(params, batch), leaves, materialize_grads=True)
+    with torch.no_grad():
+        for i, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+            if task.training.weight_decay:
+                gradient = gradient.add(leaf, alpha=task.training.weight_decay)
+            if velocity:
+                gradient = velocity[i].mul_(task.training.momentum).add_(gradient)
+            leaf.sub_(gradient, alpha=lr)
+
+
+def _lane_step(
+    task: Task,
+    params: Tree,
+    trained: Tree,
+    leaves: list[Tensor],
+    velocity: list[Tensor],
+    loss: Loss,
+    batch: Batch,
+    lr: float,
+) -> None:
+    assert batch.weight is not None
+    active = (batch.weight.sum() > 0).to(leaves[0].dtype)  # a step of padding alone has no gradient at all
+    gradients = torch.func.grad(lambda part: active * loss({**params, **part}, batch))(trained)
+    for i, (leaf, (_, gradient)) in enumerate(zip(leaves, tree.leaves(gradients), strict=True)):
+        if task.training.weight_decay:
+            gradient = gradient + leaf * (active * task.training.weight_decay)
+        if velocity:
+            gradient = velocity[i].mul_(1 - active + active * task.training.momentum).add_(gradient) * active
+        leaf.sub_(gradient, alpha=lr)
+
+
+def class_means(task: Task, model: Tree, data: ClientData) -> Tree:
+    """Return `{"means": [K, d], "counts": [K]}`: the mean feature of each class over the training split.
+
+    The body is in evaluation mode. Rows of classes that the client does not hold are zero.
+    """
+    sums = torch.zeros(task.num_classes, task.num_features, dtype=torch.float64, device=data.class_counts.device)
+    classes = torch.arange(task.num_classes, device=sums.device)
+    with torch.no_grad():
+        for batch in data.train:
+            member = (batch.y.unsqueeze(-1) == classes).to(torch.float64)  # [B, K]
+            if batch.weight is not None:
+                member = member * batch.weight.unsqueeze(-1)
+            sums = sums + member.mT @ task.features(model, batch.x).double()
+    means = (sums / data.class_counts.clamp(min=1).unsqueeze(-1)).float()
+    return {"means": means, "counts": data.class_counts.to(torch.int32)}
+
+
+def _at(params: Tree, path: str) -> Tensor:
+    node: Tensor | Tree = params
+    for key in path.split("/"):
+        assert isinstance(node, dict)
+        node = node[key]
+    assert isinstance(node, Tensor)
+    return node

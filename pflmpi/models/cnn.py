@@ -1,0 +1,38 @@
+"""The convolutional network that most work on personalised federated learning shares."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from pflmpi.models.base import Architecture, Model, Shape
+from pflmpi.models.two_conv import TwoConv
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNN(Model):
+    """conv 5x5 (32), pool, conv 5x5 (64), pool, fc 512, fc K: the last layer is the head (FedGMH, FedFCD, pFedCFR).
+
+    The first fully connected layer's inputs follow from the image: 1024 for 1x28x28, 1600 for 3x32x32. With K = 10
+    the model has 582,026 and 878,538 parameters. Images of 8x8 need `kernel` 3 and `padding` 1.
+    """
+
+    name: ClassVar[str] = "cnn"
+    summary: ClassVar[str] = "2 convolutions and 2 fully connected layers, 878,538 parameters for 3x32x32 (FedGMH)"
+
+    first_channels: Annotated[int, Field(ge=1, le=4096, description="channels of the first convolution")] = 32
+    second_channels: Annotated[int, Field(ge=1, le=4096, description="channels of the second convolution")] = 64
+    hidden: Annotated[int, Field(ge=1, le=65536, description="width of the fully connected layer, d")] = 512
+    kernel: Annotated[int, Field(ge=1, le=31, description="side of the convolutions' kernels")] = 5
+    padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
+
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        return TwoConv(
+            name=self.name,
+            shape=shape,
+            num_classes=num_classes,
+            num_features=self.hidden,
+            channels=(self.first_channels, self.second_channels),
+            kernel=self.kernel,
+            padding=self.padding,
+        )

@@ -1,0 +1,47 @@
+"""Initial weights: PyTorch's laws, drawn from a NumPy generator instead of a global state."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi.tree import Tree
+
+
+def uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Tensor:
+    """Return a tensor from U(-b, b) with b = 1 / sqrt(fan_in).
+
+    This is what PyTorch's layers start with: `kaiming_uniform_` with a = sqrt(5) has b = sqrt(6 / ((1 + a^2) fan_in)).
+    """
+    values = rng.random(shape, dtype=np.float32)
+    values *= 2
+    values -= 1  # exact, so that no value is outside the bound
+    values *= np.float32(1 / math.sqrt(fan_in))
+    return torch.from_numpy(values)
+
+
+def linear(rng: np.random.Generator, inputs: int, outputs: int) -> Tree:
+    """Return `{"weight": [outputs, inputs], "bias": [outputs]}` as `nn.Linear` starts."""
+    return {"weight": uniform(rng, (outputs, inputs), inputs), "bias": uniform(rng, (outputs,), inputs)}
+
+
+def conv(rng: np.random.Generator, inputs: int, outputs: int, kernel: int) -> Tree:
+    """Return `{"weight": [outputs, inputs, kernel, kernel], "bias": [outputs]}` as `nn.Conv2d` starts."""
+    fan_in = inputs * kernel * kernel
+    return {
+        "weight": uniform(rng, (outputs, inputs, kernel, kernel), fan_in),
+        "bias": uniform(rng, (outputs,), fan_in),
+    }
+
+
+def kaiming_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
+    """Return a convolution's weight from N(0, 2 / fan_out), as in ResNets.
+
+    Args:
+        shape: (outputs, inputs, kernel height, kernel width).
+    """
+    fan_out = shape[0] * math.prod(shape[2:])
+    values = rng.standard_normal(shape, dtype=np.float32)
+    values *= np.float32(math.sqrt(2 / fan_out))
+    return torch.from_numpy(values)

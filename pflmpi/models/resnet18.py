@@ -1,0 +1,135 @@
+"""ResNet-18: torchvision's module, without weights of its own, called on trees."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pflmpi import tree
+from pflmpi.errors import ConfigError
+from pflmpi.models import initial
+from pflmpi.models.base import Architecture, Model, Shape, part
+from pflmpi.tree import Tree
+
+NUM_FEATURES = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualNetwork(Architecture):
+    """torchvision's ResNet-18; the head is its last layer, `fc`, the body and the statistics keep its names.
+
+    Attributes:
+        stem: "imagenet" is a 7x7 convolution and a 3x3 max-pool, "small" a 3x3 convolution.
+        stem_stride: of the first convolution.
+        first_stage_stride: of the first residual block.
+    """
+
+    has_batch_norm: ClassVar[bool] = True
+    has_convolution: ClassVar[bool] = True
+
+    stem: str
+    stem_stride: int
+    first_stage_stride: int
+    # Skeletons on the device "meta": names and shapes alone. One for each mode, so that no call changes either.
+    _training: nn.Module = field(init=False, repr=False, compare=False)
+    _evaluation: nn.Module = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_training", self._skeleton().train())
+        object.__setattr__(self, "_evaluation", self._skeleton().eval())
+
+    def init(self, rng: np.random.Generator) -> Tree:
+        weights = {
+            name: initial.kaiming_normal(rng, tuple(weight.shape))
+            if weight.dim() == 4
+            else torch.full(weight.shape, float(name.endswith("weight")))  # batch norm: scale 1, shift 0
+            for name, weight in self._training.named_parameters()
+        }
+        stats = {
+            name: torch.full(buffer.shape, float(name.endswith("running_var")))
+            for name, buffer in self._training.named_buffers()
+        }
+        return {
+            "body": _nested(weights),
+            "head": initial.linear(rng, NUM_FEATURES, self.num_classes),
+            "stats": _nested(stats),
+        }
+
+    def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
+        if training and x.shape[0] == 1 and self._last_size() == (1, 1):
+            raise ConfigError(
+                f"model {self.name} cannot train on a batch of one image of {self.shape[1]}x{self.shape[2]}: its last "
+                "layers see one pixel, and batch norm needs more than one value; "
+                "choose training.drop_last = true, another training.batch_size, or smaller strides"
+            )
+        weights = {**_flat(part(params, "body")), **_flat(part(params, "stats"))}
+        z = torch.func.functional_call(self._training if training else self._evaluation, weights, (x,), strict=True)
+        assert isinstance(z, Tensor)
+        return z
+
+    def _last_size(self) -> tuple[int, int]:
+        stride = self.stem_stride * (2 if self.stem == "imagenet" else 1) * self.first_stage_stride * 8
+        return -(-self.shape[1] // stride), -(-self.shape[2] // stride)
+
+    def _skeleton(self) -> nn.Module:
+        from torchvision.models import resnet  # here, since it takes longer to import than torch and few runs need it
+
+        with torch.device("meta"):
+            module: nn.Module = resnet.resnet18()
+            kernel = 7 if self.stem == "imagenet" else 3
+            module.conv1 = nn.Conv2d(self.shape[0], 64, kernel, self.stem_stride, kernel // 2, bias=False)
+            if self.stem == "small":
+                module.maxpool = nn.Identity()
+            if self.first_stage_stride > 1:
+                shortcut = nn.Sequential(resnet.conv1x1(64, 64, self.first_stage_stride), nn.BatchNorm2d(64))
+                module.set_submodule("layer1.0", resnet.BasicBlock(64, 64, self.first_stage_stride, shortcut))
+            module.fc = nn.Identity()
+        for layer in module.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.num_batches_tracked = None  # not needed: the running averages have a constant momentum, 0.1
+        return module
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet18(Model):
+    """torchvision's ResNet-18, d = 512, with a stem for small images by default (CIFAR-10 and CIFAR-100 in the papers).
+
+    The strides are what differs between clients in pFedPM's "-mh" runs; d stays 512. A first stage with a stride gets
+    the shortcut that the later stages have (1x1 convolution and batch norm).
+    """
+
+    name: ClassVar[str] = "resnet18"
+    summary: ClassVar[str] = (
+        "torchvision's ResNet-18 with batch norm, 3x3 stem for small images (pFedPM, FedFCD, pFedCFR)"
+    )
+
+    stem: Annotated[
+        Literal["imagenet", "small"],
+        Field(description="first layers: 7x7 convolution and max-pool, or a 3x3 convolution for small images"),
+    ] = "small"
+    stem_stride: Annotated[
+        int | None, Field(ge=1, le=4, description="stride of the first convolution; null: 2 for imagenet, 1 for small")
+    ] = None
+    first_stage_stride: Annotated[int, Field(ge=1, le=4, description="stride of the first residual block")] = 1
+
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        return ResidualNetwork(
+            name=self.name,
+            shape=shape,
+            num_classes=num_classes,
+            num_features=NUM_FEATURES,
+            stem=self.stem,
+            stem_stride=self.stem_stride or (2 if self.stem == "imagenet" else 1),
+            first_stage_stride=self.first_stage_stride,
+        )
+
+
+def _flat(nested: Tree) -> dict[str, Tensor]:
+    return {path.replace("/", "."): value for path, value in tree.leaves(nested)}
+
+
+def _nested(flat: dict[str, Tensor]) -> Tree:
+    return tree.unflatten({name.replace(".", "/"): value for name, value in flat.items()})

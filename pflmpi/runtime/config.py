@@ -1,0 +1,55 @@
+"""The sections `evaluation`, `checkpoint` and `runtime` of a configuration."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EvaluationConfig(BaseModel):
+    """When and how the personal models are tested."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    every: Annotated[int, Field(ge=1, description="rounds from one evaluation to the next; the last is always one")] = 1
+    absent: Annotated[
+        Literal["latest", "last_received"],
+        Field(description="what a client that did not train is tested with: the newest reply, or the last it received"),
+    ] = "latest"
+    batch_size: Annotated[int, Field(ge=1, description="samples per forward pass outside training")] = 256
+
+
+class CheckpointConfig(BaseModel):
+    """When the state is written."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    every: Annotated[int, Field(ge=1, description="rounds from one checkpoint to the next; the last is always one")] = 1
+    keep: Annotated[int, Field(ge=0, description="how many of the newest checkpoints stay on disk; 0 for all")] = 3
+
+
+class RuntimeConfig(BaseModel):
+    """Where and how things are computed; the results do not depend on ranks, transport, server or time limits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    transport: Annotated[
+        Literal["auto", "inprocess", "mpi", "torch"], Field(description="auto: found from how the run was started")
+    ] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda where there is one")] = "auto"
+    gpus: Annotated[int | None, Field(ge=1, description="GPUs to use on each node; null for all")] = None
+    executor: Annotated[
+        Literal["auto", "loop", "lanes"],
+        Field(description="client by client, or many clients in one call; auto chooses by device and model"),
+    ] = "auto"
+    lanes: Annotated[int | None, Field(ge=1, description="most clients in one call; null chooses by their number")] = None
+    threads: Annotated[int, Field(ge=1, description="CPU threads of each rank")] = 1
+    timeout: Annotated[float, Field(gt=0, description="seconds a rank waits for the others")] = 600.0
+    server: Annotated[
+        Literal["auto", "shared", "dedicated"],
+        Field(description="whether rank 0 computes clients too; auto: dedicated with one client per rank"),
+    ] = "auto"
+    faults: Annotated[Literal["stop"], Field(description="what the others do when a rank dies")] = "stop"
+
+
+# A continuation may change these; the rest of the section decides bits.
+FREE_ON_RESUME = {"transport", "device", "gpus", "timeout", "server", "faults"}

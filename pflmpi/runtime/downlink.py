@@ -1,0 +1,123 @@
+"""The way down: what was published reaches the ranks of the receivers, in one packed buffer of each kind."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pflmpi import message, tree
+from pflmpi.algorithms.base import Messages
+from pflmpi.message import Own, OwnClasses, Shared
+from pflmpi.runtime.declared import Declared
+from pflmpi.runtime.plan import Unit, clients_of
+from pflmpi.transports.base import Transport
+from pflmpi.transports.wire import pack, unpack
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rank has received from the server, for the clients it computes."""
+
+    shared: Messages = field(default_factory=dict)
+    own: Messages = field(default_factory=dict)  # rows [m, ...] of `clients`
+    by_class: Messages = field(default_factory=dict)  # [K, ...], zero where nobody here holds the class
+    clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
+
+    def for_clients(self, clients: np.ndarray) -> Messages:
+        """Return the messages of the given clients with a leading client axis."""
+        down: Messages = {
+            name: tree.map(lambda leaf: leaf.expand(len(clients), *leaf.shape), value)
+            for name, value in self.shared.items()
+        }
+        rows = torch.from_numpy(np.searchsorted(self.clients, clients))
+        for name, value in self.own.items():
+            down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
+        held = torch.from_numpy(self.holds[clients])
+        for name, value in self.by_class.items():
+            down[name] = tree.map(
+                lambda leaf: torch.where(
+                    held.view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, torch.zeros((), dtype=leaf.dtype)
+                ),
+                value,
+            )
+        return down
+
+
+def send_down(
+    transport: Transport, declared: Declared, published: Messages | None, assigned: list[list[Unit]]
+) -> Reply:
+    """Send what was published to the ranks of the receivers: Shared once, Own per client, OwnClasses per rank.
+
+    Args:
+        published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
+        assigned: the units of receivers of each rank.
+    """
+    receivers = [clients_of(units) for units in assigned]
+    everyone = np.sort(np.concatenate(receivers))
+    kinds = sorted(declared.down.items())
+    shared = {name: kind.like for name, kind in kinds if type(kind) is Shared}
+    own = {name: kind.like for name, kind in kinds if isinstance(kind, Own)}
+    by_class = {name: kind.like for name, kind in kinds if isinstance(kind, OwnClasses)}
+    for name, like in shared.items() if published is not None else ():
+        message.check(name, published[name], like)
+
+    received: Messages = {}
+    if shared:
+        template: Tree = dict(shared)
+        if published is not None:
+            buffer = pack({name: published[name] for name in shared})
+        else:
+            buffer = np.empty(tree.num_bytes(template), np.uint8)
+        with transport.channel("data"):
+            transport.broadcast(buffer)
+        received = unpack(buffer, template)  # type: ignore[assignment]
+
+    def rows_of(rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return receivers[rank], np.flatnonzero(declared.holds[receivers[rank]].any(0))
+
+    def template_of(rank: int) -> Tree:
+        clients, classes = rows_of(rank)
+        return {
+            "own": {name: _rows_like(value, len(clients)) for name, value in own.items()},
+            "class": {name: _rows_like(value, len(classes)) for name, value in by_class.items()},
+        }
+
+    mine: dict[str, Messages] = {"own": {}, "class": {}}
+    if own or by_class:
+        parts = None
+        if published is not None:
+            parts = []
+            for rank in range(transport.size):
+                clients, classes = rows_of(rank)
+                at = torch.from_numpy(np.searchsorted(everyone, clients))
+                held = torch.from_numpy(classes)
+                content: Tree = {
+                    "own": {name: _take(published[name], at) for name in own},
+                    "class": {name: _take(published[name], held) for name in by_class},
+                }
+                message.check("downlink", content, template_of(rank))
+                parts.append(pack(content))
+        with transport.channel("data"):
+            buffer = transport.scatter(parts, tree.num_bytes(template_of(transport.rank)))
+        mine.update(unpack(buffer, template_of(transport.rank)))  # type: ignore[arg-type]
+
+    clients, classes = rows_of(transport.rank)
+    full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
+    return Reply(received, mine["own"], full, clients, declared.holds)
+
+
+def _rows_like(like: Tree, rows: int) -> Tree:
+    return tree.map(lambda leaf: message.tensor(rows, *leaf.shape, dtype=leaf.dtype), like)
+
+
+def _take(value: Tree, rows: torch.Tensor) -> Tree:
+    return tree.map(lambda leaf: leaf.index_select(0, rows), value)
+
+
+def _spread(rows: Tree, classes: np.ndarray, num_classes: int) -> Tree:
+    at = torch.from_numpy(classes)
+    return tree.map(
+        lambda leaf: torch.zeros(num_classes, *leaf.shape[1:], dtype=leaf.dtype).index_copy_(0, at, leaf), rows
+    )

@@ -1,0 +1,57 @@
+"""Testing the personal models of all clients, where they live."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflmpi.runtime.downlink import Reply
+from pflmpi.runtime.executor import Workplace
+from pflmpi.runtime.plan import Plan, Unit
+from pflmpi.runtime.states import Population
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What each client's personal model gets right on its test split.
+
+    Attributes:
+        correct: [N] int64.
+        total: [N] int64; clients without test samples count in no average.
+    """
+
+    correct: np.ndarray
+    total: np.ndarray
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """[N] float64, in 0..1; NaN for a client without test samples."""
+        return np.where(self.total > 0, self.correct / np.maximum(self.total, 1), np.nan)
+
+    @property
+    def mean(self) -> float:
+        """Plain mean of the accuracy over clients."""
+        return float(np.nanmean(self.accuracy)) if self.total.any() else float("nan")
+
+    @property
+    def weighted(self) -> float:
+        """All correct over all samples."""
+        return float(self.correct.sum() / self.total.sum()) if self.total.any() else float("nan")
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the accuracy over clients."""
+        return float(np.nanstd(self.accuracy)) if self.total.any() else float("nan")
+
+
+def assign(plan: Plan, num_test: np.ndarray, changed: np.ndarray) -> list[list[Unit]]:
+    """Return the units that each rank has to test: those of clients whose personal model may have changed."""
+    return plan.assign(changed, work=num_test.astype(np.float64))
+
+
+def evaluate(place: Workplace, population: Population, reply: Reply, units: list[Unit], round: int) -> np.ndarray:
+    """Return the number right for the clients of the given units, in the order of `clients_of(units)`."""
+    found: dict[int, int] = {}
+    for unit in units:
+        correct = place.evaluate(unit, population.get(unit), population.received(unit, reply), round)
+        found.update(zip(unit.tolist(), correct.tolist(), strict=True))
+    return np.array([found[client] for client in sorted(found)], np.int64)

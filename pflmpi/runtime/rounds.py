@@ -1,0 +1,168 @@
+"""The loop of a run, for every rank: there is no other."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, Messages
+from pflmpi.message import Own, OwnClasses
+from pflmpi.runtime import control, evaluation
+from pflmpi.runtime.checkpoints import Checkpoints
+from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
+from pflmpi.runtime.declared import Declared
+from pflmpi.runtime.downlink import Reply, send_down
+from pflmpi.runtime.evaluation import Scores
+from pflmpi.runtime.executor import Workplace
+from pflmpi.runtime.progress import Observer, Progress
+from pflmpi.runtime.plan import Plan, Unit
+from pflmpi.runtime.states import Population
+from pflmpi.runtime.uplink import send_up
+from pflmpi.task import Task
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that stays the same during a run, on one rank."""
+
+    algorithm: Algorithm
+    task: Task  # the server's, on the host
+    place: Workplace
+    plan: Plan
+    declared: Declared
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    num_test: np.ndarray  # [N]
+
+
+def run(
+    setup: Setup,
+    transport: Transport,
+    checkpoints: Checkpoints,
+    server: Tree,
+    population: Population,
+    done: int,
+    observe: Observer,
+) -> Tree:
+    """Run the rounds after `done` to the last; return the final server state (rank 0).
+
+    Args:
+        server: the server's state after round `done`; rank 0 only, `{}` elsewhere.
+        population: the clients that live here, after round `done`; changed in place.
+        observe: called on rank 0 after every round.
+    """
+    training, n = setup.task.training, setup.task.num_clients
+    changed = np.ones(n, bool)  # since the last evaluation
+    correct = np.zeros(n, np.int64)
+    sending = _receivers(setup, done)
+    reply = _send(setup, transport, server, sending)
+    if done == 0:
+        for unit in setup.plan.assign(np.arange(n))[transport.rank] if population.kept_reply else ():
+            population.keep_reply(unit, reply)
+        checkpoints.start(server, population)
+    for round in range(done + 1, training.rounds + 1):
+        began = time.perf_counter()
+        participants = training.participants(setup.task.seed, round, n)
+        assigned = setup.plan.assign(participants)
+        ups = _update(setup, population, reply, assigned[transport.rank], round)
+        computed = time.perf_counter()
+        up = send_up(transport, setup.declared, ups, assigned, round)
+        del ups
+        if up is not None:
+            server = setup.algorithm.server_update(setup.task, server, up, participants)
+        reply = _send(setup, transport, server, _receivers(setup, round))
+        for unit in assigned[transport.rank]:
+            population.keep_reply(unit, reply)
+        exchanged = time.perf_counter()
+
+        changed[participants] = True
+        due = round % setup.evaluation.every == 0 or round == training.rounds
+        tested = _to_test(setup, changed) if due else np.empty(0, np.int64)
+        testing = evaluation.assign(setup.plan, setup.num_test, tested)
+        right = evaluation.evaluate(setup.place, population, reply, testing[transport.rank], round)
+        evaluated = time.perf_counter()
+
+        busy = (computed - began) + (evaluated - exchanged)
+        news = control.gather(transport, testing, right, busy, checkpoints.shards_done)
+        if due:
+            changed[:] = False
+        if news is not None:
+            correct[tested] = news.correct
+            scores = Scores(correct.copy(), setup.num_test) if due else None
+            progress = Progress(
+                round,
+                participants,
+                scores,
+                {
+                    "compute": news.busiest,
+                    "exchange": exchanged - computed,
+                    "evaluation": evaluated - exchanged,
+                    "round": time.perf_counter() - began,
+                },
+                _count(setup, transport, participants),
+            )
+            checkpoints.record(progress, news.shards_done)
+            observe(progress)
+        if round % setup.checkpoint.every == 0 or round == training.rounds:
+            checkpoints.save(round, server, population)
+    checkpoints.finish(transport)
+    return server
+
+
+def _update(
+    setup: Setup, population: Population, reply: Reply, units: list[Unit], round: int
+) -> list[tuple[Unit, Messages]]:
+    ups = []
+    for unit in units:
+        states, up = setup.place.update(unit, population.get(unit), reply.for_clients(unit), round)
+        population.put(unit, states)
+        ups.append((unit, up))
+    return ups
+
+
+def _receivers(setup: Setup, round: int) -> np.ndarray:
+    """Return the clients that get a row of their own after a round: who trains next, and who is tested with it."""
+    training, n = setup.task.training, setup.task.num_clients
+    upcoming = training.participants(setup.task.seed, round + 1, n)
+    kinds = [setup.declared.down[name] for name in setup.algorithm.predicts_with]
+    if not any(isinstance(kind, Own | OwnClasses) for kind in kinds):
+        return upcoming
+    if round == 0 or setup.evaluation.absent == "latest":
+        return np.arange(n)
+    return np.union1d(upcoming, training.participants(setup.task.seed, round, n))
+
+
+def _send(setup: Setup, transport: Transport, server: Tree, receivers: np.ndarray) -> Reply:
+    published = None
+    if transport.rank == 0:
+        published = setup.algorithm.publish(setup.task, server, receivers)
+    return send_down(transport, setup.declared, published, setup.plan.assign(receivers))
+
+
+def _to_test(setup: Setup, changed: np.ndarray) -> np.ndarray:
+    """Return the clients whose personal model may differ from the one tested last."""
+    by_state = not setup.algorithm.predicts_with or setup.evaluation.absent == "last_received"
+    if by_state and not setup.place.adapts:
+        return np.flatnonzero(changed)
+    return np.arange(len(changed))
+
+
+def _count(setup: Setup, transport: Transport, participants: np.ndarray) -> dict[str, np.ndarray]:
+    up, down = (np.zeros(setup.task.num_clients, np.int64) for _ in range(2))
+    up[participants] = setup.declared.up_bytes(participants)
+    down[participants] = setup.declared.down_bytes(participants)
+    wire_down, wire_up = transport.counter.take("data")
+    return {"up": up, "down": down, "wire_up": np.array(wire_up), "wire_down": np.array(wire_down)}
+
+
+def fresh_population(setup: Setup, population: Population, rank: int) -> None:
+    """Fill the rows of the clients that live on a rank with their initial state."""
+    for unit in setup.plan.assign(setup.plan.hosted(rank))[rank]:
+        for client in unit:
+            task = setup.place.tasks[setup.place.cohort[client]]
+            state = setup.algorithm.init_client(task.replace(device=torch.device("cpu")), int(client))
+            population.put(np.array([client]), tree.map(lambda leaf: leaf.unsqueeze(0), state))

@@ -1,0 +1,167 @@
+"""The way up: the participants' messages are folded exactly, or gathered in client order."""
+
+import numpy as np
+import torch
+
+from pflmpi import message, tree
+from pflmpi.algorithms.base import Messages
+from pflmpi.errors import RunError
+from pflmpi.message import ClassMeans, Mean, Rows, Uplink
+from pflmpi.runtime.declared import Declared
+from pflmpi.runtime.plan import Unit, clients_of
+from pflmpi.transports.base import Transport
+from pflmpi.transports.wire import pack, to_numpy, unpack
+from pflmpi.tree import Tree
+
+
+def send_up(
+    transport: Transport, declared: Declared, ups: list[tuple[Unit, Messages]], assigned: list[list[Unit]], round: int
+) -> Messages | None:
+    """Fold the participants' messages on rank 0, in client order; None on the other ranks.
+
+    Args:
+        ups: for each unit computed here, the clients and their messages with a leading client axis.
+        assigned: the units of participants of each rank.
+    """
+    participants = np.sort(np.concatenate([clients_of(units) for units in assigned]))
+    _refuse_not_finite(ups, round)
+    folded = {name: kind for name, kind in sorted(declared.up.items()) if type(kind) in (message.Sum, Mean)}
+    gathered = {name: kind for name, kind in sorted(declared.up.items()) if name not in folded}
+    result: Messages = {}
+    if folded:
+        result.update(_fold(transport, declared, folded, ups, participants) or {})  # type: ignore[arg-type]
+    if gathered:
+        result.update(_gather(transport, declared, gathered, ups, assigned, participants) or {})
+    return result if transport.rank == 0 else None
+
+
+def _fold(
+    transport: Transport,
+    declared: Declared,
+    kinds: dict[str, message.Sum],
+    ups: list[tuple[Unit, Messages]],
+    participants: np.ndarray,
+) -> Messages | None:
+    template: Tree = {name: kind.like for name, kind in kinds.items()}
+    paths = [(path, leaf) for path, leaf in tree.leaves(template)]
+    largest = np.zeros(len(paths))
+    weighted: list[list[np.ndarray]] = [[] for _ in paths]  # float64 [m, size] for each leaf and unit
+    for clients, messages in ups:
+        values = dict(tree.leaves({name: messages[name] for name in kinds}))
+        for i, (path, leaf) in enumerate(paths):
+            kind = kinds[path.split("/")[0]]
+            assert values[path].shape[1:] == leaf.shape, f"uplink {path}: {values[path].shape[1:]} is not {leaf.shape}"
+            rows = to_numpy(values[path]).reshape(len(clients), -1).astype(np.float64)
+            rows *= _weights(kind, declared, clients)[:, None]
+            largest[i] = max(largest[i], np.abs(rows).max(initial=0.0))
+            weighted[i].append(rows)
+    with transport.channel("data"):
+        largest = transport.maximum(largest)
+    shifts = message.common_shift(largest, len(participants))
+    total = np.concatenate(
+        [
+            sum((message.to_fixed(rows, shift).sum(0) for rows in rows_of_leaf), np.zeros(leaf.numel(), np.int64))
+            for (_, leaf), shift, rows_of_leaf in zip(paths, shifts, weighted, strict=True)
+        ]
+    )
+    with transport.channel("data"):
+        summed = transport.sum_int64(total)
+    if summed is None:
+        return None
+    flat, offset = {}, 0
+    for (path, leaf), shift in zip(paths, shifts, strict=True):
+        kind = kinds[path.split("/")[0]]
+        values = message.from_fixed(summed[offset : offset + leaf.numel()], shift)
+        if isinstance(kind, Mean):
+            values /= _weights(kind, declared, participants).sum()
+        flat[path] = torch.from_numpy(values).to(leaf.dtype).reshape(leaf.shape)
+        offset += leaf.numel()
+    return tree.unflatten(flat)  # type: ignore[return-value]
+
+
+def _weights(kind: message.Sum, declared: Declared, clients: np.ndarray) -> np.ndarray:
+    samples = isinstance(kind, Mean) and kind.by == "samples"
+    return declared.num_train[clients].astype(np.float64) if samples else np.ones(len(clients))
+
+
+def _gather(
+    transport: Transport,
+    declared: Declared,
+    kinds: dict[str, Uplink],
+    ups: list[tuple[Unit, Messages]],
+    assigned: list[list[Unit]],
+    participants: np.ndarray,
+) -> Messages | None:
+    position = {int(client): (messages, i) for clients, messages in ups for i, client in enumerate(clients)}
+    own = [
+        _client_message(kinds, position[int(client)][0], position[int(client)][1], declared.holds[client])
+        for client in clients_of(assigned[transport.rank])
+    ]
+    templates = {int(client): _client_template(kinds, declared.holds[client]) for client in participants}
+    ranks = [clients_of(units) for units in assigned]
+    sizes = [sum(tree.num_bytes(templates[int(client)]) for client in clients) for clients in ranks]
+    part = np.concatenate([pack(value) for value in own]) if own else np.empty(0, np.uint8)
+    assert len(part) == sizes[transport.rank], "an uplink is not what was declared"
+    with transport.channel("data"):
+        buffers = transport.gather(part, sizes)
+    if buffers is None:
+        return None
+    messages: dict[int, Tree] = {}
+    for clients, buffer in zip(ranks, buffers, strict=True):
+        offset = 0
+        for client in clients:
+            size = tree.num_bytes(templates[int(client)])
+            messages[int(client)] = unpack(buffer[offset : offset + size], templates[int(client)])
+            offset += size
+    ordered = [messages[int(client)] for client in participants]
+    result: Messages = {}
+    for name, kind in kinds.items():
+        values: list[Tree] = [value[name] for value in ordered]  # type: ignore[misc]
+        if isinstance(kind, ClassMeans):
+            joined = tree.map(lambda *leaves: torch.cat(leaves), values[0], *values[1:])
+            held = declared.holds[participants].sum(1)
+            result[name] = {**joined, "clients": torch.from_numpy(np.repeat(participants, held))}
+        else:
+            result[name] = tree.stack(values)
+    return result
+
+
+def _client_message(kinds: dict[str, Uplink], messages: Messages, row: int, holds: np.ndarray) -> Tree:
+    result: Tree = {}
+    held = torch.from_numpy(np.flatnonzero(holds))
+    for name, kind in kinds.items():
+        value = tree.map(lambda leaf: leaf[row], messages[name])
+        if isinstance(kind, ClassMeans):
+            names = ("means", "counts") if kind.counts else ("means",)
+            value = {"labels": held.to(torch.int32), **{key: value[key].index_select(0, held) for key in names}}  # type: ignore[union-attr]
+        result[name] = value
+    return result
+
+
+def _client_template(kinds: dict[str, Uplink], holds: np.ndarray) -> Tree:
+    result: Tree = {}
+    for name, kind in kinds.items():
+        if isinstance(kind, ClassMeans):
+            count = int(holds.sum())
+            like: Tree = {
+                "labels": message.tensor(count, dtype=torch.int32),
+                "means": message.tensor(count, kind.num_features),
+            }
+            if kind.counts:
+                like["counts"] = message.tensor(count, dtype=torch.int32)
+            result[name] = like
+        else:
+            assert isinstance(kind, Rows)
+            result[name] = kind.like
+    return result
+
+
+def _refuse_not_finite(ups: list[tuple[Unit, Messages]], round: int) -> None:
+    for clients, messages in ups:
+        for path, leaf in tree.leaves(dict(messages)):
+            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                bad = clients[~leaf.flatten(1).isfinite().all(1).numpy()]
+                raise RunError(
+                    f"round {round}: client {bad[0]} diverged (values in its message {path} are not finite); "
+                    "lower training.lr, or a proximal or head learning rate of the algorithm"
+                )

@@ -1,0 +1,93 @@
+"""The `training` section of a configuration, and what follows from it alone: who takes part, in which order."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from pflmpi.rng import stream
+
+
+class TrainingConfig(BaseModel):
+    """How clients train: SGD on the local training split."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rounds: Annotated[int, Field(ge=0, description="communication rounds")] = 30
+    participation: Annotated[float, Field(gt=0, le=1, description="share of the clients that train in a round")] = 1.0
+    epochs: Annotated[int, Field(ge=0, description="local epochs per round")] = 1
+    steps: Annotated[int | None, Field(ge=1, description="local steps per round, instead of epochs")] = None
+    batch_size: Annotated[int, Field(ge=1, description="samples per step")] = 10
+    drop_last: Annotated[bool, Field(description="leave out the last batch of an epoch when it is not full")] = False
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of the first round")] = 0.01
+    lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the learning rate after every round")] = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1, description="momentum; the buffer starts at zero every round")] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False, description="L2 weight decay")] = 0.0
+    precision: Annotated[
+        Literal["fp32", "bf16", "tf32"],
+        Field(description="arithmetic of forward and backward passes; parameters stay float32 (tf32: CUDA only)"),
+    ] = "fp32"
+    init: Annotated[
+        Literal["shared", "per_client"],
+        Field(description="initial weights: the same for all clients, or one draw each"),
+    ] = "shared"
+    bn: Annotated[
+        Literal["average", "local"],
+        Field(description="batch-norm statistics: averaged with the weights, or kept local"),
+    ] = "average"
+
+    def learning_rate(self, round: int) -> float:
+        """Return the learning rate of a round; rounds count from 1."""
+        return self.lr * self.lr_decay ** (round - 1)
+
+    def participants(self, seed: int, round: int, num_clients: int) -> np.ndarray:
+        """Return the ascending ids [P] of the clients that train in a round; P = max(1, round(participation N))."""
+        count = max(1, round_half_up(self.participation * num_clients))
+        chosen = stream(seed, round, -1, "participants").choice(num_clients, size=count, replace=False)
+        return np.sort(chosen).astype(np.int64)
+
+    def num_steps(self, samples: int, epochs: int | None = None) -> int:
+        """Return how many SGD steps a client with that many training samples makes in one pass."""
+        if self.steps is not None and epochs is None:
+            return self.steps
+        per_epoch = samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        return per_epoch * (self.epochs if epochs is None else epochs)
+
+
+def round_half_up(value: float) -> int:
+    """Return the nearest integer, halves up (Python rounds halves to even).
+
+    >>> round_half_up(2.5), round_half_up(0.3 * 10)
+    (3, 3)
+    """
+    return int(np.floor(value + 0.5))
+
+
+def batch_order(
+    rng: np.random.Generator, samples: int, training: TrainingConfig, epochs: int | None
+) -> list[np.ndarray]:
+    """Return the positions (into a client's training samples) of every batch of one pass.
+
+    Args:
+        rng: the stream of this client, round and pass.
+        samples: number of training samples of the client.
+        training: gives batch size, `drop_last` and, where `epochs` is None, the length of the pass.
+        epochs: length of the pass in epochs; None for the configured epochs or steps.
+    """
+    wanted = training.num_steps(samples, epochs)
+    batches: list[np.ndarray] = []
+    for epoch in _epochs(rng, samples, training):
+        if len(batches) >= wanted or not epoch:
+            break
+        batches.extend(epoch)
+    return batches[:wanted]
+
+
+def _epochs(rng: np.random.Generator, samples: int, training: TrainingConfig) -> Iterator[list[np.ndarray]]:
+    while True:
+        order = rng.permutation(samples)
+        batches = [order[i : i + training.batch_size] for i in range(0, samples, training.batch_size)]
+        if training.drop_last and batches and len(batches[-1]) < training.batch_size:
+            batches.pop()
+        yield batches

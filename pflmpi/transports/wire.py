@@ -1,0 +1,41 @@
+"""Trees to bytes and back: one packed buffer, laid out by a template that both sides know."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.tree import Tree
+
+_NUMPY = {
+    torch.float32: np.dtype("f4"),
+    torch.float64: np.dtype("f8"),
+    torch.int32: np.dtype("i4"),
+    torch.int64: np.dtype("i8"),
+    torch.uint8: np.dtype("u1"),
+    torch.bool: np.dtype("?"),
+}
+
+
+def to_numpy(leaf: Tensor) -> np.ndarray:
+    """Return a leaf as an array on the host."""
+    return leaf.detach().contiguous().cpu().numpy()
+
+
+def pack(value: Tree) -> np.ndarray:
+    """Return all leaves of a tree, in sorted order of their paths, as one uint8 array."""
+    parts = [to_numpy(leaf).reshape(-1).view(np.uint8) for _, leaf in tree.leaves(value)]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+
+def unpack(buffer: np.ndarray, like: Tree) -> Tree:
+    """Return the tree shaped `like` whose leaves were packed into `buffer`; the leaves own their memory."""
+    flat, offset = {}, 0
+    for path, leaf in tree.leaves(like):
+        size = leaf.numel() * leaf.element_size()
+        # A copy: memory that starts at an odd address would change the bits of some kernels.
+        values = buffer[offset : offset + size].copy().view(_NUMPY[leaf.dtype])
+        flat[path] = torch.from_numpy(values).reshape(leaf.shape)
+        offset += size
+    assert offset == len(buffer), f"buffer of {len(buffer)} bytes, template of {offset}"
+    return tree.unflatten(flat)

@@ -1,0 +1,40 @@
+"""Fixtures and rules for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# One thread a process, as the product computes; set before numpy and torch are imported.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+ALLOWED_SKIPS = ("needs a CUDA device", "needs real data: set PFLMPI_DATA", "needs the Slurm test bed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--strict-skips", action="store_true", help="fail on a skip whose reason is not a known one")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
+        _SKIPPED.append((report.nodeid, report.longrepr[2].removeprefix("Skipped: ")))
+
+
+_SKIPPED: list[tuple[str, str]] = []
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    unexpected = [f"{node}: {reason}" for node, reason in _SKIPPED if not reason.startswith(ALLOWED_SKIPS)]
+    if session.config.getoption("--strict-skips") and unexpected:
+        print("\nunexpected skips:\n  " + "\n  ".join(unexpected))
+        session.exitstatus = 1
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """The folder with real datasets."""
+    root = os.environ.get("PFLMPI_DATA")
+    if not root:
+        pytest.skip("needs real data: set PFLMPI_DATA")
+    return Path(root)

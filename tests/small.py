@@ -1,0 +1,63 @@
+"""A tiny problem for tests of single steps: 2 x 2 pictures, 3 features, 3 classes, in float arithmetic by hand."""
+
+import numpy as np
+import torch
+
+from pflmpi.local import Batch, ClientData
+from pflmpi.models import MODELS
+from pflmpi.task import Task
+from pflmpi.training import TrainingConfig
+from pflmpi.tree import Tree
+
+SHAPE, FEATURES, CLASSES = (1, 2, 2), 5, 3
+
+
+def task(clients: int = 4, **training: object) -> Task:
+    architecture = MODELS["mlp"](hidden=FEATURES).bind(SHAPE, CLASSES)
+    return Task(architecture, TrainingConfig(**training), clients, 0, (0.5,), (0.5,))
+
+
+def batch(seed: int, size: int = 6) -> Batch:
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(size, *SHAPE)).astype(np.float32))
+    return Batch(x, torch.from_numpy(rng.integers(0, CLASSES, size)))
+
+
+def data(batches: list[Batch], lr: float = 0.1) -> ClientData:
+    labels = torch.cat([one.y for one in batches])
+    counts = torch.bincount(labels, minlength=CLASSES).float()
+    return ClientData({"train": batches}, batches, counts, lr)
+
+
+def body_leaves(model: Tree) -> list[torch.Tensor]:
+    """The body's weight and bias, whatever the model calls them."""
+    found = []
+
+    def walk(node: Tree) -> None:
+        for key in sorted(node):
+            value = node[key]
+            walk(value) if isinstance(value, dict) else found.append(value)
+
+    walk(model["body"])  # type: ignore[arg-type]
+    return sorted(found, key=lambda leaf: -leaf.ndim)
+
+
+def to_numpy(model: Tree) -> dict[str, np.ndarray]:
+    weight, bias = body_leaves(model)
+    head = model["head"]
+    return {
+        "W1": weight.double().numpy().copy(),
+        "b1": bias.double().numpy().copy(),
+        "W2": head["weight"].double().numpy().copy(),  # type: ignore[index]
+        "b2": head["bias"].double().numpy().copy(),  # type: ignore[index]
+    }
+
+
+def flat(one: Batch) -> tuple[np.ndarray, np.ndarray]:
+    return one.x.flatten(1).double().numpy(), one.y.numpy()
+
+
+def assert_close(model: Tree, expected: dict[str, np.ndarray], tolerance: float = 1e-6) -> None:
+    """float32 against float64: a few units in the last place of values near one."""
+    for name, value in to_numpy(model).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=tolerance, err_msg=name)

@@ -1,0 +1,106 @@
+"""What every algorithm must keep: the same bits everywhere, exact continuation, only what was declared travels."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+
+from pflmpi import config as configuration
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.experiment import prepare
+from pflmpi.store import run_folder
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "fedamp": [{"alpha": 0.5, "sigma": 2.0}],
+    "fedgmh": [{}, {"variant": "onehead"}, {"variant": "avghead"}, {"variant": "oneavg"}],
+    "fedproto": [{}, {"class_mean_weighting": "as_printed"}],
+    "fedavg": [{}, {"weighting": "clients"}],
+}
+CASES = [
+    pytest.param({"name": name, **options}, id="-".join([name, *map(str, options.values())]))
+    for name in ALGORITHMS
+    for options in VARIANTS.get(name, [{}])
+]
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_same_bits_on_any_number_of_ranks(algorithm: dict[str, Any], executor: str, tmp_path: Path) -> None:
+    raw = harness.settings(algorithm=algorithm, runtime={"executor": executor, "lanes": 3})
+    alone = harness.run(raw, tmp_path / "1")
+    for ranks in (2, 3, 5):
+        assert harness.run(raw, tmp_path / str(ranks), ranks) == alone, f"{ranks} ranks"
+    dedicated = harness.settings(algorithm=algorithm, runtime={"executor": executor, "lanes": 3, "server": "dedicated"})
+    assert harness.run(dedicated, tmp_path / "dedicated", 3) == alone
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+@pytest.mark.parametrize("absent", ["latest", "last_received"])
+def test_a_continued_run_has_the_bits_of_an_unbroken_one(algorithm: dict[str, Any], absent: str, tmp_path: Path) -> None:
+    raw = harness.settings(algorithm=algorithm, training={"rounds": 5, "momentum": 0.5}, evaluation={"absent": absent})
+    whole = harness.run(raw, tmp_path / "whole", 2)
+    short = harness.settings(algorithm=algorithm, training={"rounds": 2, "momentum": 0.5}, evaluation={"absent": absent})
+    harness.run(short, tmp_path / "parts", 3)
+    harness.resume(tmp_path / "parts", ("training.rounds=4",), ranks=1)
+    assert harness.resume(tmp_path / "parts", ("training.rounds=5",), ranks=2) == whole
+    for name in ("correct", "total", "participants"):
+        last = [run_folder.read_metrics(tmp_path / folder, 5)[name] for folder in ("whole", "parts")]
+        assert np.array_equal(*last), name
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_loop_and_lanes_agree_within_rounding(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    # 1e-5: float32 sums in another order, over some twenty steps.
+    for executor in ("loop", "lanes"):
+        raw = harness.settings(algorithm=algorithm, training={"rounds": 2}, runtime={"executor": executor, "lanes": 4})
+        harness.run(raw, tmp_path / executor)
+    servers = [run_folder.read_server(tmp_path / executor, 2) for executor in ("loop", "lanes")]
+    everyone = np.arange(7)
+    clients = [run_folder.read_clients(tmp_path / executor, 2, everyone) for executor in ("loop", "lanes")]
+    for path, array in servers[0].items():
+        np.testing.assert_allclose(array, servers[1][path], atol=1e-5, err_msg=path)
+    for cohort, (_, arrays) in clients[0].items():
+        for path, array in arrays.items():
+            if array.dtype != bool:  # which entries are critical may flip between equals
+                np.testing.assert_allclose(array, clients[1][cohort][1][path], atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_counted_bytes_are_the_declared_ones(algorithm: dict[str, Any], tmp_path: Path) -> None:
+    import torch
+
+    raw = harness.settings(algorithm=algorithm)
+    harness.run(raw, tmp_path / "run", 3)
+    experiment = prepare(configuration.parse(raw), torch.device("cpu"))
+    task, kind = experiment.tasks[0], experiment.config.algorithm
+    held = (experiment.federation.class_counts > 0).sum(1)
+    for round in (1, 2, 3):
+        metrics, moved = run_folder.read_metrics(tmp_path / "run", round), run_folder.read_bytes(tmp_path / "run", round)
+        for way, messages in (("up", kind.uplink(task)), ("down", kind.downlink(task))):
+            expected = np.zeros(7, np.int64)
+            for client in metrics["participants"]:
+                expected[client] = sum(one.client_bytes(int(held[client])) for one in messages.values())
+            assert np.array_equal(moved[way], expected), way
+
+
+def test_another_seed_gives_another_digest(tmp_path: Path) -> None:
+    first = harness.run(harness.settings(), tmp_path / "a")
+    assert harness.run(harness.settings(), tmp_path / "b") == first
+    assert harness.run(harness.settings(seed=4), tmp_path / "c") != first
+
+
+def test_continuing_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    first = harness.run(harness.settings(), tmp_path / "a")
+    before = (tmp_path / "a" / "metrics.csv").read_text()
+    assert harness.resume(tmp_path / "a", ranks=2) == first
+    assert (tmp_path / "a" / "metrics.csv").read_text() == before
+
+
+def test_a_run_can_be_moved_and_continued(tmp_path: Path) -> None:
+    whole = harness.run(harness.settings(training={"rounds": 4}), tmp_path / "whole")
+    harness.run(harness.settings(training={"rounds": 2}), tmp_path / "a")
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    assert harness.resume(tmp_path / "b", ("training.rounds=4",)) == whole

@@ -1,0 +1,108 @@
+"""The rooms: a floor imports only lower floors, nothing imports in a circle, some libraries have one door."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "pflmpi"
+FLOORS = {
+    0: {"errors", "tree", "rng", "registry"},
+    1: {"message", "models", "data", "training"},
+    2: {"task", "local"},
+    3: {"algorithms", "transports", "store"},
+    4: {"runtime"},
+    5: {"config", "experiment", "runs"},
+    6: {"analysis"},
+    7: {"commands", "cli", "__main__"},
+}
+FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each other
+DOORS = {
+    "mpi4py": {"transports/mpi.py"},
+    "torch.distributed": {"transports/torchdist.py", "transports/spawn.py"},
+    "h5py": {"store", "analysis"},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """All modules that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def room(name: str) -> str:
+    return name.split(".")[1] if name.startswith("pflmpi.") else ""
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_floor_imports_only_lower_floors(path: Path) -> None:
+    here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if here == "__init__":
+        assert not imports(path)
+        return
+    for other in sorted({room(name) for name in imports(path)} - {"", here}):
+        if other not in FLOOR:  # `from pflmpi import __version__`
+            assert other == "__version__", f"{path} imports {other}, which is on no floor"
+            continue
+        assert FLOOR[other] <= FLOOR[here], f"{here} (floor {FLOOR[here]}) imports {other} (floor {FLOOR[other]})"
+        assert not ({here, other} <= BLIND), f"{here} and {other} are blind to each other"
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_a_library_has_one_door(library: str) -> None:
+    for path in modules():
+        relative = str(path.relative_to(PACKAGE))
+        if any(name == library or name.startswith(library + ".") for name in imports(path)):
+            assert relative in DOORS[library] or relative.split("/")[0] in DOORS[library], f"{relative} imports {library}"
+
+
+def test_no_import_circle() -> None:
+    graph = {}
+    names = {".".join(("pflmpi", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in modules()}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    for name, path in names.items():
+        graph[name] = {other for other in imports(path) if other in names and other != name}
+    done: set[str] = set()
+
+    def walk(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"import circle: {' -> '.join((*trail, name))}"
+        if name not in done:
+            for other in sorted(graph[name]):
+                walk(other, (*trail, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        walk(name, ())
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_is_over_300_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 300
+
+
+def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
+    allowed = {"transports/detect.py", "data", "commands", "runtime/devices.py", "transports/torchdist.py", "transports/spawn.py"}
+    for path in modules():
+        relative = str(path.relative_to(PACKAGE))
+        if "os.environ" in path.read_text():
+            assert relative in allowed or relative.split("/")[0] in allowed, f"{relative} reads the environment"
+
+
+@pytest.mark.parametrize("statement", ["import pflmpi", "import pflmpi.cli; pflmpi.cli.parser().format_help()"])
+def test_help_imports_no_torch(statement: str) -> None:
+    code = f"import sys; {statement}; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
