@@ -11,7 +11,7 @@ from pflmpi import tree
 from pflmpi.config import Config
 from pflmpi.data import load
 from pflmpi.data.dataset import Dataset
-from pflmpi.data.federation import Federation, build, reuse
+from pflmpi.data.federation import Federation, build
 from pflmpi.errors import ConfigError
 from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink, tensor
 from pflmpi.models.base import Architecture
@@ -50,10 +50,7 @@ class Experiment:
 
 def load_federation(config: Config) -> Federation:
     """Return the clients' data as configured."""
-    dataset = load(config.data, config.seed)
-    if config.partition.path is not None:
-        return reuse(dataset, config.partition.path)
-    return build(dataset, config.partition, config.data, config.seed)
+    return build(load(config.data, config.seed), config.partition, config.data, config.seed)
 
 
 def prepare(config: Config, device: torch.device) -> Experiment:
@@ -91,7 +88,7 @@ def setup(experiment: Experiment, launch: Launch, slots: int) -> Setup:
     declared = Declared(
         dict(algorithm.uplink(task)), dict(algorithm.downlink(task)), federation.class_counts > 0, federation.num_train
     )
-    num_test = np.array([len(test) for test in federation.test], np.int64)
+    num_test = federation.num_test
     executor, lanes = config.runtime.executor, config.runtime.lanes
     assert executor != "auto" and lanes is not None
     workplace = EXECUTORS[executor](

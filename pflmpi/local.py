@@ -1,7 +1,7 @@
 """What clients do with their data: the only training loop, the losses, and class means.
 
 Everything here runs for one client. Inside a vmapped call (`task.batched`) the same code runs for many at once:
-batches are then padded, `weight` marks real samples, and a step without any changes nothing.
+batches are then padded, `Padding` marks real samples, and a step without any changes nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,12 +17,22 @@ from pflmpi.tree import Tree
 
 
 @dataclass(frozen=True)
+class Padding:
+    """Which samples of a padded batch are real."""
+
+    weight: Tensor  # [B] float32, 1 for real samples, 0 for padding
+    share: Tensor  # [B] float32, the weight over the number of real samples
+    target: Tensor  # [B, K] float32, the one-hot label times the share
+    active: Tensor | None  # [] float32, 0 where there is no real sample at all; None: there is one in every lane
+
+
+@dataclass(frozen=True)
 class Batch:
     """One minibatch, prepared and on the device."""
 
     x: Tensor  # [B, C, H, W] float32
     y: Tensor  # [B] int64
-    weight: Tensor | None = None  # [B] float32, 0 for padding; None: every sample is real
+    padding: Padding | None = None  # None: every sample is real
 
 
 @dataclass(frozen=True)
@@ -50,18 +60,15 @@ Loss = Callable[[Tree, Batch], Tensor]
 
 def average(values: Tensor, batch: Batch) -> Tensor:
     """Return the mean of per-sample values [B] over the real samples of a batch."""
-    if batch.weight is None:
-        return values.mean()
-    return (values * batch.weight).sum() / batch.weight.sum().clamp(min=1)
+    return values.mean() if batch.padding is None else (values * batch.padding.share).sum()
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean cross-entropy of logits [B, K] over the real samples of a batch."""
-    if batch.weight is None:
+    if batch.padding is None:
         return F.cross_entropy(logits, batch.y)
     # A product with the one-hot label instead of nll_loss, whose batched form is several times slower.
-    one_hot = (batch.y.unsqueeze(-1) == torch.arange(logits.shape[-1], device=logits.device)).to(logits.dtype)
-    return -(F.log_softmax(logits, -1) * one_hot * batch.weight.unsqueeze(-1)).sum() / batch.weight.sum().clamp(min=1)
+    return (F.log_softmax(logits, -1) * batch.padding.target).sum().neg()
 
 
 def model_loss(task: Task) -> Loss:
@@ -134,13 +141,18 @@ def _lane_step(
     batch: Batch,
     lr: float,
 ) -> None:
-    assert batch.weight is not None
-    active = (batch.weight.sum() > 0).to(leaves[0].dtype)  # a step of padding alone has no gradient at all
-    gradients = torch.func.grad(lambda part: active * loss({**params, **part}, batch))(trained)
+    assert batch.padding is not None
+    active = batch.padding.active  # a step of padding alone must have no gradient at all
+    if active is None:
+        gradients = torch.func.grad(lambda part: loss({**params, **part}, batch))(trained)
+    else:
+        gradients = torch.func.grad(lambda part: active * loss({**params, **part}, batch))(trained)
     for i, (leaf, (_, gradient)) in enumerate(zip(leaves, tree.leaves(gradients), strict=True)):
-        if task.training.weight_decay:
-            gradient = gradient + leaf * (active * task.training.weight_decay)
-        if velocity:
+        if decay := task.training.weight_decay:
+            gradient = gradient + leaf * (decay if active is None else active * decay)
+        if velocity and active is None:
+            gradient = velocity[i].mul_(task.training.momentum).add_(gradient)
+        elif velocity:
             gradient = velocity[i].mul_(1 - active + active * task.training.momentum).add_(gradient) * active
         leaf.sub_(gradient, alpha=lr)
 
@@ -155,8 +167,8 @@ def class_means(task: Task, model: Tree, data: ClientData) -> Tree:
     with torch.no_grad():
         for batch in data.train:
             member = (batch.y.unsqueeze(-1) == classes).to(torch.float64)  # [B, K]
-            if batch.weight is not None:
-                member = member * batch.weight.unsqueeze(-1)
+            if batch.padding is not None:
+                member = member * batch.padding.weight.unsqueeze(-1)
             sums = sums + member.mT @ task.features(model, batch.x).double()
     means = (sums / data.class_counts.clamp(min=1).unsqueeze(-1)).float()
     return {"means": means, "counts": data.class_counts.to(torch.int32)}

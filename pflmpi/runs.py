@@ -48,7 +48,11 @@ def start(config: Config, folder: Path, place: Place, observe: Observer) -> Path
     Raises:
         Agreed: on every rank, when it cannot start on one of them.
     """
-    experiment = together(place.transport, lambda: prepare(config, place.device))
+    return execute(together(place.transport, lambda: prepare(config, place.device)), folder, place, observe)
+
+
+def execute(experiment: Experiment, folder: Path, place: Place, observe: Observer) -> Path:
+    """Run a prepared experiment in a new folder; return the folder."""
     run = together(place.transport, lambda: _create(folder, experiment, place))
     run = Path(_from_root(place.transport, str(run)))
     ready, population = _ready(experiment, place)

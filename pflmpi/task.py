@@ -1,6 +1,7 @@
 """What one client can compute: initial weights, features, logits. Algorithms are written in these words."""
 
 import dataclasses
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Task:
 
     def like(self, *parts: str) -> Tree:
         """Return the template of a model, or of some of its parts; parts that it does not have are left out."""
-        whole = tree.like(self.architecture.init(stream(0, 0, -1, "template")))
+        whole = _template(self.architecture)
         return {part: whole[part] for part in (parts or tuple(whole)) if part in whole}
 
     @property
@@ -96,3 +97,8 @@ class Task:
         if self.training.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.batched)
+
+
+@functools.lru_cache(maxsize=64)
+def _template(architecture: Architecture) -> Tree:
+    return tree.like(architecture.init(stream(0, 0, -1, "template")))

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pflmpi.local import Batch, ClientData
+from pflmpi.local import Batch, ClientData, Padding
 from pflmpi.models import MODELS
 from pflmpi.task import Task
 from pflmpi.training import TrainingConfig
@@ -21,6 +21,13 @@ def batch(seed: int, size: int = 6) -> Batch:
     rng = np.random.default_rng(seed)
     x = torch.from_numpy(rng.normal(size=(size, *SHAPE)).astype(np.float32))
     return Batch(x, torch.from_numpy(rng.integers(0, CLASSES, size)))
+
+
+def padded(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Batch:
+    """A batch in which only samples of weight 1 are real."""
+    share = weight / weight.sum().clamp(min=1)
+    target = (y.unsqueeze(-1) == torch.arange(CLASSES)) * share.unsqueeze(-1)
+    return Batch(x, y, Padding(weight, share, target, (weight.sum() > 0).float()))
 
 
 def data(batches: list[Batch], lr: float = 0.1) -> ClientData:

@@ -39,7 +39,7 @@ def test_frozen_parts_do_not_move() -> None:
 def test_padding_changes_nothing() -> None:
     task = small.task()
     one = small.batch(1, 4)
-    padded = local.Batch(
+    padded = small.padded(
         torch.cat([one.x, torch.full((3, *small.SHAPE), 9.0)]),
         torch.cat([one.y, torch.zeros(3, dtype=torch.int64)]),
         torch.tensor([1.0, 1, 1, 1, 0, 0, 0]),
@@ -57,7 +57,7 @@ def test_a_step_of_padding_alone_changes_nothing_in_a_lane() -> None:
     models = tree.stack([task.init(), task.init()])
 
     def train(model, x, y, weight):
-        return local.train(task, model, [local.Batch(x, y, weight)] * 2, local.model_loss(task), 0.2)
+        return local.train(task, model, [small.padded(x, y, weight)] * 2, local.model_loss(task), 0.2)
 
     trained = torch.func.vmap(train)(models, x, y, weight)
     first = dict(tree.leaves(models))

@@ -110,25 +110,30 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
             f"partition {path} was made for data with digest {saved.dataset_digest}, dataset {dataset.name!r} has "
             f"{dataset.digest}; use the data (and data.limit) that it was made for, or make a new partition"
         )
-    federation = _federation(dataset, saved.train, saved.test)
-    if federation.digest != saved.digest:
+    found = _digest(dataset, saved.train, saved.test)
+    if found != saved.digest:  # before an index is used: a damaged one may be anything
         raise DataError(
-            f"partition {path} is damaged: its digest is {federation.digest}, written was {saved.digest}; "
+            f"partition {path} is damaged: its digest is {found}, written was {saved.digest}; "
             f"put a good copy in its place, or make a new partition"
         )
-    return federation
+    return _federation(dataset, saved.train, saved.test)
 
 
 def _federation(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -> Federation:
+    untested = sum(not len(samples) for samples in test)
+    if untested:
+        logger.warning("%d of %d clients have no test samples", untested, len(test))
+    counts = _class_counts(dataset, train)
+    return Federation(dataset, tuple(train), tuple(test), _digest(dataset, train, test), counts)
+
+
+def _digest(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -> str:
     digest = hashlib.sha256(f"dataset {dataset.digest}\n".encode())
     for kind, arrays in (("train", train), ("test", test)):
         for client, samples in enumerate(arrays):
             digest.update(f"{kind} {client} {len(samples)}\n".encode())
             digest.update(np.ascontiguousarray(samples, dtype="<i8").data)
-    untested = sum(not len(samples) for samples in test)
-    if untested:
-        logger.warning("%d of %d clients have no test samples", untested, len(test))
-    return Federation(dataset, tuple(train), tuple(test), digest.hexdigest(), _class_counts(dataset, train))
+    return digest.hexdigest()
 
 
 def _class_counts(dataset: Dataset, parts: list[np.ndarray]) -> np.ndarray:

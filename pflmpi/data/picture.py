@@ -44,8 +44,8 @@ class _Cells:
         self.per_cell = -(-num_classes // columns)  # classes drawn in one cell, where they are too many for one each
         self.num_cells = -(-num_classes // self.per_cell)
         room = columns // self.num_cells
-        self.numbers = room >= digits + 2 and self.per_cell == 1  # a shade, the count, a space
-        self.cell_width = digits + 2 if self.numbers else min(room, 2)
+        self.numbers = room > digits and self.per_cell == 1  # a shade, the count and, where there is room, a space
+        self.cell_width = min(room, digits + 2) if self.numbers else min(room, 2)
         self.largest = self._merge(counts).max()
 
     def _merge(self, counts: np.ndarray) -> np.ndarray:

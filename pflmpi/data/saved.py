@@ -2,14 +2,13 @@
 
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from pflmpi.data.npz import read_npz
 from pflmpi.data.shares import cut
 from pflmpi.errors import DataError
 
@@ -59,18 +58,20 @@ def read_split(path: Path) -> SavedSplit:
         DataError: no such file, or not one that `write_split` wrote.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            parts = {name: _parts(file[name], file[f"num_{name}"]) for name in ("train", "test")}
-            return SavedSplit(str(file["dataset_digest"]), str(file["digest"]), **parts)
+        names = ("train", "num_train", "test", "num_test", "dataset_digest", "digest")
+        train, num_train, test, num_test, dataset_digest, digest = read_npz(path, names)
+        return SavedSplit(str(dataset_digest), str(digest), _parts(train, num_train), _parts(test, num_test))
     except FileNotFoundError:
         raise DataError(f"partition {path} does not exist; give the path of a saved partition") from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"partition {path} cannot be read ({error}); put a good copy in its place, or make a new partition"
         ) from error
 
 
 def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    if samples.dtype != np.int64 or lengths.dtype != np.int64 or lengths.sum() != len(samples):
+    """Return the samples of each client from all in a row, or raise `ValueError`."""
+    flat = samples.ndim == lengths.ndim == 1 and samples.dtype == lengths.dtype == np.int64
+    if not flat or (lengths < 0).any() or lengths.sum() != len(samples):
         raise ValueError("its arrays do not belong together")
     return cut(samples, lengths)

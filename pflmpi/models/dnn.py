@@ -13,8 +13,8 @@ class DNN(MLP):
     """Two fully connected layers with a ReLU between: a feature layer (the body) and a decision layer (the head).
 
     The paper says "2-layer fully connected units" with one of the two fused as a feature layer (r = 1), so it has
-    one hidden layer and the shape of `mlp`. It gives no width: 100 is the one that its baselines' experiments on
-    MNIST use. The names stay apart, so that a configuration says which paper it follows.
+    one hidden layer and the shape of `mlp`. It gives no width: 100 is read here, as in `mlp`. The names stay apart,
+    so that a configuration says which paper it follows.
     """
 
     name: ClassVar[str] = "dnn"

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflmpi.models import initial
 from pflmpi.models.base import Architecture, Model, Shape, leaf, part
+from pflmpi.models.initial import linear
 from pflmpi.tree import Tree
 
 
@@ -19,8 +19,8 @@ class Perceptron(Architecture):
     """C*H*W - d - K with a ReLU: the body is the first layer, the head the second."""
 
     def init(self, rng: np.random.Generator) -> Tree:
-        body: Tree = {"fc1": initial.linear(rng, prod(self.shape), self.num_features)}
-        return {"body": body, "head": initial.linear(rng, self.num_features, self.num_classes)}
+        body: Tree = {"fc1": linear(rng, prod(self.shape), self.num_features)}
+        return {"body": body, "head": linear(rng, self.num_features, self.num_classes)}
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
         fc1 = part(part(params, "body"), "fc1")

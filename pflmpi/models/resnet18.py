@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pflmpi import tree
 from pflmpi.errors import ConfigError
-from pflmpi.models import initial
 from pflmpi.models.base import Architecture, Model, Shape, part
+from pflmpi.models.initial import kaiming_normal, linear
 from pflmpi.tree import Tree
 
 NUM_FEATURES = 512
@@ -43,7 +43,7 @@ class ResidualNetwork(Architecture):
 
     def init(self, rng: np.random.Generator) -> Tree:
         weights = {
-            name: initial.kaiming_normal(rng, tuple(weight.shape))
+            name: kaiming_normal(rng, tuple(weight.shape))
             if weight.dim() == 4
             else torch.full(weight.shape, float(name.endswith("weight")))  # batch norm: scale 1, shift 0
             for name, weight in self._training.named_parameters()
@@ -54,7 +54,7 @@ class ResidualNetwork(Architecture):
         }
         return {
             "body": _nested(weights),
-            "head": initial.linear(rng, NUM_FEATURES, self.num_classes),
+            "head": linear(rng, NUM_FEATURES, self.num_classes),
             "stats": _nested(stats),
         }
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi.errors import ConfigError
-from pflmpi.models import initial
 from pflmpi.models.base import Architecture, leaf, part
+from pflmpi.models.initial import conv, linear
 from pflmpi.tree import Tree
 
 
@@ -46,11 +46,11 @@ class TwoConv(Architecture):
     def init(self, rng: np.random.Generator) -> Tree:
         first, second = self.channels
         body: Tree = {
-            "conv1": initial.conv(rng, self.shape[0], first, self.kernel),
-            "conv2": initial.conv(rng, first, second, self.kernel),
-            "fc1": initial.linear(rng, second * self.pooled[0] * self.pooled[1], self.num_features),
+            "conv1": conv(rng, self.shape[0], first, self.kernel),
+            "conv2": conv(rng, first, second, self.kernel),
+            "fc1": linear(rng, second * self.pooled[0] * self.pooled[1], self.num_features),
         }
-        return {"body": body, "head": initial.linear(rng, self.num_features, self.num_classes)}
+        return {"body": body, "head": linear(rng, self.num_features, self.num_classes)}
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
         body = part(params, "body")

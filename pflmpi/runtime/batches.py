@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflmpi.local import Batch
+from pflmpi.local import Batch, Padding
 from pflmpi.task import Task
 
 
@@ -39,23 +39,44 @@ class ClientBatches:
 
 @dataclass(frozen=True)
 class LaneBatches:
-    """The batches of one lane inside a vmapped call."""
+    """The batches of one lane inside a vmapped call.
+
+    What can be done for a whole pass at once is, because each operation inside the call costs as much as the
+    arithmetic of a small model.
+    """
 
     task: Task
     images: Tensor  # [S, B, C, H, W] uint8
     labels: Tensor  # [S, B] int64
     weight: Tensor  # [S, B] float32, 0 for padding
+    full_steps: int  # steps before the shortest lane ends
 
     def __len__(self) -> int:
         return self.images.shape[0]
 
     def __iter__(self) -> Iterator[Batch]:
-        for step in range(len(self)):
-            yield Batch(self.task.prepare(self.images[step]), self.labels[step], self.weight[step])
+        classes = torch.arange(self.task.num_classes, device=self.labels.device)
+        one_hot = (self.labels.unsqueeze(-1) == classes).to(self.weight.dtype)
+        samples = self.weight.sum(1, keepdim=True)
+        share = self.weight / samples.clamp(min=1)
+        parts = (self.images, self.labels, self.weight, share, one_hot * share.unsqueeze(-1), (samples > 0).squeeze(1))
+        for step, (image, y, weight, mean, target, active) in enumerate(zip(*(part.unbind(0) for part in parts), strict=True)):
+            rest = Padding(weight, mean, target, None if step < self.full_steps else active.to(weight.dtype))
+            yield Batch(self.task.prepare(image), y, rest)
 
 
-def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> dict[str, Tensor]:
-    """Return `images`, `labels` and `weight` with axes [L, S, B, ...], padded to the longest lane and batch."""
+@dataclass(frozen=True)
+class LaneTensors:
+    """A pass of all lanes, padded to the longest lane and the widest batch."""
+
+    images: Tensor  # [L, S, B, C, H, W] uint8
+    labels: Tensor  # [L, S, B] int64
+    weight: Tensor  # [L, S, B] float32, 0 for padding
+    full_steps: int  # steps before the shortest lane ends
+
+
+def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LaneTensors:
+    """Return the samples of every batch of every lane."""
     steps = max((len(lane) for lane in lanes), default=0)
     width = max((len(batch) for lane in lanes for batch in lane), default=1)
     index = np.zeros((len(lanes), steps, width), np.int64)
@@ -66,11 +87,12 @@ def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> dict[str,
             weight[i, s, : len(batch)] = 1
     device = pool.images.device
     flat = torch.from_numpy(index.reshape(-1)).to(device)
-    return {
-        "images": pool.images.index_select(0, flat).view(*index.shape, *pool.images.shape[1:]),
-        "labels": pool.labels.index_select(0, flat).view(index.shape),
-        "weight": torch.from_numpy(weight).to(device),
-    }
+    return LaneTensors(
+        images=pool.images.index_select(0, flat).view(*index.shape, *pool.images.shape[1:]),
+        labels=pool.labels.index_select(0, flat).view(index.shape),
+        weight=torch.from_numpy(weight).to(device),
+        full_steps=min((len(lane) for lane in lanes), default=0),
+    )
 
 
 def in_order(indices: np.ndarray, batch_size: int) -> list[np.ndarray]:

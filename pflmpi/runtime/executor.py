@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,66 +125,55 @@ class Loop(Workplace):
 class Lanes(Workplace):
     """All clients of a unit in one vmapped call; shorter lanes are padded and masked."""
 
-    def _tensors(self, clients: np.ndarray, round: int) -> dict[str, dict[str, Tensor]]:
-        orders = [self.orders(int(client), round) for client in clients]
-        tensors = {f"pass/{name}": lane_tensors(self.pool, [order[name] for order in orders]) for name in orders[0]}
-        tensors["train"] = lane_tensors(
-            self.pool, [in_order(self.federation.train[client], self.eval_batch) for client in clients]
-        )
-        return tensors
-
-    def _call(self, function: Callable[..., object], *trees: object) -> object:
-        return torch.func.vmap(function, randomness="error")(*trees)
-
-    def _data(self, task: Task, tensors: dict[str, dict[str, Tensor]], counts: Tensor, round: int) -> ClientData:
-        batches = {name: LaneBatches(task, **value) for name, value in tensors.items()}
-        return ClientData(
-            passes={name[5:]: value for name, value in batches.items() if name != "train"},
-            train=batches["train"],
-            class_counts=counts,
-            learning_rate=task.training.learning_rate(round),
-        )
-
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
-        task, device = self.task(clients).replace(batched=True), self.pool.images.device
-
-        def one(
-            state: Tree, received: Messages, tensors: dict[str, dict[str, Tensor]], counts: Tensor
-        ) -> tuple[Tree, Messages]:
-            return self.algorithm.client_update(task, state, received, self._data(task, tensors, counts, round))
-
-        received = {name: tree.to(value, device) for name, value in down.items()}
-        new, up = self._call(  # type: ignore[misc]
-            one, tree.to(states, device), received, self._tensors(clients, round), self.class_counts(clients)
-        )
+        new, up = self._with_data(self.algorithm.client_update, clients, states, down, round)
         return tree.to_host(new), {name: tree.to_host(value) for name, value in up.items()}
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> np.ndarray:
         task, device = self.task(clients).replace(batched=True), self.pool.images.device
-        state = tree.to(states, device)
-        received = {name: tree.to(value, device) for name, value in down.items()}
-        counts = self.class_counts(clients)
+        state, received = tree.to(states, device), _on(down, device)
         if self.adapts:
-
-            def adapt(state: Tree, received: Messages, tensors: dict[str, dict[str, Tensor]], counts: Tensor) -> Tree:
-                return self.algorithm.adapt(task, state, received, self._data(task, tensors, counts, round))
-
-            state = self._call(adapt, state, received, self._tensors(clients, round), counts)  # type: ignore[assignment]
+            state = self._with_data(self.algorithm.adapt, clients, states, down, round)
         tests = lane_tensors(self.pool, [in_order(self.federation.test[client], self.eval_batch) for client in clients])
-        correct = torch.zeros(len(clients), dtype=torch.int64, device=device)
 
         def right(state: Tree, received: Messages, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
             scores = self.algorithm.predict(task, state, received, task.prepare(images))
             return ((scores.argmax(1) == labels) & (weight > 0)).sum()
 
+        correct = torch.zeros(len(clients), dtype=torch.int64, device=device)
         with torch.no_grad():
-            for step in range(tests["labels"].shape[1]):
-                batch = [tests[key][:, step] for key in ("images", "labels", "weight")]
-                correct += self._call(right, state, received, *batch)  # type: ignore[operator]
+            for step in range(tests.labels.shape[1]):
+                batch = (tests.images[:, step], tests.labels[:, step], tests.weight[:, step])
+                correct += torch.func.vmap(right)(state, received, *batch)
         return correct.cpu().numpy()
 
+    def _with_data(
+        self, method: Callable[..., Any], clients: np.ndarray, states: Tree, down: Messages, round: int
+    ) -> Any:
+        """Call a method of the algorithm (task, client, down, data) for all clients at once."""
+        task, device = self.task(clients).replace(batched=True), self.pool.images.device
+        orders = [self.orders(int(client), round) for client in clients]
+        passes = {name: lane_tensors(self.pool, [order[name] for order in orders]) for name in orders[0]}
+        train = lane_tensors(self.pool, [in_order(self.federation.train[client], self.eval_batch) for client in clients])
+        tensors = {name: (one.images, one.labels, one.weight) for name, one in {**passes, _TRAIN: train}.items()}
+        full = {name: one.full_steps for name, one in {**passes, _TRAIN: train}.items()}
+
+        def one(state: Tree, received: Messages, mine: dict[str, tuple[Tensor, Tensor, Tensor]], counts: Tensor) -> Any:
+            batches = {name: LaneBatches(task, *value, full[name]) for name, value in mine.items()}
+            own = batches.pop(_TRAIN)
+            data = ClientData(dict(batches), own, counts, task.training.learning_rate(round))
+            return method(task, state, received, data)
+
+        return torch.func.vmap(one)(tree.to(states, device), _on(down, device), tensors, self.class_counts(clients))
+
+
+_TRAIN = "/train"  # no pass has a slash in its name
 
 EXECUTORS: dict[str, type[Workplace]] = {"loop": Loop, "lanes": Lanes}
+
+
+def _on(down: Messages, device: torch.device) -> Messages:
+    return {name: tree.to(value, device) for name, value in down.items()}
 
 
 def _messages(down: Messages, index: int, device: torch.device) -> Messages:

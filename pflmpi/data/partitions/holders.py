@@ -44,7 +44,8 @@ def share_out(classes: np.ndarray, sizes: np.ndarray, holds: np.ndarray, weights
         if size < floor * len(holders):
             raise DataError(
                 f"class {label} has {size} samples for {len(holders)} clients that hold it, at least {floor} each are "
-                f"needed; lower partition.clients or partition.classes_per_client, or use more data"
+                f"needed; lower partition.clients, partition.classes_per_client"
+                f"{' or partition.min_samples' if floor > 1 else ''}, or use more data"
             )
         counts[holders, column] = apportion(int(size), weights[holders, column], floor)
     return counts

@@ -1,8 +1,6 @@
 """FEMNIST: characters by the people who wrote them, as LEAF prepares them, or a sample of that in one file."""
 
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.npz import read_npz
 from pflmpi.data.sources.base import missing, unreadable
 from pflmpi.errors import DataError
 
@@ -63,9 +62,8 @@ class Femnist:
 
     def _sample(self, path: Path) -> Dataset:
         try:
-            with np.load(path, allow_pickle=False) as file:
-                images, labels, test, writers = (file[key] for key in ("images", "labels", "test", "writer"))
-        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            images, labels, test, writers = read_npz(path, ("images", "labels", "test", "writer"))
+        except (OSError, ValueError) as error:
             raise unreadable(self.name, path, error) from error
         if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE):
             raise unreadable(self.name, path, f"images are {images.dtype} {list(images.shape)}, not uint8 [n, 28, 28]")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.npz import read_npz
 from pflmpi.data.sources.base import missing, unreadable
 from pflmpi.data.sources.download import downloading
 from pflmpi.errors import DataError
@@ -84,13 +85,13 @@ class IdxSource:
     def _writers(self, path: Path, train_y: np.ndarray, test_y: np.ndarray) -> np.ndarray:
         """Return who wrote each sample, training first, after checking that the file is about these labels."""
         try:
-            with np.load(path, allow_pickle=False) as file:
-                pairs = [(file[f"{part}_writer"], file[f"{part}_label"]) for part in ("train", "test")]
-        except (*DAMAGE, zlib.error) as error:
+            names = ("train_writer", "test_writer", "train_label", "test_label")
+            train, test, *labels = read_npz(path, names)
+        except (OSError, ValueError) as error:
             raise unreadable(self.name, path, error) from error
-        for (writers, labels), known in zip(pairs, (train_y, test_y), strict=True):
-            if len(writers) != len(known) or not np.array_equal(labels, known):
+        for writers, found, known in zip((train, test), labels, (train_y, test_y), strict=True):
+            if writers.shape != known.shape or not np.array_equal(found, known):
                 raise DataError(
                     f"dataset {self.name!r}: {path} describes other samples than the idx files beside it; delete it"
                 )
-        return np.concatenate([writers for writers, _ in pairs]).astype(np.int64)
+        return np.concatenate([train, test]).astype(np.int64)

@@ -1,0 +1,70 @@
+"""One SHA-256 over the state of a round, however the run was laid out.
+
+It runs over these bytes. For each array of the server in sorted order of the paths, and then for each client that keeps
+anything, in ascending order, for each of its arrays in sorted order of the paths:
+
+    a line of ASCII, ended by a newline:    server <path> <dtype> <shape>    or    client <id> <path> <dtype> <shape>
+    the elements in C order, little-endian; a bool is one byte
+
+where dtype is numpy's name (float32) and shape the extents joined by "x" (64x32x5x5), "scalar" when there are none. The
+shape of a client's array is without the client axis. Cohorts, shards and ranks leave no trace.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.store.layout import NOWHERE
+from pflmpi.store.reading import read_layout, read_server, rows_of
+from pflmpi.store.shard import Arrays, ClientRows
+
+_CLIENTS_AT_ONCE = 64
+
+
+def digest(run: Path, round: int) -> str:
+    """Return the digest of a round on disk as 64 hexadecimal digits; few clients at a time are in memory.
+
+    Raises:
+        CheckpointError: something is missing or damaged.
+    """
+    layout = read_layout(run, round)
+    clients = np.flatnonzero(layout.file != NOWHERE)
+    blocks = (clients[i : i + _CLIENTS_AT_ONCE] for i in range(0, len(clients), _CLIENTS_AT_ONCE))
+    return _digest(read_server(run, round), (rows_of(run, layout, block) for block in blocks))
+
+
+def digest_of(server: Arrays, clients: ClientRows) -> str:
+    """Return the digest of a state in memory.
+
+    Args:
+        server: arrays by path.
+        clients: for each cohort ids [m], in any order, and by path rows [m, ...].
+
+    >>> digest_of({"step": np.array(3)}, {})[:16]
+    'b9732152f3f51d95'
+    """
+    return _digest(server, [clients])
+
+
+def _digest(server: Arrays, blocks: Iterable[ClientRows]) -> str:
+    """Take in the server and then the blocks, of which each has higher ids than the one before."""
+    content = hashlib.sha256()
+    for path in sorted(server):
+        _update(content, f"server {path}", server[path])
+    for block in blocks:
+        places = [
+            (int(client), cohort, row) for cohort, (ids, _) in block.items() for row, client in enumerate(ids.tolist())
+        ]
+        for client, cohort, row in sorted(places):
+            leaves = block[cohort][1]
+            for path in sorted(leaves):
+                _update(content, f"client {client} {path}", np.asarray(leaves[path][row]))
+    return content.hexdigest()
+
+
+def _update(content: "hashlib._Hash", name: str, array: np.ndarray) -> None:
+    shape = "x".join(map(str, array.shape)) or "scalar"
+    content.update(f"{name} {array.dtype.name} {shape}\n".encode())
+    content.update(np.asarray(array, array.dtype.newbyteorder("<"), order="C").tobytes())

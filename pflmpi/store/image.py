@@ -1,0 +1,146 @@
+"""HDF5 files built in memory, with checksums, and read with all of them checked.
+
+Before the HDF5 part of a file come 512 bytes (in HDF5's words a user block, which every HDF5 program skips). They hold
+one line of text with the length of what follows and its CRC-32. So a damaged file is found before the HDF5 library,
+which may crash on one, sees it.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflmpi.errors import CheckpointError
+from pflmpi.store import atomic
+from pflmpi.store.hdf5 import File, Group, h5py
+
+FORMAT_VERSION = 1
+
+_HEAD_BYTES = 512
+_HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
+_CHUNK = 1 << 24
+_SPARE = 1 << 20  # room for names and attributes
+_LIBRARY = ("v110", "v110")  # any HDF5 since 1.10 reads it, and its metadata have checksums of their own
+_HDF5_ERRORS = (OSError, KeyError, ValueError, RuntimeError)
+
+
+def write(path: Path, num_bytes: int, fill: Callable[[File], None]) -> None:
+    """Build an HDF5 file in memory and write it in one go.
+
+    Args:
+        num_bytes: about how large it will be; only for speed.
+        fill: puts the content in.
+
+    Raises:
+        OSError: see `atomic.write`.
+    """
+    with h5py.File(
+        str(path),
+        "w",
+        driver="core",
+        backing_store=False,
+        block_size=num_bytes + _SPARE,
+        userblock_size=_HEAD_BYTES,
+        libver=_LIBRARY,
+    ) as file:
+        file.attrs["format_version"] = FORMAT_VERSION
+        fill(file)
+        file.flush()
+        content = file.id.get_file_image()  # without the user block
+    head = b"pflmpi bytes=%d crc32=%08x\n" % (len(content), zlib.crc32(content))
+    atomic.write(path, [head.ljust(_HEAD_BYTES, b"\0"), content])
+
+
+def put(group: Group, path: str, array: np.ndarray) -> None:
+    """Store an array with the CRC-32 of its bytes.
+
+    >>> with h5py.File("example", "w", driver="core", backing_store=False) as file:
+    ...     put(file, "head/weight", np.zeros(4, np.uint8))
+    ...     int(file["head/weight"].attrs["crc32"])
+    558161692
+    """
+    array = np.asarray(array, order="C")
+    assert array.dtype.kind in "biufcS", f"{path}: arrays of {array.dtype} cannot be stored"
+    group.create_dataset(path, data=array).attrs["crc32"] = np.uint32(crc32(array))
+
+
+def get(group: Group, path: str) -> np.ndarray:
+    """Read an array and check it.
+
+    Raises:
+        CheckpointError: its bytes are not those that were written.
+    """
+    dataset = group[path]
+    array: np.ndarray = np.asarray(dataset[()])
+    expected = int(dataset.attrs["crc32"])
+    if (found := crc32(array)) != expected:
+        raise CheckpointError(
+            f"{dataset.name} in {group.file.filename} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
+        )
+    return array
+
+
+def crc32(array: np.ndarray, start: int = 0) -> int:
+    """Return the CRC-32 of the bytes in C order, continuing from `start`."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return zlib.crc32(flat.view(np.uint8).data if flat.size else b"", start)
+
+
+def names(group: Group) -> list[str]:
+    """Return the paths of all datasets below a group, sorted; virtual ones too."""
+    found: list[str] = []
+    group.visititems(lambda path, item: found.append(path) if isinstance(item, h5py.Dataset) else None)
+    return sorted(found)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[File]:
+    """Open a file to read.
+
+    Raises:
+        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also when reading inside fails.
+    """
+    try:
+        # No lock: the file never changes, and locks fail on some cluster file systems.
+        with h5py.File(path, "r", locking=False) as file:
+            version = int(file.attrs["format_version"])
+            if version > FORMAT_VERSION:
+                raise CheckpointError(
+                    f"{path} was written by a newer pflmpi: its format version is {version}, this one reads up to "
+                    f"{FORMAT_VERSION}; update pflmpi"
+                )
+            yield file
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error
+    except _HDF5_ERRORS as error:
+        raise CheckpointError(f"{path} cannot be read: {_line(error)}") from error
+
+
+def damage(path: Path) -> str | None:
+    """Return what is wrong with the bytes of a file, or None; every byte is read."""
+    try:
+        with path.open("rb") as file:
+            head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
+            if head is None:
+                return f"{path} is damaged: it does not begin as files of pflmpi do"
+            size, found = 0, 0
+            while chunk := file.read(_CHUNK):
+                size, found = size + len(chunk), zlib.crc32(chunk, found)
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if size != int(head[1]):
+        return f"{path} is damaged: {size + _HEAD_BYTES} bytes long, {int(head[1]) + _HEAD_BYTES} were written"
+    if found != int(head[2], 16):
+        return f"{path} is damaged: its CRC-32 is {found:08x}, {head[2].decode()} was written"
+    return None
+
+
+def _line(error: Exception) -> str:
+    text: Any = error.args[0] if isinstance(error, KeyError) and error.args else error
+    return " ".join(str(text).split())

@@ -1,0 +1,123 @@
+"""Where the newest row of each client is."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflmpi.store import image
+from pflmpi.store.hdf5 import Group
+from pflmpi.store.names import cohort_name, shard_name
+
+NOWHERE = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the row of each client was written last.
+
+    Attributes:
+        cohorts: for each cohort the ascending ids of its clients, int64.
+        file: [N] int64, index into `files`; -1 where a client has no row.
+        row: [N] int64, the row in that file, counted within the client's cohort; -1 where a client has no row.
+        files: names of shards relative to the run folder, sorted; each has a row that is still the newest.
+    """
+
+    cohorts: Mapping[str, np.ndarray]
+    file: np.ndarray
+    row: np.ndarray
+    files: tuple[str, ...]
+
+    @classmethod
+    def unwritten(cls, cohort_of: np.ndarray) -> "Layout":
+        """Return the layout before anything is written; `cohort_of` [N] is the number of each client's cohort."""
+        nowhere = np.full(len(cohort_of), NOWHERE, np.int64)
+        return cls(_cohorts(cohort_of), nowhere, nowhere.copy(), ())
+
+    def updated(self, round: int, rank_clients: Sequence[np.ndarray], cohort_of: np.ndarray) -> "Layout":
+        """Return the layout after each rank has written a shard with its changed clients.
+
+        The rows of a shard are counted within each cohort, in ascending order of the clients.
+
+        Args:
+            rank_clients: for each rank the ids that changed; a rank without any writes no shard.
+            cohort_of: [N] the number of each client's cohort.
+
+        >>> cohort_of = np.array([0, 0, 1])
+        >>> layout = Layout.unwritten(cohort_of).updated(1, [np.array([0, 2]), np.array([1])], cohort_of)
+        >>> layout.files, layout.file.tolist(), layout.row.tolist()
+        (('shards/round_00001_rank_000.h5', 'shards/round_00001_rank_001.h5'), [0, 1, 0], [0, 0, 0])
+        """
+        cohort_of = np.asarray(cohort_of)
+        everyone = np.concatenate([np.empty(0, np.int64), *rank_clients])
+        assert len(everyone) == len(np.unique(everyone)), "a client changed on two ranks"
+        file, row, files = self.file.copy(), self.row.copy(), list(self.files)
+        for rank, clients in enumerate(rank_clients):
+            if not len(clients):
+                continue
+            name = shard_name(round, rank)
+            assert name not in files, f"{name} is in use"
+            file[clients] = len(files)
+            files.append(name)
+            for number in np.unique(cohort_of[clients]):
+                mine = np.sort(clients[cohort_of[clients] == number])
+                row[mine] = np.arange(len(mine))
+        return _tidy(_cohorts(cohort_of), file, row, files)
+
+    def only(self, cohorts: Sequence[str]) -> "Layout":
+        """Return the layout in which only the clients of the given cohorts have rows."""
+        kept = np.zeros(len(self.file), bool)
+        for cohort in cohorts:
+            kept[self.cohorts[cohort]] = True
+        file, row = (np.where(kept, column, NOWHERE) for column in (self.file, self.row))
+        return _tidy(self.cohorts, file, row, self.files)
+
+    def shards(self, cohort: str, clients: np.ndarray | None = None) -> list[tuple[str, np.ndarray]]:
+        """Return the shards with rows of a cohort, each with the ascending ids [m] that have their row there.
+
+        Args:
+            clients: only of these; None for all.
+        """
+        members = self.cohorts[cohort]
+        members = members if clients is None else np.intersect1d(members, clients)
+        order = members[np.argsort(self.file[members], kind="stable")]
+        order = order[self.file[order] != NOWHERE]
+        indices, starts = np.unique(self.file[order], return_index=True)
+        parts = np.split(order, starts[1:])
+        return [(self.files[index], part) for index, part in zip(indices, parts, strict=False)]
+
+
+def put(group: Group, layout: Layout) -> None:
+    """Store a layout."""
+    image.put(group, "file", layout.file)
+    image.put(group, "row", layout.row)
+    image.put(group, "files", np.array([name.encode() for name in layout.files], "S" if layout.files else "S1"))
+    cohorts = group.create_group("cohorts")
+    for name in sorted(layout.cohorts):
+        image.put(cohorts, name, layout.cohorts[name])
+
+
+def get(group: Group) -> Layout:
+    """Read a layout and check it.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    files = tuple(name.decode() for name in image.get(group, "files").tolist())
+    cohorts = {name: image.get(group["cohorts"], name) for name in sorted(group["cohorts"])}
+    return Layout(cohorts, image.get(group, "file"), image.get(group, "row"), files)
+
+
+def _cohorts(cohort_of: np.ndarray) -> dict[str, np.ndarray]:
+    numbers = np.asarray(cohort_of)
+    return {
+        cohort_name(int(number)): np.flatnonzero(numbers == number).astype(np.int64) for number in np.unique(numbers)
+    }
+
+
+def _tidy(cohorts: Mapping[str, np.ndarray], file: np.ndarray, row: np.ndarray, files: Sequence[str]) -> Layout:
+    """Return a layout with its files sorted and those dropped that no client needs."""
+    used = sorted(np.unique(file[file != NOWHERE]).tolist(), key=files.__getitem__)
+    new = np.full(len(files) + 1, NOWHERE, np.int64)  # the last entry stands for index -1
+    new[used] = np.arange(len(used))
+    return Layout(cohorts, new[file], row, tuple(files[index] for index in used))

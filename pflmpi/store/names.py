@@ -1,0 +1,55 @@
+"""How the files of a run, and the cohorts in them, are called."""
+
+import re
+from pathlib import Path
+
+SHARDS = "shards"
+TEMPORARY = ".tmp"
+
+_ROUND = re.compile(r"round_(\d{5,})\.h5")
+_SHARD = re.compile(r"round_(\d{5,})_rank_(\d{3,})\.h5")
+
+
+def round_path(run: Path, round: int) -> Path:
+    """Return the file of a round.
+
+    >>> round_path(Path("run"), 12).name
+    'round_00012.h5'
+    """
+    return run / f"round_{round:05d}.h5"
+
+
+def shard_name(round: int, rank: int) -> str:
+    """Return the name of a shard relative to the run folder.
+
+    >>> shard_name(12, 3)
+    'shards/round_00012_rank_003.h5'
+    """
+    return f"{SHARDS}/round_{round:05d}_rank_{rank:03d}.h5"
+
+
+def shard_path(run: Path, round: int, rank: int) -> Path:
+    """Return the file that a rank writes for a round."""
+    return run / shard_name(round, rank)
+
+
+def round_of(name: str) -> int | None:
+    """Return the round of a round file's or a shard's name; None for any other name.
+
+    >>> round_of("round_00012.h5"), round_of("round_00012_rank_003.h5"), round_of("notes.h5")
+    (12, 12, None)
+    """
+    found = _ROUND.fullmatch(name) or _SHARD.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def rounds(run: Path) -> list[int]:
+    """Return the rounds that have a file, ascending; whether it is good is not looked at."""
+    if not run.is_dir():
+        return []
+    return sorted(int(found[1]) for path in run.iterdir() if (found := _ROUND.fullmatch(path.name)))
+
+
+def cohort_name(number: int) -> str:
+    """Return the name of a cohort in checkpoints."""
+    return f"cohort{number}"

@@ -1,0 +1,95 @@
+"""Reading the state of a round: only what is asked for, and all of it checked."""
+
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.errors import CheckpointError
+from pflmpi.store import image
+from pflmpi.store import layout as layouts
+from pflmpi.store.hdf5 import Group
+from pflmpi.store.layout import Layout
+from pflmpi.store.names import round_path
+from pflmpi.store.shard import Arrays, ClientRows, read_rows
+
+
+def read_server(run: Path, round: int) -> Arrays:
+    """Return the server's state by path.
+
+    Raises:
+        CheckpointError: the round file is missing, damaged or of a newer format; so for all functions here.
+    """
+    return _section(run, round, "server")
+
+
+def read_metrics(run: Path, round: int) -> Arrays:
+    """Return the figures of the round by name."""
+    return _section(run, round, "metrics")
+
+
+def read_bytes(run: Path, round: int) -> Arrays:
+    """Return the traffic of the round by name, in bytes."""
+    return _section(run, round, "bytes")
+
+
+def read_layout(run: Path, round: int) -> Layout:
+    """Return where the row of each client is."""
+    with image.reading(round_path(run, round)) as file:
+        return layouts.get(file["layout"])
+
+
+def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
+    """Return what the round file says about itself and the run."""
+    with image.reading(round_path(run, round)) as file:
+        values = {name: file.attrs[name] for name in sorted(file.attrs)}
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+
+
+def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
+    """Return the state of the given clients that have one.
+
+    Args:
+        clients: ids, each once, in any order.
+
+    Returns:
+        For each cohort with any of them the ascending ids [m] and, by path, the rows [m, ...].
+    """
+    layout = read_layout(run, round)
+    outside = clients[(clients < 0) | (clients >= len(layout.file))]
+    if len(outside):
+        raise CheckpointError(f"{run} has the clients 0 to {len(layout.file) - 1}, asked for is client {outside[0]}")
+    return rows_of(run, layout, clients)
+
+
+def rows_of(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
+    """Return what `read_clients` does, by a layout that is known already."""
+    result: ClientRows = {}
+    for cohort in sorted(layout.cohorts):
+        shards = layout.shards(cohort, clients)
+        if not shards:
+            continue
+        ids = np.sort(np.concatenate([part for _, part in shards]))
+        gathered: Arrays = {}
+        for name, part in shards:
+            path = run / name
+            rows = read_rows(path, cohort, part, layout.row[part])
+            if not gathered:
+                gathered = {leaf: np.empty((len(ids), *array.shape[1:]), array.dtype) for leaf, array in rows.items()}
+            _check_alike(path, rows, gathered)
+            positions = np.searchsorted(ids, part)
+            for leaf, array in rows.items():
+                gathered[leaf][positions] = array
+        result[cohort] = (ids, gathered)
+    return result
+
+
+def _section(run: Path, round: int, section: str) -> Arrays:
+    with image.reading(round_path(run, round)) as file:
+        group: Group = file[section]
+        return {path: image.get(group, path) for path in image.names(group)}
+
+
+def _check_alike(path: Path, rows: Arrays, others: Arrays) -> None:
+    kinds = [{leaf: (array.shape[1:], array.dtype) for leaf, array in arrays.items()} for arrays in (rows, others)]
+    if kinds[0] != kinds[1]:
+        raise CheckpointError(f"{path} is not what the round file expects: its leaves differ from the other shards'")

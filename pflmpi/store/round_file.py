@@ -1,0 +1,100 @@
+"""What rank 0 writes once all shards of a round are on disk: the file that makes them a checkpoint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.store import image
+from pflmpi.store import layout as layouts
+from pflmpi.store.hdf5 import File, Group, h5py
+from pflmpi.store.layout import Layout
+from pflmpi.store.names import round_path
+from pflmpi.store.shard import Arrays, consecutive
+
+__all__ = ["Layout", "Templates", "write_round"]
+
+Templates = Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype]]]
+
+_OWN_ATTRIBUTES = ("format_version", "round")
+
+
+def write_round(
+    run: Path,
+    round: int,
+    server: Arrays,
+    metrics: Arrays,
+    bytes: Arrays,
+    layout: Layout,
+    templates: Templates,
+    attributes: Mapping[str, str | int | float],
+) -> None:
+    """Write the file of a round; every shard that the layout names must be on disk.
+
+    Args:
+        layout: of the round; the clients of a cohort that keeps nothing are stored as having no row.
+        templates: for each cohort path -> (shape, dtype) of what one client keeps; without entries for nothing.
+
+    Raises:
+        OSError: it could not be written; see `atomic.write`.
+    """
+    keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
+    layout = layout.only(keeping)
+    for cohort in keeping:
+        lost = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
+        assert not len(lost), f"round {round}: client {lost[0]} of {cohort} was never written"
+    assert not set(attributes) & set(_OWN_ATTRIBUTES), f"{_OWN_ATTRIBUTES} are set here"
+
+    def fill(file: File) -> None:
+        file.attrs["round"] = round
+        for name, value in attributes.items():
+            file.attrs[name] = value
+        for section, arrays in (("server", server), ("metrics", metrics), ("bytes", bytes)):
+            group = file.create_group(section)
+            for path in sorted(arrays):
+                image.put(group, path, arrays[path])
+        layouts.put(file.create_group("layout"), layout)
+        clients = file.create_group("clients")
+        for cohort in keeping:
+            group = clients if len(layout.cohorts) == 1 else clients.create_group(cohort)
+            if group is not clients:
+                assert "client" not in templates[cohort], "a leaf may not be called client: the ids are stored there"
+                image.put(group, "client", layout.cohorts[cohort])
+            for path, (shape, dtype) in sorted(templates[cohort].items()):
+                _join(group, path, shape, dtype, cohort, layout)
+
+    num_bytes = sum(array.nbytes for arrays in (server, metrics, bytes) for array in arrays.values())
+    image.write(round_path(run, round), num_bytes, fill)
+
+
+def _join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, cohort: str, layout: Layout) -> None:
+    """Create the virtual dataset [m, ...] of one leaf of a cohort.
+
+    One mapping for each shard: the rows of a cohort in a shard are in the order of its clients, therefore a union of
+    runs of rows on either side pairs them rightly, and a thousand scattered clients do not become a thousand mappings.
+    """
+    members = layout.cohorts[cohort]
+    if 0 in shape:  # nothing to map
+        group.create_dataset(path, shape=(len(members), *shape), dtype=dtype).attrs["crc32"] = np.uint32(0)
+        return
+    rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
+    whole = h5py.h5s.create_simple((len(members), *shape))
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    for name, clients in layout.shards(cohort):
+        positions, rows = np.searchsorted(members, clients), layout.row[clients]
+        # Any extent that reaches the last row will do: it is the selection that counts.
+        source = h5py.h5s.create_simple((int(rows[-1]) + 1, *shape))
+        whole.select_none()
+        source.select_none()
+        for run in consecutive(positions, rows):
+            block = (run.stop - run.start, *shape)
+            for space, start in ((whole, positions[run.start]), (source, rows[run.start])):
+                space.select_hyperslab((int(start), *rest), ones, block=block, op=h5py.h5s.SELECT_OR)
+        creation.set_virtual(whole, name.encode(), f"/{cohort}/rows/{path}".encode(), source)
+    if dtype.kind == "f":
+        creation.set_fill_value(np.array(np.nan, dtype))  # what HDF5 shows for a shard that is not there
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    kind = h5py.h5t.py_create(dtype, logical=True)
+    whole.select_all()
+    h5py.h5d.create(group.id, path.encode(), kind, whole, creation, lcpl=links)

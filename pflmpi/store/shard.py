@@ -1,0 +1,123 @@
+"""What one rank writes: the rows of those of its clients that changed.
+
+`row_crc32` of a row is the CRC-32 over the client's id (int64) and then its row of every leaf, in sorted order of the
+paths. So a few rows can be read and checked without the rest.
+"""
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.errors import CheckpointError
+from pflmpi.store import image
+from pflmpi.store.hdf5 import Dataset, File
+from pflmpi.store.names import shard_name, shard_path
+
+__all__ = ["read_rows", "rows_problem", "shard_name", "shard_path", "write_shard"]
+
+Arrays = dict[str, np.ndarray]
+ClientRows = dict[str, tuple[np.ndarray, Arrays]]
+
+_WASTE = 4  # rows that may be read for each that is wanted
+
+
+def write_shard(path: Path, rows: ClientRows) -> None:
+    """Write the rows of some clients.
+
+    Args:
+        rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...].
+
+    Raises:
+        OSError: it could not be written; see `atomic.write`.
+    """
+    for cohort, (clients, leaves) in rows.items():
+        assert (np.diff(clients) > 0).all(), f"{cohort}: the ids are not ascending"
+        for leaf, array in leaves.items():
+            assert len(array) == len(clients), f"{cohort}/{leaf}: {len(array)} rows of {len(clients)} clients"
+
+    def fill(file: File) -> None:
+        for cohort, (clients, leaves) in sorted(rows.items()):
+            group = file.create_group(cohort)
+            ids = clients.astype(np.int64)
+            image.put(group, "client", ids)
+            image.put(group, "row_crc32", _row_checksums(ids, leaves))
+            stored = group.create_group("rows")
+            for leaf in sorted(leaves):
+                image.put(stored, leaf, leaves[leaf])
+
+    num_bytes = sum(array.nbytes for _, leaves in rows.values() for array in leaves.values())
+    image.write(path, num_bytes, fill)
+
+
+def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> Arrays:
+    """Read the given rows [m] of a shard and check that they are whole and those of the given clients [m].
+
+    Args:
+        rows: ascending.
+
+    Returns:
+        By path, arrays [m, ...].
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or has other clients in these rows.
+    """
+    with image.reading(path) as file:
+        group = file[cohort]
+        expected = group["row_crc32"][()]
+        if len(rows) and rows[-1] >= len(expected):
+            raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
+        runs = consecutive(rows)
+        stored = group["rows"]
+        leaves = {leaf: _take(stored[leaf], rows, runs) for leaf in image.names(stored)}
+    wrong = clients[_row_checksums(clients, leaves) != expected[rows]]
+    if len(wrong):
+        raise CheckpointError(f"{path} is damaged: the rows of {len(wrong)} clients, the first is client {wrong[0]}")
+    return leaves
+
+
+def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:
+    """Return why a shard does not have the given clients [m] in the given rows [m], or None."""
+    try:
+        with image.reading(path) as file:
+            ids = image.get(file, f"{cohort}/client")
+    except CheckpointError as error:
+        return str(error)
+    if len(rows) and (rows.max() >= len(ids) or not np.array_equal(ids[rows], clients)):
+        return f"{path} is not what the round file expects: it holds other clients of {cohort}"
+    return None
+
+
+def consecutive(*columns: np.ndarray) -> list[slice]:
+    """Return the slices of positions over which every column [m] counts up by one.
+
+    >>> consecutive(np.array([4, 5, 6, 9]))
+    [slice(0, 3, None), slice(3, 4, None)]
+    """
+    length = len(columns[0])
+    breaks = np.zeros(max(length - 1, 0), bool)
+    for column in columns:
+        breaks |= np.diff(column) != 1
+    ends = [*(np.flatnonzero(breaks) + 1).tolist(), length]
+    return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
+
+
+def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
+    """Return the given ascending rows [m] of a dataset."""
+    if len(rows) and rows[-1] - rows[0] < _WASTE * len(rows):  # one read instead of many
+        span: np.ndarray = dataset[rows[0] : rows[-1] + 1]
+        return span if len(span) == len(rows) else span[rows - rows[0]]
+    taken = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
+    for run in runs:
+        taken[run] = dataset[rows[run.start] : rows[run.stop - 1] + 1]
+    return taken
+
+
+def _row_checksums(clients: np.ndarray, leaves: Arrays) -> np.ndarray:
+    """Return [m] uint32."""
+    checksums = [zlib.crc32(client.tobytes()) for client in clients.astype("<i8")]
+    for leaf in sorted(leaves):
+        if leaves[leaf].size:
+            rows = np.ascontiguousarray(leaves[leaf]).reshape(len(clients), -1).view(np.uint8)
+            checksums = [zlib.crc32(row.data, start) for row, start in zip(rows, checksums, strict=True)]
+    return np.array(checksums, np.uint32)

@@ -1,0 +1,188 @@
+"""What every transport can do: a few collective calls over ranks, with rank 0 as the root.
+
+Every rank knows all sizes beforehand (they follow from what an algorithm declares), so only payload travels.
+All ranks make the same calls in the same order. Buffers are uint8, one-dimensional and contiguous unless said.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import ClassVar, NoReturn
+
+import numpy as np
+
+from pflmpi.transports.counter import Channel, Counter
+from pflmpi.transports.order import from_keys, to_keys
+
+CHUNK = 2**30  # bytes in one message: MPI counts and some of gloo's are 32 bits wide
+
+
+class Transport(ABC):
+    """Collective calls over `size` ranks; a subclass moves the bytes, this class checks and counts them.
+
+    A rank that was lost, and a rank that does not answer within the time limit, raise `TransportError`.
+    After that only `abort` may be called.
+
+    Attributes:
+        name: which transport this is.
+        rank: 0 to size - 1; rank 0 is the server.
+        size: number of ranks.
+        counter: payload bytes moved.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, rank: int, size: int) -> None:
+        assert 0 <= rank < size, f"rank {rank} of {size}"
+        self.rank = rank
+        self.size = size
+        self.counter = Counter()
+        self._closed = False
+
+    def channel(self, name: Channel) -> AbstractContextManager[None]:
+        """Count what is moved inside the context on a channel: "data" or "control" (the default)."""
+        return self.counter.channel(name)
+
+    def broadcast(self, buffer: np.ndarray) -> None:
+        """Fill everybody's `buffer`, the same size everywhere, with the content of rank 0's."""
+        _check(buffer)
+        if self.size > 1 and len(buffer):
+            self._broadcast(buffer)
+        self.counter.add(down=len(buffer) * (self.size - 1))
+
+    def scatter(self, parts: list[np.ndarray] | None, size: int) -> np.ndarray:
+        """Return this rank's part, of `size` bytes, of the parts that rank 0 gives, one per rank.
+
+        Rank 0 gets its own part back, not a copy; what other ranks give as `parts` is ignored. Ranks other than 0
+        count their own part only.
+        """
+        if self.rank != 0:
+            part = np.empty(size, np.uint8)
+            if size:
+                self._receive(part)
+            self.counter.add(down=size)
+            return part
+        assert parts is not None and len(parts) == self.size, f"one part for each of {self.size} ranks"
+        for part in parts:
+            _check(part)
+        assert len(parts[0]) == size, f"rank 0's part has {len(parts[0])} bytes, declared {size}"
+        self._send_all({rank: parts[rank] for rank in range(1, self.size) if len(parts[rank])})
+        self.counter.add(down=sum(len(part) for part in parts[1:]))
+        return parts[0]
+
+    def gather(self, part: np.ndarray, sizes: list[int]) -> list[np.ndarray] | None:
+        """Return all ranks' parts, in the order of ranks, on rank 0; None elsewhere.
+
+        Args:
+            part: this rank's part; rank 0 gets its own back, not a copy.
+            sizes: bytes of each rank's part.
+        """
+        _check(part)
+        assert len(sizes) == self.size, f"{len(sizes)} sizes for {self.size} ranks"
+        assert len(part) == sizes[self.rank], f"part of {len(part)} bytes, declared {sizes[self.rank]}"
+        self.counter.add(up=sum(sizes[1:]))
+        if self.rank != 0:
+            if len(part):
+                self._send(part)
+            return None
+        parts = [part, *(np.empty(size, np.uint8) for size in sizes[1:])]
+        self._receive_all({rank: parts[rank] for rank in range(1, self.size) if sizes[rank]})
+        return parts
+
+    def maximum(self, values: np.ndarray) -> np.ndarray:
+        """Return the elementwise maximum over ranks, on every rank, with the same bits in every transport.
+
+        The order is total: 0.0 is greater than -0.0, and a NaN is greater than anything, so it is not lost.
+
+        Shapes: values float64 [M], result float64 [M].
+        """
+        assert values.dtype == np.float64 and values.ndim == 1, f"float64 [M], not {values.dtype} {values.shape}"
+        keys = to_keys(values)
+        if self.size > 1 and len(keys):
+            self._maximum(keys)
+        self.counter.add(up=values.nbytes * (self.size - 1))
+        return from_keys(keys)
+
+    def sum_int64(self, values: np.ndarray) -> np.ndarray | None:
+        """Return the exact elementwise sum over ranks on rank 0, None elsewhere; `values` may be overwritten.
+
+        The caller guarantees that no sum, in any order of ranks, leaves the range of int64.
+
+        Shapes: values int64 [M], result int64 [M].
+        """
+        assert values.dtype == np.int64 and values.ndim == 1, f"int64 [M], not {values.dtype} {values.shape}"
+        assert values.flags.c_contiguous and values.flags.writeable, "a contiguous array that may be overwritten"
+        if self.size > 1 and len(values):
+            self._sum(values)
+        self.counter.add(up=values.nbytes * (self.size - 1))
+        return values if self.rank == 0 else None
+
+    def barrier(self) -> None:
+        """Return when every rank has called this."""
+        if self.size > 1:
+            self._barrier()
+
+    def close(self) -> None:
+        """End in order, when all ranks do; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._close()
+
+    @abstractmethod
+    def abort(self, code: int) -> NoReturn:
+        """Stop all ranks at once; this process ends with the exit code."""
+
+    @abstractmethod
+    def _broadcast(self, buffer: np.ndarray) -> None:
+        """Broadcast in place; not empty."""
+
+    @abstractmethod
+    def _send_all(self, parts: dict[int, np.ndarray]) -> None:
+        """Send parts from rank 0 to the ranks they belong to; none is empty, some ranks may have none."""
+
+    @abstractmethod
+    def _receive(self, part: np.ndarray) -> None:
+        """Fill the part with what rank 0 sends by `_send_all`; not empty."""
+
+    @abstractmethod
+    def _receive_all(self, parts: dict[int, np.ndarray]) -> None:
+        """Fill parts on rank 0 with what their ranks send by `_send`; none is empty, some ranks may have none."""
+
+    @abstractmethod
+    def _send(self, part: np.ndarray) -> None:
+        """Send the part to rank 0; not empty."""
+
+    @abstractmethod
+    def _maximum(self, keys: np.ndarray) -> None:
+        """Put the elementwise maximum of int64 keys [M] in place on every rank; not empty."""
+
+    @abstractmethod
+    def _sum(self, values: np.ndarray) -> None:
+        """Put the elementwise sum of int64 values [M] in place on rank 0; not empty."""
+
+    @abstractmethod
+    def _barrier(self) -> None:
+        """Wait for all ranks."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Release what the transport holds; called once."""
+
+
+def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield views of at most `CHUNK` bytes that make up the array [M]."""
+    step = CHUNK // array.itemsize
+    for start in range(0, len(array), step):
+        yield array[start : start + step]
+
+
+def flush_output() -> None:
+    """Write out what was printed; a process that is stopped hard would lose it."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _check(buffer: np.ndarray) -> None:
+    assert buffer.dtype == np.uint8 and buffer.ndim == 1, f"uint8 [M], not {buffer.dtype} {buffer.shape}"
+    assert buffer.flags.c_contiguous, "a contiguous buffer"

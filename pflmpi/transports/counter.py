@@ -1,0 +1,46 @@
+"""Counting the payload bytes that a run moves between ranks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Channel = Literal["data", "control"]
+
+
+class Counter:
+    """Payload bytes per channel: `down` left rank 0 for other ranks, `up` left other ranks for rank 0.
+
+    What the whole group moved is counted on every rank, as far as a rank knows the sizes; rank 0 knows all of them.
+
+    >>> counter = Counter()
+    >>> with counter.channel("data"):
+    ...     counter.add(down=10)
+    >>> counter.take("data"), counter.take("data"), counter.take("control")
+    ((10, 0), (0, 0), (0, 0))
+    """
+
+    def __init__(self) -> None:
+        self._down: dict[str, int] = {"data": 0, "control": 0}
+        self._up: dict[str, int] = {"data": 0, "control": 0}
+        self._channel: Channel = "control"
+
+    @contextmanager
+    def channel(self, name: Channel) -> Iterator[None]:
+        """Count on the named channel while the context is open; on `control` outside of any."""
+        assert name in self._down, f"channel {name!r}; known: {', '.join(self._down)}"
+        before, self._channel = self._channel, name
+        try:
+            yield
+        finally:
+            self._channel = before
+
+    def add(self, down: int = 0, up: int = 0) -> None:
+        """Count bytes on the current channel."""
+        self._down[self._channel] += down
+        self._up[self._channel] += up
+
+    def take(self, channel: Channel) -> tuple[int, int]:
+        """Return (down, up) of a channel in bytes, and start again from zero."""
+        taken = self._down[channel], self._up[channel]
+        self._down[channel] = self._up[channel] = 0
+        return taken

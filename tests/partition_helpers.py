@@ -1,0 +1,14 @@
+"""What the tests of partitions have in common."""
+
+import numpy as np
+
+Parts = list[np.ndarray]
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed))
+
+
+def counts_of(parts: Parts, labels: np.ndarray) -> np.ndarray:
+    """Return int64 [N, K]."""
+    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])

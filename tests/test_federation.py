@@ -1,0 +1,256 @@
+"""The clients and their data: what every federation keeps, and its file."""
+
+import hashlib
+import logging
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pflmpi.data import load
+from pflmpi.data.config import DataConfig, PartitionConfig, validate_partition
+from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.federation import Federation, build, reuse, save
+from pflmpi.data.partitions import PARTITIONS
+from pflmpi.errors import DataError
+from pflmpi.rng import stream
+
+SECTIONS: dict[str, dict[str, object]] = {
+    "pathological": {"clients": 8, "classes_per_client": 2},
+    "dirichlet": {"clients": 8, "beta": 0.5},
+    "exdir": {"clients": 8, "classes_per_client": 2, "alpha": 1.0},
+    "nway_kshot": {"clients": 8, "n": 3, "k": 12},
+    "lognormal": {"clients": 8, "classes_per_client": 2, "sigma": 1.0},
+    "iid": {"clients": 8},
+    "writers": {},
+}
+
+
+def toy(samples: int = 400, classes: int = 4, tests: int = 100, writers: int = 10) -> Dataset:
+    """Return samples of all classes by all writers in turn; the last `tests` are official test samples."""
+    number = np.arange(samples)
+    images = (number % 251).astype(np.uint8).reshape(-1, 1, 1, 1)
+    return assemble("toy", images, number % classes, number >= samples - tests, classes, number // classes % writers)
+
+
+def federation(name: str = "exdir", split: str = "pooled", seed: int = 0, dataset: Dataset | None = None) -> Federation:
+    data = DataConfig.model_validate({"name": "toy", "split": split})
+    return build(dataset or toy(), validate_partition({"name": name, **SECTIONS[name]}), data, seed)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed))
+
+
+def same(a: Federation, b: Federation) -> bool:
+    pairs = [*zip(a.train, b.train, strict=True), *zip(a.test, b.test, strict=True)]
+    return a.digest == b.digest and all(np.array_equal(x, y) for x, y in pairs)
+
+
+# --- every partition, both splits ---------------------------------------------------------------------------
+
+
+every_partition = pytest.mark.parametrize("name", list(PARTITIONS))
+both_splits = pytest.mark.parametrize("split", ["pooled", "official"])
+
+
+@every_partition
+@both_splits
+def test_training_and_test_samples_are_apart_and_ascending(name: str, split: str) -> None:
+    found = federation(name, split)
+    given = [*found.train, *found.test]
+    assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in given)
+    assert all(len(part) for part in given), "everyone trains and is tested"
+    total = np.concatenate(given)
+    assert len(np.unique(total)) == len(total) - found.num_shared
+    if name != "nway_kshot":
+        assert np.array_equal(np.sort(total), np.arange(400))
+    if split == "official":
+        assert np.concatenate(found.train).max() < 300 <= np.concatenate(found.test).min()
+
+
+@every_partition
+@both_splits
+def test_a_federation_is_decided_by_its_seed_alone(name: str, split: str) -> None:
+    first = federation(name, split, seed=1)
+    np.random.default_rng(9).random(5)
+    assert same(first, federation(name, split, seed=1))
+    if (name, split) != ("writers", "official"):  # nothing is drawn there
+        assert first.digest != federation(name, split, seed=2).digest
+
+
+@every_partition
+def test_counts_are_those_of_the_training_samples(name: str) -> None:
+    found = federation(name)
+    labels = found.dataset.labels
+    assert found.num_clients == len(found.train) == len(found.test)
+    assert found.num_train.tolist() == [len(part) for part in found.train] == found.class_counts.sum(axis=1).tolist()
+    assert found.num_test.tolist() == [len(part) for part in found.test]
+    assert found.class_counts.dtype == np.int64 and found.class_counts.shape == (found.num_clients, 4)
+    assert found.class_counts[3, 1] == (labels[found.train[3]] == 1).sum()
+
+
+def test_only_the_named_streams_are_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def watched(*key: object) -> np.random.Generator:
+        drawn.append(key)
+        return stream(*key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pflmpi.data.federation.stream", watched)
+    federation(seed=7)
+    assert drawn == [(7, 0, -1, "partition"), *((7, 0, client, "split") for client in range(8))]
+    drawn.clear()
+    federation(seed=7, split="official")
+    assert drawn == [(7, 0, -1, "partition")]
+
+
+def test_the_digest_is_over_the_data_and_all_indices() -> None:
+    found = federation()
+    digest = hashlib.sha256(f"dataset {found.dataset.digest}\n".encode())
+    for kind, parts in (("train", found.train), ("test", found.test)):
+        for client, part in enumerate(parts):
+            digest.update(f"{kind} {client} {len(part)}\n".encode() + part.astype("<i8").tobytes())
+    assert found.digest == digest.hexdigest()
+
+
+# --- writers ------------------------------------------------------------------------------------------------
+
+
+def written(writers: list[int], tests: list[bool]) -> Dataset:
+    images = np.zeros((len(writers), 1, 1, 1), dtype=np.uint8)
+    return assemble("toy", images, np.arange(len(writers)) % 2, np.array(tests), 2, np.array(writers))
+
+
+def test_writers_with_test_samples_only_are_clients_of_the_pool_and_not_of_the_official_split() -> None:
+    data = written([5, 5, 5, 5, 8, 8, 8, 8, 9, 9], [False, False, False, True] * 2 + [True, True])
+    pooled = federation("writers", "pooled", dataset=data)
+    assert pooled.num_clients == 3 and pooled.num_train.tolist() == [3, 3, 1] and pooled.num_test.tolist() == [1, 1, 1]
+    official = federation("writers", "official", dataset=data)
+    assert [part.tolist() for part in official.train] == [[0, 1, 2], [4, 5, 6]]
+    assert [part.tolist() for part in official.test] == [[3], [7]]
+
+
+def test_an_official_split_between_writers_is_refused() -> None:
+    data = written([1, 1, 2, 2, 3, 3], [False] * 4 + [True] * 2)
+    with pytest.raises(DataError, match=r"none of its 2 official test samples fits them; set data\.split: pooled"):
+        federation("writers", "official", dataset=data)
+
+
+def test_data_without_writers_has_no_partition_by_writers() -> None:
+    data = load(DataConfig(name="digits"), seed=0)
+    with pytest.raises(
+        DataError, match=r"partition 'writers' needs to know .* dataset 'digits' does not say; use femnist"
+    ):
+        federation("writers", dataset=data)
+
+
+def test_the_real_femnist_sample_gives_natural_federations(data_root: Path, tmp_path: Path) -> None:
+    data = load(DataConfig(name="femnist", root=str(data_root)), seed=0, cache=tmp_path)
+    pooled, official = (federation("writers", split, dataset=data) for split in ("pooled", "official"))
+    assert pooled.num_clients == 184 and pooled.num_train.min() >= 1
+    assert official.num_clients == 105 and official.num_train.sum() == 14708 and official.num_test.sum() == 1685
+
+
+# --- sharing ------------------------------------------------------------------------------------------------
+
+
+def test_shared_samples_are_counted() -> None:
+    section = {"name": "nway_kshot", "clients": 3, "n": 4, "k": 60, "stdev": 0, "noise": 0}
+    found = build(toy(), validate_partition(section), DataConfig(name="toy"), 0)
+    assert found.num_shared == 3 * 4 * 60 - 400
+    assert federation("exdir").num_shared == 0
+
+
+# --- saved and used again -----------------------------------------------------------------------------------
+
+
+@every_partition
+def test_a_saved_federation_comes_back_the_same(name: str, tmp_path: Path) -> None:
+    found = federation(name)
+    save(found, tmp_path / "new folder" / "parts.npz")
+    again = reuse(found.dataset, tmp_path / "new folder" / "parts.npz")
+    assert same(again, found) and np.array_equal(again.class_counts, found.class_counts)
+    section = validate_partition({"path": str(tmp_path / "new folder" / "parts.npz")})
+    assert same(build(found.dataset, section, DataConfig(name="toy"), seed=99), found)
+    assert [path.name for path in (tmp_path / "new folder").iterdir()] == ["parts.npz"], "no temporary file is left"
+
+
+def test_a_federation_made_for_other_data_is_refused_with_both_digests(tmp_path: Path) -> None:
+    found, other = federation(), toy(samples=401)
+    save(found, tmp_path / "parts.npz")
+    with pytest.raises(DataError) as caught:
+        reuse(other, tmp_path / "parts.npz")
+    assert found.dataset.digest in str(caught.value) and other.digest in str(caught.value)
+
+
+def rewrite(path: Path, **changes: np.ndarray) -> None:
+    with np.load(path) as file:
+        content = {key: file[key] for key in file}
+    np.savez(path, **content | changes)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    found, path = federation(), tmp_path / "parts.npz"
+    save(found, path)
+    good = path.read_bytes()
+    for damaged in (good[: len(good) // 2], b"", b"no archive at all", good.replace(b"PK\x03\x04", b"PK\x03\x05")):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"parts\.npz cannot be read"):
+            reuse(found.dataset, path)
+    path.write_bytes(good)
+    swapped = [np.concatenate([found.train[0][::-1], *found.train[1:]])]
+    beyond = [np.concatenate([found.train[0][:-1], [10**6], *found.train[1:]]), np.full(len(swapped[0]), -1)]
+    for train in (*swapped, *beyond):
+        path.write_bytes(good)
+        rewrite(path, train=train)
+        with pytest.raises(DataError, match=r"parts\.npz is damaged"):
+            reuse(found.dataset, path)
+    path.write_bytes(good)
+    rewrite(path, num_train=np.array([3]))
+    with pytest.raises(DataError, match="its arrays do not belong together"):
+        reuse(found.dataset, path)
+    with pytest.raises(DataError, match="does not exist"):
+        reuse(found.dataset, tmp_path / "nothing.npz")
+
+
+def test_a_file_with_pickles_is_not_opened(tmp_path: Path) -> None:
+    found, path = federation(), tmp_path / "parts.npz"
+    save(found, path)
+    with zipfile.ZipFile(path) as archive:
+        assert all(b"'|O'" not in archive.read(name)[:128] for name in archive.namelist())
+    rewrite(path, digest=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(DataError, match=r"parts\.npz cannot be read \(Object arrays cannot be loaded"):
+        reuse(found.dataset, path)
+
+
+def test_a_full_disk_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "parts.npz"
+    save(federation(seed=1), path)
+    good = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"parts\.npz cannot be written .*No space left"):
+        save(federation(seed=2), path)
+    assert path.read_bytes() == good and list(tmp_path.iterdir()) == [path]
+
+
+def test_clients_that_cannot_be_tested_are_counted_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = federation("exdir", "official", dataset=toy(tests=4))
+    empty = int((found.num_test == 0).sum())
+    assert empty >= 4 and f"{empty} of 8 clients have no test samples" in caplog.text
+
+
+def test_data_without_official_test_samples_is_refused() -> None:
+    with pytest.raises(DataError, match=r"official leaves all 8 clients of dataset 'toy'.*set data\.split: pooled"):
+        federation("exdir", "official", dataset=toy(tests=0))
+
+
+def test_a_config_of_a_saved_partition_is_not_mistaken_for_a_named_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        build(toy(), PartitionConfig(path=str(tmp_path / "none.npz")), DataConfig(name="toy"), 0)
