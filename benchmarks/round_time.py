@@ -107,7 +107,9 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
         floors.clear()
         for repeat in range(2):
             measure_floor()
-            runs.execute(experiment, Path(folder) / str(repeat), place, lambda progress: rounds.append(progress.seconds))
+            runs.execute(
+                experiment, Path(folder) / str(repeat), place, lambda progress: rounds.append(progress.seconds)
+            )
             measure_floor()
     if transport.rank == 0:
         floor = statistics.median(floors)
@@ -193,7 +195,13 @@ def main() -> None:
     for case in options.cases:
         for algorithm in options.algorithms if case == "cnn" else ["local"]:
             for precision in ("fp32", "bf16") if case == "cnn" else ("fp32",):
-                launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={cores()}"]
+                launcher = [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    f"--nproc-per-node={cores()}",
+                ]
                 subprocess.run(
                     [*launcher, __file__, "--repeats", str(options.repeats), "--worker", case, algorithm, precision],
                     check=True,

@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pflmpi",
         description="Personalised federated learning on clusters: alone, or under mpirun, torchrun or srun.",
-        epilog="exit codes: 0 done, 2 wrong input (nothing was started), 3 a fault during the run (`pflmpi resume` continues it)",
+        epilog="exit codes: 0 done, 2 wrong input (nothing was started), 3 a fault during the run (continue it)",
     )
     top.add_argument("--version", action="version", version=f"pflmpi {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -31,7 +31,13 @@ def parser() -> argparse.ArgumentParser:
 
     for name in ("run", "resume", "partition"):
         made[name].add_argument(
-            "-s", "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override section.key"
+            "-s",
+            "--set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            dest="overrides",
+            help="override section.key",
         )
     for name in ("run", "partition"):
         made[name].add_argument("config", type=Path, help="a YAML file (see `pflmpi schema`)")
@@ -47,7 +53,9 @@ def parser() -> argparse.ArgumentParser:
         )
         made[name].add_argument("--quiet", action="store_true", help="no progress, only the result")
     made["inspect"].add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
-    made["inspect"].add_argument("--round", type=int, metavar="N", help="the checkpoint to look at (default: the newest)")
+    made["inspect"].add_argument(
+        "--round", type=int, metavar="N", help="the checkpoint to look at (default: the newest)"
+    )
     made["partition"].add_argument("--save", type=Path, metavar="FILE", help="write it, for `partition: {path: FILE}`")
     for command in made.values():
         command.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
@@ -58,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
-    module = import_module("pflmpi.commands.running" if options.command in ("run", "resume") else "pflmpi.commands.showing")
+    module = import_module(
+        "pflmpi.commands.running" if options.command in ("run", "resume") else "pflmpi.commands.showing"
+    )
     code: int = module.main(options, given)
     return code

@@ -39,7 +39,9 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.(inf|Inf|INF)$|^\.nan$"),
+    re.compile(
+        r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.(inf|Inf|INF)$|^\.nan$"
+    ),
     list("-+0123456789."),
 )
 
@@ -84,7 +86,7 @@ def read(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
     try:
-        content = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        content = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
@@ -103,7 +105,7 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         if section not in _KEYS:
             raise ConfigError(unknown("section", section, _KEYS))
         try:
-            parsed = yaml.load(value, _Loader)  # noqa: S506 - a SafeLoader
+            parsed = yaml.load(value, _Loader)
         except yaml.YAMLError as error:
             raise ConfigError(f"override {text!r}: the value is not valid YAML") from error
         if not key:
@@ -111,7 +113,9 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         elif isinstance(result.get(section, {}), dict):
             result[section] = {**result.get(section, {}), key: parsed}
         else:
-            raise ConfigError(f"override {text!r}: {section} is a list; give it whole, as {section}=[{{name: ...}}, ...]")
+            raise ConfigError(
+                f"override {text!r}: {section} is a list; give it whole, as {section}=[{{name: ...}}, ...]"
+            )
     return result
 
 
@@ -180,7 +184,8 @@ def explain(name: str, error: ValidationError) -> str:
 
 def dump(values: Mapping[str, Any]) -> str:
     """Return plain values as YAML."""
-    return yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=120)
+    text: str = yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=120)
+    return text
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -208,5 +213,3 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], known: list[str]) -> N
 def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:
     name = next(name for name, kind in registry.items() if kind is type(value))
     return {"name": name, **dataclasses.asdict(value)}
-
-

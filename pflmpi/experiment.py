@@ -21,7 +21,7 @@ from pflmpi.runtime.executor import EXECUTORS
 from pflmpi.runtime.plan import Plan, choose_hosts, cut_units, place
 from pflmpi.runtime.rounds import Setup
 from pflmpi.runtime.states import RECEIVED
-from pflmpi.task import Task
+from pflmpi.task import HOST, Task
 from pflmpi.transports.detect import Launch
 from pflmpi.tree import Tree
 
@@ -83,8 +83,8 @@ def setup(experiment: Experiment, launch: Launch, slots: int) -> Setup:
         slots: how many ranks of a node can compute at once (its cores or GPUs).
     """
     config, federation = experiment.config, experiment.federation
-    algorithm, tasks, n = config.algorithm, experiment.tasks, federation.num_clients
-    task = tasks[0].replace(device=torch.device("cpu"))
+    algorithm, tasks = config.algorithm, experiment.tasks
+    task = tasks[0].replace(device=HOST)
     declared = Declared(
         dict(algorithm.uplink(task)), dict(algorithm.downlink(task)), federation.class_counts > 0, federation.num_train
     )
@@ -92,10 +92,22 @@ def setup(experiment: Experiment, launch: Launch, slots: int) -> Setup:
     executor, lanes = config.runtime.executor, config.runtime.lanes
     assert executor != "auto" and lanes is not None
     workplace = EXECUTORS[executor](
-        algorithm, tasks, experiment.cohort, federation, _pool(federation.dataset, tasks[0].device), config.evaluation.batch_size
+        algorithm,
+        tasks,
+        experiment.cohort,
+        federation,
+        _pool(federation.dataset, tasks[0].device),
+        config.evaluation.batch_size,
     )
     return Setup(
-        algorithm, task, workplace, _plan(experiment, launch, slots, num_test), declared, config.evaluation, config.checkpoint, num_test
+        algorithm,
+        task,
+        workplace,
+        _plan(experiment, launch, slots, num_test),
+        declared,
+        config.evaluation,
+        config.checkpoint,
+        num_test,
     )
 
 
@@ -110,7 +122,7 @@ def client_templates(experiment: Experiment) -> list[Tree]:
     templates = []
     for number, task in enumerate(experiment.tasks):
         first = int(np.flatnonzero(experiment.cohort == number)[0])
-        host = task.replace(device=torch.device("cpu"))
+        host = task.replace(device=HOST)
         template = tree.like(algorithm.init_client(host, first))
         if kept:
             kinds = algorithm.downlink(host)
@@ -199,7 +211,8 @@ def _check_messages(config: Config, tasks: tuple[Task, ...]) -> None:
                 if _shape(mine[name]) != _shape(theirs[name]):
                     raise ConfigError(
                         f"the {way} message {name!r} has shape {_shape(mine[name])} with {first.architecture.name} and "
-                        f"{_shape(theirs[name])} with {task.architecture.name}; choose models with the same number of features"
+                        f"{_shape(theirs[name])} with {task.architecture.name}; "
+                        "choose models with the same number of features"
                     )
 
 

@@ -150,10 +150,11 @@ def _lane_step(
     for i, (leaf, (_, gradient)) in enumerate(zip(leaves, tree.leaves(gradients), strict=True)):
         if decay := task.training.weight_decay:
             gradient = gradient + leaf * (decay if active is None else active * decay)
-        if velocity and active is None:
-            gradient = velocity[i].mul_(task.training.momentum).add_(gradient)
-        elif velocity:
-            gradient = velocity[i].mul_(1 - active + active * task.training.momentum).add_(gradient) * active
+        if velocity:
+            momentum = task.training.momentum
+            keep = momentum if active is None else 1 - active + active * momentum
+            gradient = velocity[i].mul_(keep).add_(gradient)
+            gradient = gradient if active is None else gradient * active
         leaf.sub_(gradient, alpha=lr)
 
 

@@ -104,17 +104,20 @@ def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
         terms: the number of participants, over all ranks.
     """
     _, exponent = np.frexp(largest)
-    return _BITS - int(np.ceil(np.log2(max(terms, 2)))) - exponent.astype(np.int64)
+    shift: np.ndarray = _BITS - int(np.ceil(np.log2(max(terms, 2)))) - exponent.astype(np.int64)
+    return shift
 
 
 def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
     """Return `values` (float64) as int64 multiples of 2**-shift, rounded to nearest even."""
-    return np.rint(np.ldexp(values, shift)).astype(np.int64)
+    fixed: np.ndarray = np.rint(np.ldexp(values, shift)).astype(np.int64)
+    return fixed
 
 
 def from_fixed(values: np.ndarray, shift: int) -> np.ndarray:
     """Return the float64 values of int64 multiples of 2**-shift."""
-    return np.ldexp(values.astype(np.float64), -shift)
+    floats: np.ndarray = np.ldexp(values.astype(np.float64), -shift)
+    return floats
 
 
 def check(name: str, value: Tree, like: Tree) -> None:

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from pflmpi.errors import ConfigError
 
-
 T = TypeVar("T")
 
 

@@ -21,10 +21,11 @@ from pflmpi.runtime import metrics_file, rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.runtime.faults import together
-from pflmpi.runtime.rounds import Observer, Setup
+from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.rounds import Setup
 from pflmpi.runtime.states import Population, allocate, from_flat
 from pflmpi.store import run_folder
-from pflmpi.store.round_file import Layout
+from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.tree import Tree
@@ -103,7 +104,8 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
     if different:
         found = ", ".join(f"{key} = {old.get(key)!r} in the run, {new.get(key)!r} now" for key in different)
         raise CheckpointError(
-            f"{run} cannot be continued with another configuration: {found}; leave these as they are, or start a new run"
+            f"{run} cannot be continued with another configuration: {found}; "
+            "leave these as they are, or start a new run"
         )
     return after
 
@@ -125,7 +127,9 @@ def _ready(experiment: Experiment, place: Place) -> tuple[Setup, Population]:
     return ready, allocate(experiment.cohort, hosted, client_templates(experiment), kept)
 
 
-def _checkpoints(run: Path, experiment: Experiment, ready: Setup, place: Place, layout: Layout, done: int) -> Checkpoints:
+def _checkpoints(
+    run: Path, experiment: Experiment, ready: Setup, place: Place, layout: Layout, done: int
+) -> Checkpoints:
     recorded = _recorded(experiment, place)
     fixed = saving.Fixed(
         run=run,
@@ -152,7 +156,7 @@ def _recorded(experiment: Experiment, place: Place) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else platform.machine(),
         "ranks": place.transport.size,
         "transport": place.transport.name,
-        "versions": {"pflmpi": pflmpi.__version__, "torch": torch.__version__, "numpy": np.__version__},
+        "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
 
 
@@ -168,7 +172,9 @@ def _create(folder: Path, experiment: Experiment, place: Place) -> Path:
     if place.transport.rank != 0:
         return folder
     if (folder / "config.yaml").exists():
-        raise ConfigError(f"{folder} holds a run already; continue it with `pflmpi resume {folder}` or choose another --out")
+        raise ConfigError(
+            f"{folder} holds a run already; continue it with `pflmpi resume {folder}` or choose another --out"
+        )
     try:
         (folder / "shards").mkdir(parents=True, exist_ok=True)
         _write_config(folder, experiment, place)
@@ -210,5 +216,3 @@ def _from_root(transport: Transport, text: str) -> str:
     buffer[: len(content)] = np.frombuffer(content, np.uint8)
     transport.broadcast(buffer)
     return bytes(buffer).rstrip(b"\0").decode()
-
-

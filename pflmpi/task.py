@@ -15,6 +15,9 @@ from pflmpi.training import TrainingConfig
 from pflmpi.tree import Tree
 
 
+HOST = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Task:
     """The learning problem as an algorithm sees it; the same for all clients of a cohort.
@@ -29,7 +32,7 @@ class Task:
     seed: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    device: torch.device = torch.device("cpu")
+    device: torch.device = HOST
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
 
     @property

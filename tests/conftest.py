@@ -9,7 +9,12 @@ import pytest
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-ALLOWED_SKIPS = ("needs a CUDA device", "needs real data: set PFLMPI_DATA", "needs the Slurm test bed")
+ALLOWED_SKIPS = (
+    "needs a CUDA device",
+    "needs real data: set PFLMPI_DATA",
+    "needs the Slurm test bed",
+    "needs root to mount",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,8 +11,8 @@ from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedgmh import FedGMH, critical_entries
 from pflmpi.algorithms.fedper import FedPer
-from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.fedproto import FedProto
+from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.prototypes import combine
 
@@ -209,7 +209,9 @@ def test_fedgmh_mixes_received_heads_at_critical_entries() -> None:
     algorithm = FedGMH(critical_share=0.4)
     client = {"model": other(3, task.init()), "critical": {}}
     generator = torch.Generator().manual_seed(5)
-    client["critical"] = tree.map(lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.5, client["model"]["head"])
+    client["critical"] = tree.map(
+        lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.5, client["model"]["head"]
+    )
     heads = other(4, algorithm.init_server(task)["heads"])
     data = small.data([one])
     state, up = algorithm.client_update(task, client, {"heads": heads}, data)

@@ -39,10 +39,14 @@ def test_same_bits_on_any_number_of_ranks(algorithm: dict[str, Any], executor: s
 
 @pytest.mark.parametrize("algorithm", CASES)
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
-def test_a_continued_run_has_the_bits_of_an_unbroken_one(algorithm: dict[str, Any], absent: str, tmp_path: Path) -> None:
+def test_a_continued_run_has_the_bits_of_an_unbroken_one(
+    algorithm: dict[str, Any], absent: str, tmp_path: Path
+) -> None:
     raw = harness.settings(algorithm=algorithm, training={"rounds": 5, "momentum": 0.5}, evaluation={"absent": absent})
     whole = harness.run(raw, tmp_path / "whole", 2)
-    short = harness.settings(algorithm=algorithm, training={"rounds": 2, "momentum": 0.5}, evaluation={"absent": absent})
+    short = harness.settings(
+        algorithm=algorithm, training={"rounds": 2, "momentum": 0.5}, evaluation={"absent": absent}
+    )
     harness.run(short, tmp_path / "parts", 3)
     harness.resume(tmp_path / "parts", ("training.rounds=4",), ranks=1)
     assert harness.resume(tmp_path / "parts", ("training.rounds=5",), ranks=2) == whole
@@ -78,7 +82,10 @@ def test_counted_bytes_are_the_declared_ones(algorithm: dict[str, Any], tmp_path
     task, kind = experiment.tasks[0], experiment.config.algorithm
     held = (experiment.federation.class_counts > 0).sum(1)
     for round in (1, 2, 3):
-        metrics, moved = run_folder.read_metrics(tmp_path / "run", round), run_folder.read_bytes(tmp_path / "run", round)
+        metrics, moved = (
+            run_folder.read_metrics(tmp_path / "run", round),
+            run_folder.read_bytes(tmp_path / "run", round),
+        )
         for way, messages in (("up", kind.uplink(task)), ("down", kind.downlink(task))):
             expected = np.zeros(7, np.int64)
             for client in metrics["participants"]:

@@ -67,7 +67,9 @@ def test_a_library_has_one_door(library: str) -> None:
     for path in modules():
         relative = str(path.relative_to(PACKAGE))
         if any(name == library or name.startswith(library + ".") for name in imports(path)):
-            assert relative in DOORS[library] or relative.split("/")[0] in DOORS[library], f"{relative} imports {library}"
+            assert relative in DOORS[library] or relative.split("/")[0] in DOORS[library], (
+                f"{relative} imports {library}"
+            )
 
 
 def test_no_import_circle() -> None:
@@ -95,7 +97,14 @@ def test_no_file_is_over_300_lines(path: Path) -> None:
 
 
 def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
-    allowed = {"transports/detect.py", "data", "commands", "runtime/devices.py", "transports/torchdist.py", "transports/spawn.py"}
+    allowed = {
+        "transports/detect.py",
+        "data",
+        "commands",
+        "runtime/devices.py",
+        "transports/torchdist.py",
+        "transports/spawn.py",
+    }
     for path in modules():
         relative = str(path.relative_to(PACKAGE))
         if "os.environ" in path.read_text():

@@ -5,8 +5,8 @@ from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.algorithms.fedper import FedPer
-from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.fedproto import FedProto
+from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.local_only import Local
 from pflmpi.registry import Registry
 

@@ -44,6 +44,7 @@ class Algorithm(ABC):
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""
+        return None
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         """Declare what a participant sends, by name."""

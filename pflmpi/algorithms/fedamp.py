@@ -21,7 +21,7 @@ from pflmpi.tree import Tree
 class FedAMP(Algorithm):
     """Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021.
 
-    Server (eq. 4): u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j, with xi_ij = alpha A'(||w_i - w_j||^2) and
+    Server (eq. 4): u_i = (1 - sum_{j != i} xi_ij) w_i + sum_{j != i} xi_ij w_j, xi_ij = alpha A'(||w_i - w_j||^2), and
     A(x) = 1 - exp(-x / sigma), so A'(x) = exp(-x / sigma) / sigma.
     Client (eq. 5): min F_i(w) + lambda / (2 alpha) ||w - u_i||^2, starting from its own w_i.
 

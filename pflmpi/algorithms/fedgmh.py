@@ -133,10 +133,8 @@ class FedGMH(Algorithm):
 
 def _minibatches(labels: Tensor, heads: int, batch_size: int) -> list[Tensor]:
     """Return one [H, M] mask per server step: each head's uploads, in client order, `batch_size` at a time."""
-    if heads == 1:
-        member = torch.ones(1, len(labels), dtype=torch.bool)
-    else:
-        member = labels == torch.arange(heads).unsqueeze(-1)
+    own_label = labels == torch.arange(heads).unsqueeze(-1)
+    member = torch.ones_like(own_label) if heads == 1 else own_label
     position = member.cumsum(1) - 1
     steps = -(-int(member.sum(1).max()) // batch_size)
     return [member & (position // batch_size == step) for step in range(steps)]
@@ -152,5 +150,5 @@ def critical_entries(before: Tree, after: Tree, share: float) -> Tree:
     count = int(share * len(importance) + 1e-9)
     order = importance.argsort(descending=True, stable=True)
     rank = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    weight, bias = (rank < count).split([leaf(after, n).numel() for n in names])
+    weight, bias = torch.split(rank < count, [leaf(after, n).numel() for n in names])
     return {"weight": weight.view_as(leaf(after, "weight")), "bias": bias.view_as(leaf(after, "bias"))}

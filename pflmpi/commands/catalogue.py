@@ -36,9 +36,10 @@ def schema() -> Group:
         rows = [("clients", "int, at least 1", "required", "N (writers: how many of them, all by default)")]
         rows += [(key, *parts) for key, parts in partition_parameters(name).items()]
         tables.append(_keys(f"partition: {{name: {name}}}", rows))
-    for section, registry in (("model", MODELS), ("algorithm", ALGORITHMS)):
-        for name, kind in registry.items():
-            tables.append(_keys(f"{section}: {{name: {name}}}", _fields(fields_model(kind))))
+    choices: list[tuple[str, str, type]] = [("model", *item) for item in MODELS.items()]
+    choices += [("algorithm", *item) for item in ALGORITHMS.items()]
+    for section, name, choice in choices:
+        tables.append(_keys(f"{section}: {{name: {name}}}", _fields(fields_model(choice))))
     return Group(*tables)
 
 

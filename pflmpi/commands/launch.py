@@ -1,9 +1,6 @@
 """Starting one process per rank on this machine, through torch.distributed's own launcher."""
 
-import logging
 import os
-import sys
-import uuid
 from collections.abc import Sequence
 
 from pflmpi.errors import ConfigError, PflmpiError, RunError
@@ -31,32 +28,20 @@ def spawn(ranks: int, arguments: Sequence[str]) -> int:
 
     A rank that fails has shown its own error; the others are stopped, and its code is returned (3 if it was killed).
     """
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from pflmpi.transports.spawn import run_ranks
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its report of a failure is a page long
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="spawn",
+    failed = run_ranks(ranks, ["-m", "pflmpi", *arguments])
+    if failed is None:
+        return 0
+    if failed.code in _KNOWN_CODES:
+        return failed.code
+    how = f"was killed by signal {-failed.code}" if failed.code < 0 else f"ended with {failed.code}"
+    report(
+        RunError(
+            f"rank {failed.rank} {how}; all ranks were stopped; `pflmpi resume` continues from the newest checkpoint"
+        )
     )
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise the launcher warns that it sets it
-    try:
-        elastic_launch(config, sys.executable)("-m", "pflmpi", *arguments)
-    except ChildFailedError as failed:
-        rank, failure = failed.get_first_failure()
-        if failure.exitcode in _KNOWN_CODES:
-            return int(failure.exitcode)
-        how = f"was killed by signal {-failure.exitcode}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
-        report(RunError(f"rank {rank} {how}; all ranks were stopped; `pflmpi resume` continues from the newest checkpoint"))
-        return RunError.exit_code
-    return 0
+    return RunError.exit_code
 
 
 def check_ranks(ranks: int | None) -> None:

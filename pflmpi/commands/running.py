@@ -19,15 +19,16 @@ from pflmpi.runtime.devices import choose, fix_kernels, gpu_of_its_own
 from pflmpi.runtime.faults import Agreed
 from pflmpi.transports import open_transport
 from pflmpi.transports.base import Transport
-from pflmpi.transports.detect import Launch, detect
+from pflmpi.transports.detect import ALONE, Launch, detect
 
 _HEAD_START = 3.0  # seconds that rank 0 has to show an error that all ranks have found alike
 
 
 def main(options: argparse.Namespace, given: Sequence[str]) -> int:
     """Run or continue an experiment; return the exit code."""
-    launch = Launch("alone", 0, 1, 0, 1)
-    transport: Transport | None = None
+    transport: Transport | None
+    display: Display | None
+    launch, transport, display = ALONE, None, None
     try:
         launch = detect(os.environ)
         _log_to_stderr(launch, options.debug)
@@ -41,11 +42,13 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
         backend = "nccl" if gpu_of_its_own(device, config.runtime, launch.local_size) else "gloo"
         transport = open_transport(config.runtime.transport, launch, config.runtime.timeout, backend, str(device))
         place = runs.Place(transport, launch, device, _slots(config, launch))
-        display = Display(config, options.quiet) if transport.rank == 0 else None
+        display = Display(config, options.quiet or transport.rank != 0)
         if options.command == "run":
-            runs.start(config, options.out or _folder(options.config), place, display)
+            run = runs.start(config, options.out or _folder(options.config), place, display)
         else:
-            runs.resume(config, options.run, place, display)
+            run = runs.resume(config, options.run, place, display)
+        if transport.rank == 0:
+            display.finish(run, config)
         transport.close()
         return 0
     except Agreed as agreed:
@@ -65,6 +68,9 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
     except Exception as error:
         _show(error, options.debug, launch.rank)
         return _stop(transport, RunError.exit_code)
+    finally:
+        if display is not None:
+            display.close()
 
 
 def _configuration(options: argparse.Namespace) -> Config:
@@ -77,7 +83,8 @@ def _ranks(options: argparse.Namespace, config: Config, launch: Launch) -> int:
     if launch.kind != "alone":
         if options.ranks is not None and options.ranks != launch.size:
             raise ConfigError(
-                f"--ranks {options.ranks}, but {launch.kind} has started {launch.size}; leave --ranks out under a launcher"
+                f"--ranks {options.ranks}, but {launch.kind} has started {launch.size} ranks; "
+                "leave --ranks out under a launcher"
             )
         return launch.size
     if config.runtime.transport == "inprocess":
@@ -85,7 +92,9 @@ def _ranks(options: argparse.Namespace, config: Config, launch: Launch) -> int:
             raise ConfigError(f"--ranks {options.ranks} with runtime.transport = 'inprocess', which has 1; use auto")
         return 1
     if config.runtime.transport == "mpi":
-        raise ConfigError("runtime.transport = 'mpi', but no MPI has started this; use mpirun -n R pflmpi run ..., or auto")
+        raise ConfigError(
+            "runtime.transport = 'mpi', but no MPI has started this; use mpirun -n R pflmpi run ..., or auto"
+        )
     return int(options.ranks or launching.default_ranks(config.runtime.device))
 
 

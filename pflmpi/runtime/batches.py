@@ -60,7 +60,9 @@ class LaneBatches:
         samples = self.weight.sum(1, keepdim=True)
         share = self.weight / samples.clamp(min=1)
         parts = (self.images, self.labels, self.weight, share, one_hot * share.unsqueeze(-1), (samples > 0).squeeze(1))
-        for step, (image, y, weight, mean, target, active) in enumerate(zip(*(part.unbind(0) for part in parts), strict=True)):
+        for step, (image, y, weight, mean, target, active) in enumerate(
+            zip(*(part.unbind(0) for part in parts), strict=True)
+        ):
             rest = Padding(weight, mean, target, None if step < self.full_steps else active.to(weight.dtype))
             yield Batch(self.task.prepare(image), y, rest)
 

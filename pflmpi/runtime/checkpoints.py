@@ -9,10 +9,12 @@ from pflmpi import tree
 from pflmpi.runtime import metrics_file
 from pflmpi.runtime.config import CheckpointConfig
 from pflmpi.runtime.progress import Progress
-from pflmpi.runtime.states import Population, cohort_name
-from pflmpi.store.round_file import Layout, write_round
+from pflmpi.runtime.states import Population
+from pflmpi.store.layout import Layout
+from pflmpi.store.names import cohort_name, shard_path
+from pflmpi.store.round_file import write_round
 from pflmpi.store.run_folder import prune
-from pflmpi.store.shard import shard_path, write_shard
+from pflmpi.store.shard import write_shard
 from pflmpi.store.writer import Writer
 from pflmpi.training import TrainingConfig
 from pflmpi.transports.base import Transport
@@ -122,7 +124,14 @@ class Checkpoints:
     def _write_round(self, ready: _Pending) -> None:
         fixed = self._fixed
         write_round(
-            fixed.run, ready.round, ready.server, ready.metrics, ready.bytes, ready.layout, fixed.templates, fixed.attributes
+            fixed.run,
+            ready.round,
+            ready.server,
+            ready.metrics,
+            ready.bytes,
+            ready.layout,
+            fixed.templates,
+            fixed.attributes,
         )
         prune(fixed.run, fixed.settings.keep)
 
@@ -131,7 +140,8 @@ def templates(clients: list[Tree]) -> dict[str, dict[str, tuple[tuple[int, ...],
     """Return, for each cohort, path -> (shape, dtype) of what a client keeps."""
     return {
         cohort_name(number): {
-            path: (tuple(leaf.shape), to_numpy(leaf.new_empty((), device="cpu")).dtype) for path, leaf in tree.leaves(client)
+            path: (tuple(leaf.shape), to_numpy(leaf.new_empty((), device="cpu")).dtype)
+            for path, leaf in tree.leaves(client)
         }
         for number, client in enumerate(clients)
     }

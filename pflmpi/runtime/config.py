@@ -41,7 +41,9 @@ class RuntimeConfig(BaseModel):
         Literal["auto", "loop", "lanes"],
         Field(description="client by client, or many clients in one call; auto chooses by device and model"),
     ] = "auto"
-    lanes: Annotated[int | None, Field(ge=1, description="most clients in one call; null chooses by their number")] = None
+    lanes: Annotated[int | None, Field(ge=1, description="most clients in one call; null chooses by their number")] = (
+        None
+    )
     threads: Annotated[int, Field(ge=1, description="CPU threads of each rank")] = 1
     timeout: Annotated[float, Field(gt=0, description="seconds a rank waits for the others")] = 600.0
     server: Annotated[

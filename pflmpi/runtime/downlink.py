@@ -60,14 +60,13 @@ def send_down(
     shared = {name: kind.like for name, kind in kinds if type(kind) is Shared}
     own = {name: kind.like for name, kind in kinds if isinstance(kind, Own)}
     by_class = {name: kind.like for name, kind in kinds if isinstance(kind, OwnClasses)}
-    for name, like in shared.items() if published is not None else ():
-        message.check(name, published[name], like)
-
     received: Messages = {}
     if shared:
         template: Tree = dict(shared)
         if published is not None:
-            buffer = pack({name: published[name] for name in shared})
+            content: Tree = {name: published[name] for name in shared}
+            message.check("downlink", content, template)
+            buffer = pack(content)
         else:
             buffer = np.empty(tree.num_bytes(template), np.uint8)
         with transport.channel("data"):
@@ -93,7 +92,7 @@ def send_down(
                 clients, classes = rows_of(rank)
                 at = torch.from_numpy(np.searchsorted(everyone, clients))
                 held = torch.from_numpy(classes)
-                content: Tree = {
+                content = {
                     "own": {name: _take(published[name], at) for name in own},
                     "class": {name: _take(published[name], held) for name in by_class},
                 }

@@ -57,7 +57,7 @@ class Workplace(ABC):
 
     def task(self, clients: np.ndarray) -> Task:
         """Return the task of a unit."""
-        return self.tasks[self.cohort[clients[0]]]
+        return self.tasks[int(self.cohort[clients[0]])]
 
     def orders(self, client: int, round: int) -> dict[str, list[np.ndarray]]:
         """Return the sample indices of every batch of every pass of a client in a round."""
@@ -154,7 +154,9 @@ class Lanes(Workplace):
         task, device = self.task(clients).replace(batched=True), self.pool.images.device
         orders = [self.orders(int(client), round) for client in clients]
         passes = {name: lane_tensors(self.pool, [order[name] for order in orders]) for name in orders[0]}
-        train = lane_tensors(self.pool, [in_order(self.federation.train[client], self.eval_batch) for client in clients])
+        train = lane_tensors(
+            self.pool, [in_order(self.federation.train[client], self.eval_batch) for client in clients]
+        )
         tensors = {name: (one.images, one.labels, one.weight) for name, one in {**passes, _TRAIN: train}.items()}
         full = {name: one.full_steps for name, one in {**passes, _TRAIN: train}.items()}
 

@@ -43,5 +43,5 @@ def together(transport: Transport, function: Callable[[], T]) -> T:
     if texts is None:
         raise Agreed(kind("another rank could not start"))
     found = [(rank, bytes(text).rstrip(b"\0").decode(errors="replace")) for rank, text in enumerate(texts)]
-    rank, text = next((rank, text) for rank, text in found if text)
-    raise Agreed(kind(text if rank == 0 else f"rank {rank}: {text}")) from failure
+    first, cause = next((rank, text) for rank, text in found if text)
+    raise Agreed(kind(cause if first == 0 else f"rank {first}: {cause}")) from failure

@@ -4,7 +4,6 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Messages
@@ -16,11 +15,11 @@ from pflmpi.runtime.declared import Declared
 from pflmpi.runtime.downlink import Reply, send_down
 from pflmpi.runtime.evaluation import Scores
 from pflmpi.runtime.executor import Workplace
-from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.plan import Plan, Unit
+from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.states import Population
 from pflmpi.runtime.uplink import send_up
-from pflmpi.task import Task
+from pflmpi.task import HOST, Task
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -164,5 +163,5 @@ def fresh_population(setup: Setup, population: Population, rank: int) -> None:
     for unit in setup.plan.assign(setup.plan.hosted(rank))[rank]:
         for client in unit:
             task = setup.place.tasks[setup.place.cohort[client]]
-            state = setup.algorithm.init_client(task.replace(device=torch.device("cpu")), int(client))
+            state = setup.algorithm.init_client(task.replace(device=HOST), int(client))
             population.put(np.array([client]), tree.map(lambda leaf: leaf.unsqueeze(0), state))

@@ -8,6 +8,7 @@ import torch
 from pflmpi import tree
 from pflmpi.algorithms.base import Messages
 from pflmpi.runtime.downlink import Reply
+from pflmpi.store.names import cohort_name
 from pflmpi.transports.wire import to_numpy
 from pflmpi.tree import Tree
 
@@ -52,7 +53,7 @@ class Population:
     kept_reply: tuple[str, ...]
 
     def _rows(self, unit: np.ndarray) -> Rows:
-        return self.cohorts[self.cohort[unit[0]]]
+        return self.cohorts[int(self.cohort[unit[0]])]
 
     def get(self, unit: np.ndarray) -> Tree:
         """Return a copy of the algorithm's state [m, ...] of the clients of a unit."""
@@ -92,11 +93,6 @@ class Population:
         return result
 
 
-def cohort_name(number: int) -> str:
-    """Return the name of a cohort in checkpoints."""
-    return f"cohort{number}"
-
-
 def allocate(cohort: np.ndarray, hosted: np.ndarray, templates: list[Tree], kept_reply: tuple[str, ...]) -> Population:
     """Return the population of a rank with rows not yet filled.
 
@@ -109,9 +105,12 @@ def allocate(cohort: np.ndarray, hosted: np.ndarray, templates: list[Tree], kept
     cohorts = []
     for number, template in enumerate(templates):
         clients = hosted[cohort[hosted] == number]
-        rows = tree.map(lambda leaf, m=len(clients): torch.zeros(m, *leaf.shape, dtype=leaf.dtype), template)  # type: ignore[misc]
-        cohorts.append(Rows(clients, rows))
+        cohorts.append(Rows(clients, _zeros(template, len(clients))))
     return Population(tuple(cohorts), cohort, kept_reply)
+
+
+def _zeros(template: Tree, rows: int) -> Tree:
+    return tree.map(lambda leaf: torch.zeros(rows, *leaf.shape, dtype=leaf.dtype), template)
 
 
 def from_flat(flat: dict[str, np.ndarray]) -> Tree:

@@ -71,10 +71,10 @@ def _fold(
     flat, offset = {}, 0
     for (path, leaf), shift in zip(paths, shifts, strict=True):
         kind = kinds[path.split("/")[0]]
-        values = message.from_fixed(summed[offset : offset + leaf.numel()], shift)
+        folded = message.from_fixed(summed[offset : offset + leaf.numel()], shift)
         if isinstance(kind, Mean):
-            values /= _weights(kind, declared, participants).sum()
-        flat[path] = torch.from_numpy(values).to(leaf.dtype).reshape(leaf.shape)
+            folded /= _weights(kind, declared, participants).sum()
+        flat[path] = torch.from_numpy(folded).to(leaf.dtype).reshape(leaf.shape)
         offset += leaf.numel()
     return tree.unflatten(flat)  # type: ignore[return-value]
 

@@ -3,7 +3,8 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pflmpi.store.names import TEMPORARY
@@ -12,20 +13,25 @@ from pflmpi.store.names import TEMPORARY
 _NO_FOLDER_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
 
 
-def write(path: Path, parts: Iterable[bytes | bytearray]) -> None:
-    """Write a file by write, flush, rename, flush of the folder; a file of that name is replaced in the last step.
+@contextmanager
+def replacing(path: Path) -> Iterator[int]:
+    """Give the descriptor of an empty file that, at the end of the block, is flushed and renamed to `path`.
 
-    The bytes are written by `os.write`, which lets other threads compute meanwhile.
+    A file of that name is there unchanged until then. When the block or a step after it fails, nothing is left behind.
 
     Raises:
-        OSError: it could not be written, with the name of the file; what was there before is untouched, and nothing
-            is left behind.
+        OSError: it could not be written, with the name of the file.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         path.parent.mkdir(exist_ok=True)
         try:
-            _fill(temporary, parts)
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                yield descriptor
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)  # some network file systems report a full disk only here
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -38,6 +44,14 @@ def write(path: Path, parts: Iterable[bytes | bytearray]) -> None:
         raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
 
 
+def write_at(descriptor: int, content: bytes | memoryview, position: int) -> None:
+    """Write all of some bytes at a position of a file; other threads can compute meanwhile."""
+    rest = memoryview(content)
+    while rest:  # one call writes 2 GiB at most, and less when it is interrupted
+        written = os.pwrite(descriptor, rest, position)
+        rest, position = rest[written:], position + written
+
+
 def flush_folder(folder: Path) -> None:
     """Wait until the names in a folder are on disk, where the file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -48,15 +62,3 @@ def flush_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _fill(path: Path, parts: Iterable[bytes | bytearray]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        for part in parts:
-            rest = memoryview(part)
-            while rest:  # one call writes 2 GiB at most, and less when it is interrupted
-                rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)  # some network file systems report a full disk only here

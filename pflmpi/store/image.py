@@ -1,10 +1,11 @@
-"""HDF5 files built in memory, with checksums, and read with all of them checked.
+"""HDF5 files with checksums, written in one go and checked when they are read.
 
 Before the HDF5 part of a file come 512 bytes (in HDF5's words a user block, which every HDF5 program skips). They hold
 one line of text with the length of what follows and its CRC-32. So a damaged file is found before the HDF5 library,
 which may crash on one, sees it.
 """
 
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,42 +18,54 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import atomic
 from pflmpi.store.hdf5 import File, Group, h5py
+from pflmpi.store.target import Target
 
 FORMAT_VERSION = 1
 
 _HEAD_BYTES = 512
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
 _CHUNK = 1 << 24
-_SPARE = 1 << 20  # room for names and attributes
 _LIBRARY = ("v110", "v110")  # any HDF5 since 1.10 reads it, and its metadata have checksums of their own
 _HDF5_ERRORS = (OSError, KeyError, ValueError, RuntimeError)
 
 
-def write(path: Path, num_bytes: int, fill: Callable[[File], None]) -> None:
-    """Build an HDF5 file in memory and write it in one go.
+def write(path: Path, fill: Callable[[File], None]) -> None:
+    """Write an HDF5 file that appears whole or not at all.
 
     Args:
-        num_bytes: about how large it will be; only for speed.
         fill: puts the content in.
 
     Raises:
-        OSError: see `atomic.write`.
+        OSError: see `atomic.replacing`.
     """
-    with h5py.File(
-        str(path),
-        "w",
-        driver="core",
-        backing_store=False,
-        block_size=num_bytes + _SPARE,
-        userblock_size=_HEAD_BYTES,
-        libver=_LIBRARY,
-    ) as file:
-        file.attrs["format_version"] = FORMAT_VERSION
-        fill(file)
-        file.flush()
-        content = file.id.get_file_image()  # without the user block
-    head = b"pflmpi bytes=%d crc32=%08x\n" % (len(content), zlib.crc32(content))
-    atomic.write(path, [head.ljust(_HEAD_BYTES, b"\0"), content])
+    with atomic.replacing(path) as descriptor:
+        target = Target(descriptor)
+        with (
+            _first(target),
+            h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file,
+        ):
+            file.attrs["format_version"] = FORMAT_VERSION
+            fill(file)
+        size, checksum = _measure(descriptor)
+        atomic.write_at(descriptor, b"pflmpi bytes=%d crc32=%08x\n" % (size, checksum), 0)
+
+
+@contextmanager
+def _first(target: Target) -> Iterator[None]:
+    """Raise the error of the target, instead of what it may have led to, when the file is closed."""
+    try:
+        yield
+    finally:
+        if target.error is not None:
+            raise target.error
+
+
+def _measure(descriptor: int) -> tuple[int, int]:
+    """Return the number and the CRC-32 of the bytes after the head."""
+    size, checksum = 0, 0
+    while chunk := os.pread(descriptor, _CHUNK, _HEAD_BYTES + size):
+        size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+    return size, checksum
 
 
 def put(group: Group, path: str, array: np.ndarray) -> None:
@@ -127,9 +140,7 @@ def damage(path: Path) -> str | None:
             head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
             if head is None:
                 return f"{path} is damaged: it does not begin as files of pflmpi do"
-            size, found = 0, 0
-            while chunk := file.read(_CHUNK):
-                size, found = size + len(chunk), zlib.crc32(chunk, found)
+            size, found = _measure(file.fileno())
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:

@@ -36,7 +36,7 @@ def write_round(
         templates: for each cohort path -> (shape, dtype) of what one client keeps; without entries for nothing.
 
     Raises:
-        OSError: it could not be written; see `atomic.write`.
+        OSError: it could not be written; see `atomic.replacing`.
     """
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
     layout = layout.only(keeping)
@@ -63,8 +63,7 @@ def write_round(
             for path, (shape, dtype) in sorted(templates[cohort].items()):
                 _join(group, path, shape, dtype, cohort, layout)
 
-    num_bytes = sum(array.nbytes for arrays in (server, metrics, bytes) for array in arrays.values())
-    image.write(round_path(run, round), num_bytes, fill)
+    image.write(round_path(run, round), fill)
 
 
 def _join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, cohort: str, layout: Layout) -> None:

@@ -29,7 +29,7 @@ def write_shard(path: Path, rows: ClientRows) -> None:
         rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...].
 
     Raises:
-        OSError: it could not be written; see `atomic.write`.
+        OSError: it could not be written; see `atomic.replacing`.
     """
     for cohort, (clients, leaves) in rows.items():
         assert (np.diff(clients) > 0).all(), f"{cohort}: the ids are not ascending"
@@ -46,8 +46,7 @@ def write_shard(path: Path, rows: ClientRows) -> None:
             for leaf in sorted(leaves):
                 image.put(stored, leaf, leaves[leaf])
 
-    num_bytes = sum(array.nbytes for _, leaves in rows.values() for array in leaves.values())
-    image.write(path, num_bytes, fill)
+    image.write(path, fill)
 
 
 def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> Arrays:

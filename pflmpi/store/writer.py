@@ -46,10 +46,10 @@ class Writer:
         Raises:
             RunError: an earlier job failed; this one is dropped.
         """
-        assert not self._closed, "the writer is closed"
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING or self._error is not None)
             self._raise()
+            assert not self._closed, "the writer is closed"
             self._waiting.append(job)
             self._changed.notify_all()
 
@@ -118,13 +118,14 @@ class Writer:
             del job  # and the arrays that it holds
             with self._changed:
                 self._running = False
+                self._error = error
                 if error is None:
                     self._done += 1
                 else:
-                    self._error = error
                     self._waiting.clear()
-                    self._closed = True
                 self._changed.notify_all()
+            if error is not None:
+                return
 
     def _raise(self) -> None:
         error = self._error

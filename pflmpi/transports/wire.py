@@ -1,5 +1,7 @@
 """Trees to bytes and back: one packed buffer, laid out by a template that both sides know."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.tree import Tree
 
-_NUMPY = {
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype("f4"),
     torch.float64: np.dtype("f8"),
     torch.int32: np.dtype("i4"),

@@ -1,0 +1,88 @@
+"""How ranks talk: in one process, over MPI, or over torch.distributed, behind one interface."""
+
+from typing import Literal
+
+from pflmpi.errors import ConfigError
+from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import Launch
+from pflmpi.transports.inprocess import InProcessTransport
+
+Name = Literal["auto", "inprocess", "mpi", "torch"]
+
+_FOR_TORCH = "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+_INSTALL_MPI = (
+    "pip install 'pflmpi[mpi]' brings both, a cluster has them as modules; or set runtime.transport = 'torch'"
+)
+
+
+def open_transport(name: Name, launch: Launch, timeout: float, backend: str = "gloo", device: str = "cpu") -> Transport:
+    """Return the transport that is asked for, connected to all other ranks.
+
+    Args:
+        name: "auto" takes what fits how the run was started.
+        launch: what `detect` has found.
+        timeout: seconds that a call waits for the other ranks.
+        backend: "gloo" or "nccl", for torch.
+        device: the device of this rank, for nccl.
+
+    Raises:
+        ConfigError: the transport does not fit how the run was started, or a library is missing.
+        TransportError: not all ranks came within the time limit.
+    """
+    if name == "auto":
+        name = _fitting(launch)
+    if name == "inprocess":
+        if launch.size > 1:
+            raise ConfigError(
+                f"runtime.transport = 'inprocess', but {_launcher(launch)} has started {launch.size} ranks; "
+                "use auto, or start without a launcher"
+            )
+        return InProcessTransport()
+    if name == "mpi":
+        return _open_mpi(launch, timeout)
+    return _open_torch(launch, timeout, backend, device)
+
+
+def _fitting(launch: Launch) -> Name:
+    if launch.kind == "mpi":
+        return "mpi"
+    return "inprocess" if launch.kind == "alone" else "torch"
+
+
+def _launcher(launch: Launch) -> str:
+    return {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}[launch.kind]
+
+
+def _open_mpi(launch: Launch, timeout: float) -> Transport:
+    if launch.kind == "torchrun" and launch.size > 1:
+        raise ConfigError(
+            f"runtime.transport = 'mpi', but torchrun has started {launch.size} ranks, which MPI cannot connect; "
+            f"use auto or torch, or start with mpirun -n {launch.size} pflmpi run ..."
+        )
+    try:
+        from pflmpi.transports.mpi import MpiTransport, world_size
+    except (ImportError, RuntimeError) as error:  # no mpi4py, or mpi4py without an MPI library
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"runtime.transport = 'mpi' needs mpi4py and an MPI library ({first}); {_INSTALL_MPI}"
+        ) from error
+    if world_size() != launch.size:
+        raise ConfigError(
+            f"{_launcher(launch)} has started {launch.size} ranks, but MPI sees {world_size()}; launcher and MPI "
+            "library do not fit: try srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or the library's own mpirun"
+        )
+    return MpiTransport(timeout)
+
+
+def _open_torch(launch: Launch, timeout: float, backend: str, device: str) -> Transport:
+    if launch.kind != "torchrun" and not launch.address:
+        raise ConfigError(
+            f"runtime.transport = 'torch', but {_launcher(launch)} has started this, and {_FOR_TORCH} are not all set; "
+            "start with torchrun --nproc-per-node R -m pflmpi run ..., or use auto"
+        )
+    from pflmpi.transports.torchdist import TorchTransport
+
+    if backend == "nccl":
+        return TorchTransport(launch, timeout, "nccl", device)
+    assert backend == "gloo", f"backend {backend!r}; known: gloo, nccl"
+    return TorchTransport(launch, timeout)

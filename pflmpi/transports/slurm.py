@@ -1,0 +1,68 @@
+"""What Slurm's variables say about a job step: its hosts, its tasks on each, and where torch's ranks can meet."""
+
+import re
+from collections.abc import Mapping
+
+from pflmpi.errors import ConfigError
+
+_NOT_STARTED_BY_SRUN = 0xFFFFFF00  # step ids from here on are the batch script's, salloc's shell and such
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Return whether srun has started this process; a batch script has most of the variables too."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return "SLURM_PROCID" in environ and step.isdecimal() and int(step) < _NOT_STARTED_BY_SRUN
+
+
+def num_tasks(environ: Mapping[str, str]) -> str | None:
+    """Return the variable's text for the number of tasks of the step."""
+    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
+
+
+def tasks_here(environ: Mapping[str, str]) -> int | None:
+    """Return the number of this step's tasks on this node; None if Slurm does not say."""
+    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
+    node = environ.get("SLURM_NODEID", "")
+    if not text or not node.isdecimal():
+        return None
+    counts = tasks_per_node(text)
+    return counts[int(node)] if int(node) < len(counts) else None
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the number of tasks on each node.
+
+    >>> tasks_per_node("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    result: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ConfigError(f"SLURM_TASKS_PER_NODE = {text!r}; expected something like '2(x3),1'")
+        result += [int(match[1])] * int(match[2] or 1)
+    return result
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of a node list.
+
+    >>> first_host("node[003-010,17],login"), first_host("rack[1-2]n[05,7]-ib"), first_host("a1")
+    ('node003', 'rack1n05-ib', 'a1')
+    """
+    first = re.split(r",(?![^\[]*\])", nodelist.strip())[0]  # commas outside of brackets
+    host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+    if not re.fullmatch(r"[\w.-]+", host):
+        raise ConfigError(f"the node list {nodelist!r} cannot be read; set MASTER_ADDR, or start with torchrun")
+    return host
+
+
+def meeting_point(environ: Mapping[str, str]) -> str:
+    """Return host:port of the first host, with a port that follows from the job's number; "" without a node list."""
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    job = environ.get("SLURM_JOB_ID", "")
+    if not nodes or not job.isdecimal():
+        return ""
+    host = environ.get("MASTER_ADDR") or first_host(nodes)
+    port = environ.get("MASTER_PORT") or str(20000 + int(job) % 10000)
+    return f"{host}:{port}"

@@ -1,0 +1,144 @@
+"""The transport over torch.distributed: gloo between CPUs, nccl where every rank has a GPU of its own."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Literal, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pflmpi.errors import TransportError
+from pflmpi.transports.base import Transport, chunks, flush_output
+from pflmpi.transports.detect import Launch
+from pflmpi.transports.waiting import SHORTEST, lost, timed_out, wait
+
+_NCCL_GRACE = 60.0  # seconds: nccl's own watchdog ends the process without a word, so our time limit comes first
+
+
+class TorchTransport(Transport):
+    """The default group of torch.distributed, made here and given up by `close`.
+
+    Args:
+        launch: this process; where ranks meet comes from torchrun's variables unless it has an `address`.
+        timeout: seconds that a call waits for the other ranks, and a start for all to come.
+        backend: "nccl" moves payload from GPU to GPU, and needs one for every rank.
+        device: the device of this rank, used by nccl.
+
+    Raises:
+        TransportError: not all ranks came within the time limit.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self, launch: Launch, timeout: float, backend: Literal["gloo", "nccl"] = "gloo", device: str = "cpu"
+    ) -> None:
+        super().__init__(launch.rank, launch.size)
+        self._timeout = timeout
+        self._backend = backend
+        self._device = torch.device(device if backend == "nccl" else "cpu")
+        with self._losses("the start"):
+            dist.init_process_group(
+                backend,
+                init_method=f"tcp://{launch.address}" if launch.address else "env://",
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=timedelta(seconds=timeout if backend == "gloo" else timeout + _NCCL_GRACE),
+                device_id=self._device if backend == "nccl" else None,  # connects now: a first message may not need all
+            )
+
+    def abort(self, code: int) -> NoReturn:
+        """End this process; the launcher stops the others, and those that wait for it lose their connection."""
+        flush_output()
+        os._exit(code)  # an orderly exit would wait for ranks that never answer
+
+    def _broadcast(self, buffer: np.ndarray) -> None:
+        self._collective("broadcast", buffer, lambda staged: dist.broadcast(staged, src=0, async_op=True))
+
+    def _send_all(self, parts: dict[int, np.ndarray]) -> None:
+        self._exchange("scatter", dist.isend, parts)
+
+    def _receive(self, part: np.ndarray) -> None:
+        self._exchange("scatter", dist.irecv, {0: part})
+
+    def _receive_all(self, parts: dict[int, np.ndarray]) -> None:
+        self._exchange("gather", dist.irecv, parts)
+
+    def _send(self, part: np.ndarray) -> None:
+        self._exchange("gather", dist.isend, {0: part})
+
+    def _maximum(self, keys: np.ndarray) -> None:
+        self._collective("maximum", keys, lambda staged: dist.all_reduce(staged, dist.ReduceOp.MAX, async_op=True))
+
+    def _sum(self, values: np.ndarray) -> None:
+        self._collective("sum", values, lambda staged: dist.reduce(staged, dst=0, async_op=True))
+
+    def _barrier(self) -> None:
+        # One number for all: the same wait, with the same time limit, in both backends.
+        self._collective("barrier", np.zeros(1), lambda staged: dist.all_reduce(staged, async_op=True))
+
+    def _close(self) -> None:
+        self.barrier()  # no rank leaves while another still reads from it
+        with self._losses("the end"):
+            dist.destroy_process_group()
+
+    def _collective(self, operation: str, array: np.ndarray, start: Callable[[Tensor], dist.Work | None]) -> None:
+        """Start a collective call on each chunk of the array, and bring what it makes back into the array."""
+        with self._losses(operation):
+            for chunk in chunks(array):
+                staged = self._stage(chunk)
+                self._wait(operation, start(staged))
+                self._unstage(staged, chunk)
+
+    def _exchange(
+        self, operation: str, move: Callable[[Tensor, int], dist.Work | None], parts: dict[int, np.ndarray]
+    ) -> None:
+        """Send or receive parts by the rank at the other end; messages between two ranks arrive in order."""
+        pairs = [(rank, chunk) for rank, part in parts.items() for chunk in chunks(part)]
+        if not pairs:
+            return
+        with self._losses(operation):
+            staged = [self._stage(chunk) for _, chunk in pairs]
+            works: Sequence[dist.Work | None]
+            if self._backend == "nccl":  # one group, or nccl would wait for each pair in turn
+                works = dist.batch_isend_irecv(
+                    [dist.P2POp(move, tensor, rank) for (rank, _), tensor in zip(pairs, staged, strict=True)]
+                )
+            else:
+                works = [move(tensor, rank) for (rank, _), tensor in zip(pairs, staged, strict=True)]
+            for work in works:
+                self._wait(operation, work)
+            if move is dist.irecv:
+                for (_, chunk), tensor in zip(pairs, staged, strict=True):
+                    self._unstage(tensor, chunk)
+
+    def _wait(self, operation: str, work: dist.Work | None) -> None:
+        assert work is not None, "every rank is in the default group"
+        if self._backend == "nccl":  # its own `wait` only puts kernels in order
+            wait(work.is_completed, self._timeout, operation, longest=SHORTEST)
+        work.wait()
+
+    @contextmanager
+    def _losses(self, operation: str) -> Iterator[None]:
+        """Turn what torch raises for a lost rank or a time-out into our error."""
+        start = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:  # the base of torch's distributed errors
+            waited = time.monotonic() - start
+            late = waited >= 0.95 * self._timeout  # gloo raises the same error for both
+            raise TransportError(timed_out(operation, waited) if late else lost(operation, error)) from error
+
+    def _stage(self, chunk: np.ndarray) -> Tensor:
+        """Return the chunk as a tensor where the backend needs it; on the CPU the memory is shared."""
+        host = torch.from_numpy(chunk if chunk.flags.writeable else chunk.copy())  # torch warns of read-only memory
+        return host.to(self._device)
+
+    def _unstage(self, staged: Tensor, chunk: np.ndarray) -> None:
+        if staged.device.type != "cpu" and chunk.flags.writeable:
+            torch.from_numpy(chunk).copy_(staged)

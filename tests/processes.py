@@ -1,0 +1,100 @@
+"""Starting the product as a user does, watching it, and killing it."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ENVIRONMENT = {
+    **os.environ,
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "tcp,sm,self",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONWARNINGS": "error",
+}
+BIN = Path(sys.executable).parent
+PFLMPI = [sys.executable, "-m", "pflmpi"]
+
+
+def start_way(way: str, ranks: int) -> list[str]:
+    """The command that starts `pflmpi` on that many ranks."""
+    if way == "alone":
+        return PFLMPI
+    if way == "mpi":
+        return [str(BIN / "mpirun"), "-n", str(ranks), *PFLMPI]
+    return [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "-m", "pflmpi"]
+
+
+def call(command: list[str], timeout: float = 120, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; whatever is left of it after the time limit is killed."""
+    process = launch(command, **options)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        kill_all(process.pid)
+        out, err = process.communicate()
+        raise AssertionError(f"{command} did not end in {timeout} s\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def launch(command: list[str], **options: object) -> "subprocess.Popen[str]":
+    """Start a command with its output in pipes."""
+    settings = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, children before grandchildren."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            stat = (entry / "stat").read_text()
+            parents.setdefault(int(stat.rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+    found, queue = [], [pid]
+    while queue:
+        children = parents.get(queue.pop(0), [])
+        found += children
+        queue += children
+    return found
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes below one that are ranks: they run `pflmpi` and have no child that does."""
+    mine = [one for one in descendants(pid) if "pflmpi" in _command(one)]
+    return [one for one in mine if not any(child in mine for child in descendants(one))]
+
+
+def kill_all(pid: int) -> None:
+    """SIGKILL a process and everything below it, at once."""
+    for one in [pid, *descendants(pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+def wait_for(condition: object, timeout: float, what: str) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + timeout
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, f"waited {timeout} s for {what}"
+        time.sleep(0.0005)
+
+
+def have_mpi() -> bool:
+    """Whether the tests can use mpirun."""
+    return shutil.which(str(BIN / "mpirun")) is not None
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
