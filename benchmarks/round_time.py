@@ -182,7 +182,7 @@ def bare_modules(steps: float, tests: float, batch_size: int, precision: str, da
 def main() -> None:
     """Start one process per core for each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=["cnn", "mlp"], choices=["cnn", "mlp"], metavar="CASE")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="cnn, mlp; both by default")
     parser.add_argument("--algorithms", nargs="*", default=["fedavg", "fedgmh"])
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
@@ -192,7 +192,7 @@ def main() -> None:
         return
     from pflmpi.commands.launch import cores
 
-    for case in options.cases:
+    for case in options.cases or CASES:
         for algorithm in options.algorithms if case == "cnn" else ["local"]:
             for precision in ("fp32", "bf16") if case == "cnn" else ("fp32",):
                 launcher = [

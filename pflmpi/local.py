@@ -22,7 +22,7 @@ class Padding:
 
     weight: Tensor  # [B] float32, 1 for real samples, 0 for padding
     share: Tensor  # [B] float32, the weight over the number of real samples
-    target: Tensor  # [B, K] float32, the one-hot label times the share
+    target: Tensor  # [B, K] float32, minus the one-hot label times the share
     active: Tensor | None  # [] float32, 0 where there is no real sample at all; None: there is one in every lane
 
 
@@ -68,7 +68,7 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     if batch.padding is None:
         return F.cross_entropy(logits, batch.y)
     # A product with the one-hot label instead of nll_loss, whose batched form is several times slower.
-    return (F.log_softmax(logits, -1) * batch.padding.target).sum().neg()
+    return (F.log_softmax(logits, -1) * batch.padding.target).sum()
 
 
 def model_loss(task: Task) -> Loss:

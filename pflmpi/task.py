@@ -14,7 +14,6 @@ from pflmpi.rng import stream
 from pflmpi.training import TrainingConfig
 from pflmpi.tree import Tree
 
-
 HOST = torch.device("cpu")
 
 

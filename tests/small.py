@@ -26,7 +26,7 @@ def batch(seed: int, size: int = 6) -> Batch:
 def padded(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> Batch:
     """A batch in which only samples of weight 1 are real."""
     share = weight / weight.sum().clamp(min=1)
-    target = (y.unsqueeze(-1) == torch.arange(CLASSES)) * share.unsqueeze(-1)
+    target = (y.unsqueeze(-1) == torch.arange(CLASSES)) * -share.unsqueeze(-1)
     return Batch(x, y, Padding(weight, share, target, (weight.sum() > 0).float()))
 
 

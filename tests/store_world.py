@@ -104,19 +104,23 @@ class Killed(BaseException):
 class Dying:
     """Lets a process die at its n-th step towards the disk; nothing that it does afterwards has any effect.
 
+    A step is a flush, a rename, a deletion, or every eighth write: a file takes some fifty.
+
     Args:
         step: how many steps are done; a write that is not is done by half.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, step: int) -> None:
-        self.left, self.dead = step, False
+        self.left, self.dead, self.writes = step, False, 0
         for name in ("pwrite", "fsync", "replace", "unlink"):
             patch.setattr(os, name, self._step(name, getattr(os, name)))
 
     def _step(self, name: str, real: Any) -> Any:
         def step(*arguments: Any, **options: Any) -> Any:
-            if not self.dead and self.left > 0:
-                self.left -= 1
+            self.writes += name == "pwrite"
+            between = name == "pwrite" and self.writes % 8 != 3
+            if not self.dead and (between or self.left > 0):
+                self.left -= not between
                 return real(*arguments, **options)
             if not self.dead and name == "pwrite":
                 real(arguments[0], arguments[1][: len(arguments[1]) // 2], arguments[2])

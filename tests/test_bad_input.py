@@ -91,7 +91,7 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
 
 @pytest.mark.parametrize("text", ["training.lr", "=3", "trainig.lr=1", "training.lr=[", "data.name"])
 def test_wrong_overrides_are_refused(text: str) -> None:
-    with pytest.raises(PflmpiError, match="override|unknown section"):
+    with pytest.raises(PflmpiError, match=r"override|unknown section"):
         configuration.parse(configuration.override(harness.QUICK, [text]))
 
 
@@ -110,7 +110,7 @@ def test_files_that_are_no_configuration_are_refused(content: str, tmp_path: Pat
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     first = harness.run(harness.settings(), tmp_path / "run")
-    with pytest.raises(UserError, match="holds a run already.*resume"):
+    with pytest.raises(UserError, match=r"holds a run already.*resume"):
         harness.run(harness.settings(seed=9), tmp_path / "run")
     assert harness.digest(tmp_path / "run") == first
 

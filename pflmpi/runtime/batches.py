@@ -11,6 +11,9 @@ from pflmpi.local import Batch, Padding
 from pflmpi.task import Task
 
 
+_PREPARED = 2**25  # bytes of prepared images at a time
+
+
 @dataclass(frozen=True)
 class Pool:
     """All samples of a dataset, on the device of the rank."""
@@ -50,6 +53,7 @@ class LaneBatches:
     labels: Tensor  # [S, B] int64
     weight: Tensor  # [S, B] float32, 0 for padding
     full_steps: int  # steps before the shortest lane ends
+    together: int  # steps whose images are prepared at once
 
     def __len__(self) -> int:
         return self.images.shape[0]
@@ -59,12 +63,15 @@ class LaneBatches:
         one_hot = (self.labels.unsqueeze(-1) == classes).to(self.weight.dtype)
         samples = self.weight.sum(1, keepdim=True)
         share = self.weight / samples.clamp(min=1)
-        parts = (self.images, self.labels, self.weight, share, one_hot * share.unsqueeze(-1), (samples > 0).squeeze(1))
-        for step, (image, y, weight, mean, target, active) in enumerate(
-            zip(*(part.unbind(0) for part in parts), strict=True)
-        ):
-            rest = Padding(weight, mean, target, None if step < self.full_steps else active.to(weight.dtype))
-            yield Batch(self.task.prepare(image), y, rest)
+        active = (samples.squeeze(1) > 0).to(self.weight.dtype).unbind(0)
+        parts = (self._images(), self.labels.unbind(0), self.weight.unbind(0), share.unbind(0))
+        targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
+        for step, (x, y, weight, mean, target) in enumerate(zip(*parts, targets, strict=True)):
+            yield Batch(x, y, Padding(weight, mean, target, None if step < self.full_steps else active[step]))
+
+    def _images(self) -> Iterator[Tensor]:
+        for images in self.images.split(self.together):
+            yield from self.task.prepare(images).unbind(0)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class LaneTensors:
     labels: Tensor  # [L, S, B] int64
     weight: Tensor  # [L, S, B] float32, 0 for padding
     full_steps: int  # steps before the shortest lane ends
+    together: int  # steps whose prepared images take `_PREPARED` bytes
 
 
 def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LaneTensors:
@@ -94,6 +102,7 @@ def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LaneTenso
         labels=pool.labels.index_select(0, flat).view(index.shape),
         weight=torch.from_numpy(weight).to(device),
         full_steps=min((len(lane) for lane in lanes), default=0),
+        together=max(1, _PREPARED // (4 * len(lanes) * width * pool.images[0].numel())),
     )
 
 

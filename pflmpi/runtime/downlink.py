@@ -1,5 +1,6 @@
 """The way down: what was published reaches the ranks of the receivers, in one packed buffer of each kind."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,17 +26,23 @@ class Reply:
     clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
 
-    def for_clients(self, clients: np.ndarray) -> Messages:
-        """Return the messages of the given clients with a leading client axis."""
+    def for_clients(self, clients: np.ndarray, names: Collection[str] | None = None) -> Messages:
+        """Return the messages of the given clients with a leading client axis: those named, or all."""
+
+        def wanted(messages: Messages) -> Messages:
+            return {name: value for name, value in messages.items() if names is None or name in names}
+
         down: Messages = {
             name: tree.map(lambda leaf: leaf.expand(len(clients), *leaf.shape), value)
-            for name, value in self.shared.items()
+            for name, value in wanted(self.shared).items()
         }
-        rows = torch.from_numpy(np.searchsorted(self.clients, clients))
-        for name, value in self.own.items():
-            down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
+        if own := wanted(self.own):
+            assert np.isin(clients, self.clients).all(), "a message of its own was not sent to every client asked for"
+            rows = torch.from_numpy(np.searchsorted(self.clients, clients))
+            for name, value in own.items():
+                down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
         held = torch.from_numpy(self.holds[clients])
-        for name, value in self.by_class.items():
+        for name, value in wanted(self.by_class).items():
             down[name] = tree.map(
                 lambda leaf: torch.where(
                     held.view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, torch.zeros((), dtype=leaf.dtype)

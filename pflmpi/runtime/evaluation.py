@@ -52,6 +52,8 @@ def evaluate(place: Workplace, population: Population, reply: Reply, units: list
     """Return the number right for the clients of the given units, in the order of `clients_of(units)`."""
     found: dict[int, int] = {}
     for unit in units:
-        correct = place.evaluate(unit, population.get(unit), population.received(unit, reply), round)
+        # Only what prediction reads: a client that was absent has not received anything else.
+        received = population.received(unit, reply, place.algorithm.predicts_with)
+        correct = place.evaluate(unit, population.get(unit), received, round)
         found.update(zip(unit.tolist(), correct.tolist(), strict=True))
     return np.array([found[client] for client in sorted(found)], np.int64)

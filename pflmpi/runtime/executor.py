@@ -158,10 +158,10 @@ class Lanes(Workplace):
             self.pool, [in_order(self.federation.train[client], self.eval_batch) for client in clients]
         )
         tensors = {name: (one.images, one.labels, one.weight) for name, one in {**passes, _TRAIN: train}.items()}
-        full = {name: one.full_steps for name, one in {**passes, _TRAIN: train}.items()}
+        fixed = {name: (one.full_steps, one.together) for name, one in {**passes, _TRAIN: train}.items()}
 
         def one(state: Tree, received: Messages, mine: dict[str, tuple[Tensor, Tensor, Tensor]], counts: Tensor) -> Any:
-            batches = {name: LaneBatches(task, *value, full[name]) for name, value in mine.items()}
+            batches = {name: LaneBatches(task, *value, *fixed[name]) for name, value in mine.items()}
             own = batches.pop(_TRAIN)
             data = ClientData(dict(batches), own, counts, task.training.learning_rate(round))
             return method(task, state, received, data)

@@ -71,13 +71,12 @@ class Population:
     def keep_reply(self, unit: np.ndarray, reply: Reply) -> None:
         """Remember the reply as the last that the clients of a unit received."""
         if self.kept_reply:
-            down = reply.for_clients(unit)
-            self.put(unit, {RECEIVED: {name: down[name] for name in self.kept_reply}})
+            self.put(unit, {RECEIVED: {**reply.for_clients(unit, self.kept_reply)}})
 
-    def received(self, unit: np.ndarray, reply: Reply) -> Messages:
-        """Return the messages [m, ...] that the clients of a unit are tested with."""
+    def received(self, unit: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
+        """Return the named messages [m, ...], those that the clients of a unit are tested with."""
         if not self.kept_reply:
-            return reply.for_clients(unit)
+            return reply.for_clients(unit, names)
         kept = self._rows(unit).get(unit)[RECEIVED]
         assert isinstance(kept, dict)
         return kept  # type: ignore[return-value]

@@ -13,12 +13,12 @@ class Target:
     """What h5py asks of an object that it writes a file to.
 
     Attributes:
-        error: the first error of a write. HDF5 is not told, because it cannot close a file that it cannot write; what
-            it writes afterwards is dropped, and the caller raises the error.
+        error: the first error of a write, whatever it is. HDF5 is not told, because it cannot close a file that it
+            cannot write, and crashes on it at exit; what it writes afterwards is dropped, and the caller raises the error.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.error: OSError | None = None
+        self.error: BaseException | None = None
         self._descriptor = descriptor
         self._position = 0
 
@@ -37,15 +37,15 @@ class Target:
         if self.error is None:
             try:
                 atomic.write_at(self._descriptor, content, self._position)
-            except OSError as error:
+            except BaseException as error:
                 self.error = error
         self._position += len(content)
         return len(content)
 
-    def readinto(self, content: memoryview) -> int:
-        """Read at the position and move on."""
-        found = os.preadv(self._descriptor, [content], self._position)
-        self._position += found
+    def read(self, size: int) -> bytes:
+        """Read at the position and move on; h5py takes only objects that can read."""
+        found = os.pread(self._descriptor, size, self._position)
+        self._position += len(found)
         return found
 
     def truncate(self, size: int) -> int:
@@ -53,7 +53,7 @@ class Target:
         if self.error is None:
             try:
                 os.ftruncate(self._descriptor, size)
-            except OSError as error:
+            except BaseException as error:
                 self.error = error
         return size
 

@@ -1,5 +1,6 @@
 """Waiting for other ranks without burning the core that they may need."""
 
+import re
 import time
 from collections.abc import Callable
 
@@ -44,5 +45,6 @@ def timed_out(operation: str, waited: float) -> str:
 
 def lost(operation: str, cause: Exception) -> str:
     """Return the error text for a connection that broke during an operation."""
-    lines = str(cause).strip().splitlines()
-    return f"a rank ended or was lost during {operation} ({lines[0][:160] if lines else type(cause).__name__})"
+    line = str(cause).strip().partition("\n")[0] or type(cause).__name__
+    short = re.sub(r"^\[\S+:\d+\] ", "", line).partition(". ")[0]  # without the library's own file and advice
+    return f"a rank ended or was lost during {operation} ({short[:160]}); its own error, or the launcher's, says why"
