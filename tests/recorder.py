@@ -47,14 +47,10 @@ class Recorder(Transport):
             self._record("broadcast", rank, buffer)
         self._inner._broadcast(buffer)
 
-    def _send_all(self, parts: dict[int, np.ndarray]) -> None:
+    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
         for rank, part in parts.items():
-            self._record("scatter", rank, part)
-        self._inner._send_all(parts)
-
-    def _send(self, part: np.ndarray) -> None:
-        self._record("gather", 0, part)
-        self._inner._send(part)
+            self._record(operation, rank, part)
+        self._inner._send(operation, parts)
 
     def _maximum(self, keys: np.ndarray) -> None:
         if self.rank != 0:
@@ -66,11 +62,8 @@ class Recorder(Transport):
             self._record("sum", 0, values)
         self._inner._sum(values)
 
-    def _receive(self, part: np.ndarray) -> None:
-        self._inner._receive(part)
-
-    def _receive_all(self, parts: dict[int, np.ndarray]) -> None:
-        self._inner._receive_all(parts)
+    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+        self._inner._receive(operation, parts)
 
     def _barrier(self) -> None:
         self._inner._barrier()

@@ -36,7 +36,6 @@ class World:
         self.n = len(cohort_of)
         run.mkdir(parents=True, exist_ok=True)
         self.templates = {f"cohort{number}": TEMPLATES[number] for number in sorted(set(cohort_of))}
-        self.keeping = np.array([bool(TEMPLATES[number]) for number in cohort_of])
         self.layout = Layout.unwritten(self.cohort_of)
         self.ids = {name: np.flatnonzero(self.cohort_of == int(name[-1])) for name in self.templates}
         self.state = {
@@ -72,7 +71,7 @@ class World:
     def save(self, round: int, ranks: int) -> None:
         """Write a checkpoint as that many ranks would that host clients at random."""
         host = self.rng.integers(0, ranks, self.n)
-        per_rank = [np.flatnonzero((host == rank) & self.changed & self.keeping) for rank in range(ranks)]
+        per_rank = [np.flatnonzero((host == rank) & self.changed) for rank in range(ranks)]
         for rank, clients in enumerate(per_rank):
             if rows := self.flat(clients):
                 write_shard(shard_path(self.run, round, rank), rows)
@@ -104,23 +103,19 @@ class Killed(BaseException):
 class Dying:
     """Lets a process die at its n-th step towards the disk; nothing that it does afterwards has any effect.
 
-    A step is a flush, a rename, a deletion, or every eighth write: a file takes some fifty.
-
     Args:
         step: how many steps are done; a write that is not is done by half.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, step: int) -> None:
-        self.left, self.dead, self.writes = step, False, 0
+        self.left, self.dead = step, False
         for name in ("pwrite", "fsync", "replace", "unlink"):
             patch.setattr(os, name, self._step(name, getattr(os, name)))
 
     def _step(self, name: str, real: Any) -> Any:
         def step(*arguments: Any, **options: Any) -> Any:
-            self.writes += name == "pwrite"
-            between = name == "pwrite" and self.writes % 8 != 3
-            if not self.dead and (between or self.left > 0):
-                self.left -= not between
+            if not self.dead and self.left > 0:
+                self.left -= 1
                 return real(*arguments, **options)
             if not self.dead and name == "pwrite":
                 real(arguments[0], arguments[1][: len(arguments[1]) // 2], arguments[2])

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -184,6 +185,20 @@ def test_a_shard_gives_single_rows_in_any_gaps(run: Path) -> None:
         read_rows(path, "cohort0", ids(7), ids(3))
     with pytest.raises(CheckpointError, match="no row 20 of cohort0"):
         read_rows(path, "cohort0", ids(120), ids(20))
+
+
+def test_threads_write_and_read_side_by_side(run: Path) -> None:
+    worlds = [World(run / str(number), TWO, number) for number in range(4)]
+
+    def work(world: World) -> str:
+        for round in range(4):
+            world.save(round, ranks=2)
+            world.train(world.some())
+        world.save(4, ranks=2)
+        return run_folder.digest(world.run, 4)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, worlds)) == [world.digest() for world in worlds]
 
 
 def test_digest_is_the_sha256_that_its_definition_says() -> None:

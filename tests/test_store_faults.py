@@ -152,7 +152,7 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world: 
         run_folder.newest_good(world.run)
 
 
-@pytest.mark.parametrize("call", [0, 1, 5, 20, 30, 50])
+@pytest.mark.parametrize("call", range(6))
 def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(world: World, call: int) -> None:
     before = {path: path.read_bytes() for path in world.run.rglob("*.h5")}
     world.train(np.arange(world.n))

@@ -25,7 +25,7 @@ class Group:
         self.timeout = timeout
         self.changed = threading.Condition()
         self.calls: dict[int, dict[int, tuple[str, np.ndarray]]] = defaultdict(dict)  # by number of the call, by rank
-        self.mail: dict[tuple[int, int], deque[np.ndarray]] = defaultdict(deque)  # by sender and receiver
+        self.mail: dict[tuple[int, int], deque[tuple[str, np.ndarray]]] = defaultdict(deque)  # by sender and receiver
         self.gone: set[int] = set()
 
     def leave(self, rank: int) -> None:
@@ -88,32 +88,21 @@ class ThreadTransport(Transport):
     def _barrier(self) -> None:
         self._exchange("barrier", np.zeros(0))
 
-    def _send_all(self, parts: dict[int, np.ndarray]) -> None:
-        for rank, part in parts.items():
-            self._post(rank, part)
-
-    def _send(self, part: np.ndarray) -> None:
-        self._post(0, part)
-
-    def _receive(self, part: np.ndarray) -> None:
-        self._take("scatter", 0, part)
-
-    def _receive_all(self, parts: dict[int, np.ndarray]) -> None:
-        for rank, part in parts.items():
-            self._take("gather", rank, part)
-
-    def _post(self, rank: int, part: np.ndarray) -> None:
+    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
         with self._group.changed:
-            self._group.mail[self.rank, rank].append(part.copy())
+            for rank, part in parts.items():
+                self._group.mail[self.rank, rank].append((operation, part.copy()))
             self._group.changed.notify_all()
 
-    def _take(self, operation: str, rank: int, part: np.ndarray) -> None:
-        box = self._group.mail[rank, self.rank]
-        with self._group.changed:
-            self._group.wait(lambda: bool(box), lambda: self._group.gone & {rank}, operation)
-            sent = box.popleft()
-        assert len(sent) == len(part), f"rank {rank} sent {len(sent)} bytes, {len(part)} were declared"
-        part[:] = sent
+    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+        for rank, part in parts.items():
+            box = self._group.mail[rank, self.rank]
+            with self._group.changed:
+                self._group.wait(lambda box=box: bool(box), lambda rank=rank: self._group.gone & {rank}, operation)
+                sent_in, sent = box.popleft()
+            assert sent_in == operation, f"rank {rank} calls {sent_in}, rank {self.rank} {operation}"
+            assert len(sent) == len(part), f"rank {rank} sent {len(sent)} bytes, {len(part)} were declared"
+            part[:] = sent
 
     def _close(self) -> None:
         self.barrier()

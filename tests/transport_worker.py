@@ -33,10 +33,11 @@ def check(transport: Transport) -> None:
     say(f"rank {transport.rank} closed")
 
 
-def go_wrong(transport: Transport, how: str) -> None:
+def go_wrong(transport: Transport, how: str, folder: Path) -> None:
     transport.barrier()
     try:
         if transport.rank == 1:
+            (folder / "wrong").touch()
             if how == "abort":
                 transport.abort(3)
             elif how == "raise":
@@ -59,4 +60,4 @@ if __name__ == "__main__":
     if what == "check":
         check(transport)
     else:
-        go_wrong(transport, what)
+        go_wrong(transport, what, folder)

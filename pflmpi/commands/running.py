@@ -54,7 +54,9 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
     except Agreed as agreed:
         assert transport is not None
         if transport.rank == 0:
-            _show(agreed.error, options.debug)
+            if options.debug:
+                traceback.print_exception(agreed)
+            launching.report(agreed.error)
         transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
         transport.close()
         return agreed.error.exit_code

@@ -10,7 +10,6 @@ from torch import Tensor
 from pflmpi.local import Batch, Padding
 from pflmpi.task import Task
 
-
 _PREPARED = 2**25  # bytes of prepared images at a time
 
 

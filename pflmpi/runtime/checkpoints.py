@@ -1,11 +1,13 @@
 """Checkpoints while training goes on: each rank writes its clients, rank 0 joins them once all are on disk."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pflmpi import tree
+from pflmpi.errors import RunError
 from pflmpi.runtime import metrics_file
 from pflmpi.runtime.config import CheckpointConfig
 from pflmpi.runtime.progress import Progress
@@ -35,7 +37,8 @@ class Fixed:
         cohort: [N].
         templates: for each cohort name, path -> (shape, dtype) of what a client keeps.
         attributes: written into every round file.
-        participants: (round) -> ids.
+        training, seed: they tell who took part in a round.
+        settings: the `checkpoint` section.
     """
 
     run: Path
@@ -95,7 +98,13 @@ class Checkpoints:
         self._writer.close()
 
     def close(self) -> None:
-        """Stop after a fault: what is being written is finished, what has not begun is dropped."""
+        """Stop after a fault; checkpoints whose shards are all on disk are still joined, where that is possible."""
+        run = self._fixed.run
+        with contextlib.suppress(RunError):
+            self._writer.flush()
+            while self._pending and all((run / name).exists() for name in self._pending[0].layout.files):
+                self._join(self._pending[0].round)
+                self._writer.flush()
         self._writer.abandon()
 
     def _save(self, round: int, server: Tree, population: Population, changed: np.ndarray) -> None:
@@ -110,6 +119,8 @@ class Checkpoints:
             arrays = {name: to_numpy(leaf).copy() for name, leaf in tree.leaves(server)}
             metrics, moved = _metrics(self._progress, round)
             self._pending.append(_Pending(round, arrays, metrics, moved, self._layout))
+            if len(fixed.hosted) == 1:  # its shard is before it in the queue
+                self._join(round)
 
     def _write_shard(self, path: Path, rows: dict[str, tuple[np.ndarray, Arrays]], round: int) -> None:
         if rows:

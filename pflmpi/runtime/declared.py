@@ -1,10 +1,16 @@
 """What an algorithm declared to send, with what is needed to count it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import torch
 
-from pflmpi.message import Shared, Uplink
+from pflmpi import message, tree
+from pflmpi.algorithms.base import Messages
+from pflmpi.errors import RunError
+from pflmpi.message import ClassMeans, Own, OwnClasses, Shared, Uplink
+from pflmpi.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -31,3 +37,48 @@ class Declared:
         """Return the logical downlink bytes [m] of the given clients."""
         held = self.holds[clients].sum(1)
         return np.array([sum(kind.client_bytes(int(n)) for kind in self.down.values()) for n in held], np.int64)
+
+    def check_up(self, messages: Messages, clients: int) -> None:
+        """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""
+        classes = self.holds.shape[1]
+        expected = {name: _with_rows(_one_uplink(kind, classes), clients) for name, kind in self.up.items()}
+        uncounted = [name for name, kind in self.up.items() if isinstance(kind, ClassMeans) and not kind.counts]
+        # `local.class_means` always gives counts; where they are not declared they stay with the client.
+        found = {
+            name: {key: leaf for key, leaf in value.items() if key != "counts"} if name in uncounted else value
+            for name, value in messages.items()
+        }
+        _refuse("uplink", found, expected)
+
+    def check_down(self, messages: Messages, receivers: int) -> None:
+        """Raise `RunError` unless what was published is what was declared, with nothing missing or more."""
+        rows = {Own: receivers, OwnClasses: self.holds.shape[1]}
+        _refuse(
+            "downlink",
+            messages,
+            {
+                name: _with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
+                for name, kind in self.down.items()
+            },
+        )
+
+
+def _one_uplink(kind: Uplink, classes: int) -> Tree:
+    """Return the template of what `client_update` returns for one client."""
+    if not isinstance(kind, ClassMeans):
+        return kind.like
+    like: Tree = {"means": message.tensor(classes, kind.num_features)}
+    return {**like, "counts": message.tensor(classes, dtype=torch.int32)} if kind.counts else like
+
+
+def _with_rows(like: Tree, rows: int) -> Tree:
+    return tree.map(lambda leaf: message.tensor(rows, *leaf.shape, dtype=leaf.dtype), like)
+
+
+def _refuse(way: Literal["uplink", "downlink"], found: Messages, expected: Messages) -> None:
+    wrong = tree.differences(dict(found), dict(expected))
+    if wrong:
+        raise RunError(
+            f"the algorithm's {way} is not what it declares (found against declared): {'; '.join(wrong)}; "
+            f"nothing of it was sent; declare it in `{way}`, or return it as declared"
+        )

@@ -60,9 +60,14 @@ def send_down(
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
         assigned: the units of receivers of each rank.
+
+    Raises:
+        RunError: a message that was not declared, differs from its declaration, or is missing.
     """
     receivers = [clients_of(units) for units in assigned]
     everyone = np.sort(np.concatenate(receivers))
+    if published is not None:
+        declared.check_down(published, len(everyone))
     kinds = sorted(declared.down.items())
     shared = {name: kind.like for name, kind in kinds if type(kind) is Shared}
     own = {name: kind.like for name, kind in kinds if isinstance(kind, Own)}

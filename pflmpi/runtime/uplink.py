@@ -22,8 +22,13 @@ def send_up(
     Args:
         ups: for each unit computed here, the clients and their messages with a leading client axis.
         assigned: the units of participants of each rank.
+
+    Raises:
+        RunError: a message that was not declared, differs from its declaration, is missing, or is not finite.
     """
     participants = np.sort(np.concatenate([clients_of(units) for units in assigned]))
+    for clients, messages in ups:
+        declared.check_up(messages, len(clients))
     _refuse_not_finite(ups, round)
     folded = {name: kind for name, kind in sorted(declared.up.items()) if type(kind) in (message.Sum, Mean)}
     gathered = {name: kind for name, kind in sorted(declared.up.items()) if name not in folded}

@@ -44,7 +44,7 @@ def replacing(path: Path) -> Iterator[int]:
         raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
 
 
-def write_at(descriptor: int, content: bytes | memoryview, position: int) -> None:
+def write_at(descriptor: int, content: bytes | bytearray | memoryview, position: int) -> None:
     """Write all of some bytes at a position of a file; other threads can compute meanwhile."""
     rest = memoryview(content)
     while rest:  # one call writes 2 GiB at most, and less when it is interrupted

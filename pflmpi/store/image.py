@@ -40,24 +40,14 @@ def write(path: Path, fill: Callable[[File], None]) -> None:
     """
     with atomic.replacing(path) as descriptor:
         target = Target(descriptor)
-        with (
-            _first(target),
-            h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file,
-        ):
-            file.attrs["format_version"] = FORMAT_VERSION
-            fill(file)
+        try:
+            with h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file:
+                file.attrs["format_version"] = FORMAT_VERSION
+                fill(file)
+        finally:
+            target.finish()  # an error of the disk comes before what it may have led to
         size, checksum = _measure(descriptor)
         atomic.write_at(descriptor, b"pflmpi bytes=%d crc32=%08x\n" % (size, checksum), 0)
-
-
-@contextmanager
-def _first(target: Target) -> Iterator[None]:
-    """Raise the error of the target, instead of what it may have led to, when the file is closed."""
-    try:
-        yield
-    finally:
-        if target.error is not None:
-            raise target.error
 
 
 def _measure(descriptor: int) -> tuple[int, int]:

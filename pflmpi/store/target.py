@@ -1,26 +1,36 @@
 """A file as HDF5 writes it through Python.
 
 HDF5's own drivers hold Python's lock while they write, and its driver for memory needs the content three times over. So
-HDF5 is given this object, whose writes go straight from the arrays to the file and let other threads compute meanwhile.
+HDF5 is given this object: large writes go straight from the arrays to the file while other threads compute, and small
+ones are put together, because after each the thread may have to wait for the lock.
 """
 
 import os
+from collections.abc import Callable, Iterator
 
 from pflmpi.store import atomic
 
+_SMALL = 1 << 16
+
 
 class Target:
-    """What h5py asks of an object that it writes a file to.
+    """What h5py asks of an object that it writes a file to; `finish` writes what is left.
 
-    Attributes:
-        error: the first error of a write, whatever it is. HDF5 is not told, because it cannot close a file that it
-            cannot write, and crashes on it at exit; what it writes afterwards is dropped, and the caller raises the error.
+    Errors are not told to HDF5, because it cannot close a file that it cannot write, and crashes on it at exit. After
+    the first one nothing more is written.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.error: BaseException | None = None
         self._descriptor = descriptor
         self._position = 0
+        self._small: list[tuple[int, bytes]] = []  # in the order in which they came
+        self._error: BaseException | None = None
+
+    def finish(self) -> None:
+        """Write what is left, and raise the first error there was."""
+        self._attempt(self._write_small)
+        if self._error is not None:
+            raise self._error
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move to an offset from the beginning or the end of the file."""
@@ -34,28 +44,56 @@ class Target:
 
     def write(self, content: memoryview) -> int:
         """Write at the position and move on."""
-        if self.error is None:
-            try:
-                atomic.write_at(self._descriptor, content, self._position)
-            except BaseException as error:
-                self.error = error
+        self._attempt(lambda: self._write(content))
         self._position += len(content)
         return len(content)
 
     def read(self, size: int) -> bytes:
         """Read at the position and move on; h5py takes only objects that can read."""
+        self._attempt(self._write_small)
         found = os.pread(self._descriptor, size, self._position)
         self._position += len(found)
         return found
 
     def truncate(self, size: int) -> int:
         """Set the length of the file."""
-        if self.error is None:
-            try:
-                os.ftruncate(self._descriptor, size)
-            except BaseException as error:
-                self.error = error
+        self._attempt(self._write_small)
+        self._attempt(lambda: os.ftruncate(self._descriptor, size))
         return size
 
     def flush(self) -> None:
         """Do nothing: the file is flushed once, when it is whole."""
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        if self._error is None:
+            try:
+                step()
+            except BaseException as error:
+                self._error = error
+
+    def _write(self, content: memoryview) -> None:
+        if len(content) < _SMALL:
+            self._small.append((self._position, bytes(content)))
+        else:
+            self._write_small()
+            atomic.write_at(self._descriptor, content, self._position)
+
+    def _write_small(self) -> None:
+        for start, end in _near(self._small):
+            # What lies between them is there already, or beyond the end of the file.
+            together = bytearray(os.pread(self._descriptor, end - start, start).ljust(end - start, b"\0"))
+            for position, content in self._small:
+                if start <= position < end:
+                    together[position - start : position - start + len(content)] = content
+            atomic.write_at(self._descriptor, together, start)
+        self._small.clear()
+
+
+def _near(pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the regions in which the pieces are near each other."""
+    ranges = sorted((position, position + len(content)) for position, content in pieces)
+    while ranges:
+        start, end = ranges.pop(0)
+        while ranges and ranges[0][0] <= end + _SMALL:
+            end = max(end, ranges.pop(0)[1])
+        yield start, end

@@ -59,15 +59,15 @@ class Transport(ABC):
         """
         if self.rank != 0:
             part = np.empty(size, np.uint8)
-            if size:
-                self._receive(part)
+            self._receive("scatter", {0: part} if size else {})
             self.counter.add(down=size)
             return part
         assert parts is not None and len(parts) == self.size, f"one part for each of {self.size} ranks"
         for part in parts:
             _check(part)
         assert len(parts[0]) == size, f"rank 0's part has {len(parts[0])} bytes, declared {size}"
-        self._send_all({rank: parts[rank] for rank in range(1, self.size) if len(parts[rank])})
+        if self.size > 1:
+            self._send("scatter", {rank: parts[rank] for rank in range(1, self.size) if len(parts[rank])})
         self.counter.add(down=sum(len(part) for part in parts[1:]))
         return parts[0]
 
@@ -83,11 +83,11 @@ class Transport(ABC):
         assert len(part) == sizes[self.rank], f"part of {len(part)} bytes, declared {sizes[self.rank]}"
         self.counter.add(up=sum(sizes[1:]))
         if self.rank != 0:
-            if len(part):
-                self._send(part)
+            self._send("gather", {0: part} if len(part) else {})
             return None
         parts = [part, *(np.empty(size, np.uint8) for size in sizes[1:])]
-        self._receive_all({rank: parts[rank] for rank in range(1, self.size) if sizes[rank]})
+        if self.size > 1:
+            self._receive("gather", {rank: parts[rank] for rank in range(1, self.size) if sizes[rank]})
         return parts
 
     def maximum(self, values: np.ndarray) -> np.ndarray:
@@ -138,20 +138,15 @@ class Transport(ABC):
         """Broadcast in place; not empty."""
 
     @abstractmethod
-    def _send_all(self, parts: dict[int, np.ndarray]) -> None:
-        """Send parts from rank 0 to the ranks they belong to; none is empty, some ranks may have none."""
+    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+        """Send parts, none of them empty, to the ranks that receive them in the same call.
+
+        In a scatter and a gather every rank either sends or receives; it may have nothing to send or receive.
+        """
 
     @abstractmethod
-    def _receive(self, part: np.ndarray) -> None:
-        """Fill the part with what rank 0 sends by `_send_all`; not empty."""
-
-    @abstractmethod
-    def _receive_all(self, parts: dict[int, np.ndarray]) -> None:
-        """Fill parts on rank 0 with what their ranks send by `_send`; none is empty, some ranks may have none."""
-
-    @abstractmethod
-    def _send(self, part: np.ndarray) -> None:
-        """Send the part to rank 0; not empty."""
+    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+        """Fill parts, none of them empty, with what the ranks send in the same call."""
 
     @abstractmethod
     def _maximum(self, keys: np.ndarray) -> None:

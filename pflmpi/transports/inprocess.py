@@ -22,19 +22,13 @@ class InProcessTransport(Transport):
         flush_output()
         raise SystemExit(code)
 
-    def _send_all(self, parts: dict[int, np.ndarray]) -> None:
-        assert not parts, _ALONE
-
-    def _receive_all(self, parts: dict[int, np.ndarray]) -> None:
-        assert not parts, _ALONE
-
     def _broadcast(self, buffer: np.ndarray) -> None:
         raise AssertionError(_ALONE)
 
-    def _receive(self, part: np.ndarray) -> None:
+    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
         raise AssertionError(_ALONE)
 
-    def _send(self, part: np.ndarray) -> None:
+    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
         raise AssertionError(_ALONE)
 
     def _maximum(self, keys: np.ndarray) -> None:

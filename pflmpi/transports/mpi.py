@@ -57,17 +57,11 @@ class MpiTransport(Transport):
             for chunk in chunks(buffer):
                 self._move("broadcast", [self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
 
-    def _send_all(self, parts: dict[int, np.ndarray]) -> None:
-        self._exchange("scatter", self._comm.Isend, parts)
+    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+        self._exchange(operation, self._comm.Isend, parts)
 
-    def _receive(self, part: np.ndarray) -> None:
-        self._exchange("scatter", self._comm.Irecv, {0: part})
-
-    def _receive_all(self, parts: dict[int, np.ndarray]) -> None:
-        self._exchange("gather", self._comm.Irecv, parts)
-
-    def _send(self, part: np.ndarray) -> None:
-        self._exchange("gather", self._comm.Isend, {0: part})
+    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+        self._exchange(operation, self._comm.Irecv, parts)
 
     def _maximum(self, keys: np.ndarray) -> None:
         with self._together("maximum"):

@@ -60,17 +60,11 @@ class TorchTransport(Transport):
     def _broadcast(self, buffer: np.ndarray) -> None:
         self._collective("broadcast", buffer, lambda staged: dist.broadcast(staged, src=0, async_op=True))
 
-    def _send_all(self, parts: dict[int, np.ndarray]) -> None:
-        self._exchange("scatter", dist.isend, parts)
+    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+        self._exchange(operation, dist.isend, parts)
 
-    def _receive(self, part: np.ndarray) -> None:
-        self._exchange("scatter", dist.irecv, {0: part})
-
-    def _receive_all(self, parts: dict[int, np.ndarray]) -> None:
-        self._exchange("gather", dist.irecv, parts)
-
-    def _send(self, part: np.ndarray) -> None:
-        self._exchange("gather", dist.isend, {0: part})
+    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+        self._exchange(operation, dist.irecv, parts)
 
     def _maximum(self, keys: np.ndarray) -> None:
         self._collective("maximum", keys, lambda staged: dist.all_reduce(staged, dist.ReduceOp.MAX, async_op=True))

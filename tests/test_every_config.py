@@ -1,0 +1,317 @@
+"""A small run of every dataset, model, partition and option: on one rank and on two, with the same bits."""
+
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from raw_files import NUM_CLASSES, random_samples, write_cifar, write_idx, write_leaf
+
+from pflmpi import config as configuration
+from pflmpi.data import SOURCES
+from pflmpi.data.federation import Federation, save
+from pflmpi.data.partitions import PARTITIONS
+from pflmpi.experiment import load_federation
+from pflmpi.models import MODELS
+from pflmpi.runtime import metrics_file
+from pflmpi.store import run_folder
+
+SMALL = {"kernel": 3, "padding": 1}  # for images of 8 x 8
+TINY_CNN = {"name": "cnn", "first_channels": 3, "second_channels": 4, "hidden": 8}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with a few samples of every source, in the files' own formats."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where the cache is
+    folder = tmp_path / "data"
+    write_idx(folder / "MNIST" / "raw", "mnist", packed=True)
+    write_idx(folder / "FashionMNIST" / "raw", "fashion_mnist", packed=False)
+    write_cifar(folder, "cifar10", monkeypatch)
+    write_cifar(folder, "cifar100", monkeypatch)
+    write_leaf(folder / "femnist")
+    labels = {
+        f"{part}_label": random_samples(seed, n, "mnist")[1] for part, seed, n in (("train", 1, 30), ("test", 2, 10))
+    }
+    who = {"train_writer": np.arange(30) // 5, "test_writer": np.arange(10) // 5}
+    np.savez(folder / "MNIST" / "writers.npz", **labels, **who)
+    return folder
+
+
+def federation_of(raw: dict[str, Any]) -> Federation:
+    return load_federation(configuration.parse(raw))
+
+
+def run(raw: dict[str, Any], folder: Path) -> tuple[str, Path]:
+    """Run on one rank and on two; check what must hold for every run; return the digest and the first run's folder."""
+    raw = {**raw, "checkpoint": {"keep": 0, **raw.get("checkpoint", {})}}
+    one = harness.run(raw, folder / "one")
+    assert harness.run(raw, folder / "two", ranks=2) == one
+    federation, there = federation_of(raw), run_folder.rounds(folder / "one")
+    rounds = raw["training"]["rounds"]
+    assert there[0] == 0 and there[-1] == rounds
+    assert run_folder.digest(folder / "one", 0) != one, "training has changed something"
+    for name in ("one", "two"):
+        metrics = run_folder.read_metrics(folder / name, rounds)
+        assert metrics["total"].tolist() == federation.num_test.tolist()
+        assert (metrics["correct"] <= metrics["total"]).all() and metrics["total"].sum() > 0
+        assert 0 <= metrics["accuracy_mean"] <= 1 and 0 <= metrics["accuracy_weighted"] <= 1
+    state = dict(run_folder.read_server(folder / "one", rounds))
+    for cohort, (_, arrays) in run_folder.read_clients(folder / "one", rounds, everyone(federation)).items():
+        state.update({f"{cohort}/{path}": array for path, array in arrays.items()})
+    assert state and all(np.isfinite(array).all() for array in state.values())
+    return one, folder / "one"
+
+
+def everyone(federation: Federation) -> np.ndarray:
+    return np.arange(federation.num_clients)
+
+
+# --- datasets -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(SOURCES))
+@pytest.mark.parametrize("split", ["pooled", "official"])
+def test_every_dataset_runs(name: str, split: str, root: Path, tmp_path: Path) -> None:
+    raw = harness.settings(
+        data={"name": name, "root": str(root), "split": split, **({"limit": 100} if name == "digits" else {})},
+        partition={"name": "writers"} if name == "femnist" else {"name": "iid", "clients": 3},
+        algorithm={"name": "fedavg"},
+        training={"rounds": 1, "participation": 1.0},
+    )
+    federation = federation_of(raw)
+    if name == "cifar100" and split == "official":  # 6 test samples of 100 classes: those of other classes are left
+        raw["data"]["split"] = "pooled"
+        federation = federation_of(raw)
+    _, folder = run(raw, tmp_path)
+    assert run_folder.read_server(folder, 1)["model/head/bias"].shape == (NUM_CLASSES[name],)
+    if raw["data"]["split"] == "official":
+        is_test = federation.dataset.official_test
+        assert is_test[np.concatenate(federation.test)].all() and not is_test[np.concatenate(federation.train)].any()
+
+
+@pytest.mark.parametrize(
+    "name, limit, model",
+    [
+        ("mnist", 300, {"name": "cnn", "hidden": 16}),
+        ("fashion_mnist", 300, {"name": "protocnn"}),
+        ("cifar10", 120, TINY_CNN),
+        ("femnist", 500, {"name": "dnn"}),
+    ],
+)
+def test_real_data_run(name: str, limit: int, model: dict[str, Any], data_root: Path, tmp_path: Path) -> None:
+    natural = name in ("mnist", "femnist")
+    raw = harness.settings(
+        data={"name": name, "root": str(data_root), "limit": limit},
+        partition={"name": "writers", "clients": 4, "min_samples": 3} if natural else {"name": "iid", "clients": 4},
+        model=model,
+        training={"rounds": 1, "participation": 1.0},
+    )
+    run(raw, tmp_path)
+
+
+# --- partitions ---------------------------------------------------------------------------------------------------
+
+PARTITION_KEYS: dict[str, list[dict[str, Any]]] = {
+    "pathological": [{"classes_per_client": 2}],
+    "dirichlet": [{"beta": 0.5, "min_samples": 4}, {"beta": 0.5, "min_samples": 4, "balanced_cap": True}],
+    "exdir": [{"classes_per_client": 3, "alpha": 0.5, "min_samples": 4}],
+    "nway_kshot": [{"n": 3, "k": 12}],
+    "lognormal": [{"classes_per_client": 2, "sigma": 1.0, "min_samples": 4}],
+    "iid": [{}, {"balanced": False}],
+    "writers": [{"min_samples": 3}],
+}
+
+
+@pytest.mark.parametrize("name, keys", [(name, keys) for name in PARTITIONS for keys in PARTITION_KEYS[name]])
+def test_every_partition_runs(name: str, keys: dict[str, Any], root: Path, tmp_path: Path) -> None:
+    raw = harness.settings(partition={"name": name, "clients": 5, **keys}, training={"rounds": 1, "participation": 1.0})
+    if name == "writers":
+        raw["data"] = {"name": "mnist", "root": str(root)}
+    federation = federation_of(raw)
+    assert federation.num_clients == 5
+    _, folder = run(raw, tmp_path)
+    # FedGMH: the bytes say how many classes each client holds.
+    held = (federation.class_counts > 0).sum(1)
+    assert run_folder.read_bytes(folder, 1)["up"].tolist() == (held * (4 * 12 + 4)).tolist()
+
+
+def test_a_saved_partition_gives_the_same_bits(root: Path, tmp_path: Path) -> None:
+    by_name = harness.settings(training={"rounds": 2})
+    save(federation_of(by_name), tmp_path / "who.npz")
+    by_path = harness.settings(training={"rounds": 2}, partition={"path": str(tmp_path / "who.npz")})
+    assert federation_of(by_path).digest == federation_of(by_name).digest
+    assert run(by_path, tmp_path / "path")[0] == harness.run(by_name, tmp_path / "name")
+    # Another seed would draw another partition, but not where it comes from a file.
+    other = {**by_path, "seed": 99, "data": {"name": "digits"}}
+    with pytest.raises(configuration.ConfigError.__bases__[0], match="was made for"):
+        federation_of(other)
+
+
+# --- models -------------------------------------------------------------------------------------------------------
+
+MODEL_KEYS: dict[str, dict[str, Any]] = {
+    "mlp": {"hidden": 9},
+    "dnn": {"hidden": 9},
+    "cnn": {**SMALL, "first_channels": 3, "second_channels": 4, "hidden": 9},
+    "protocnn": {**SMALL, "channels": 4},
+    "resnet18": {"first_stage_stride": 2},
+}
+QUICK = {"rounds": 1, "participation": 1.0, "steps": 1, "batch_size": 4, "drop_last": True}
+FOUR = {"name": "iid", "clients": 4}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_model_runs(name: str, tmp_path: Path) -> None:
+    # FedProto keeps whole models with the clients; ResNet has its own test below, with fewer of them.
+    raw = harness.settings(
+        data={"name": "digits", "limit": 80},
+        partition={"name": "iid", "clients": 2},
+        model={"name": name, **MODEL_KEYS[name]},
+        algorithm={"name": "fedper" if name == "resnet18" else "fedproto"},
+        training=QUICK,
+    )
+    _, folder = run(raw, tmp_path)
+    (_, arrays), *_ = run_folder.read_clients(folder, 1, np.arange(2)).values()
+    width = {"protocnn": 50, "resnet18": 512}.get(name, 9)
+    head = "head/weight" if name == "resnet18" else "model/head/weight"
+    assert arrays[head].shape == (2, 10, width)
+
+
+@pytest.mark.parametrize(
+    "algorithm, bn, where",
+    [("fedavg", "average", "server"), ("fedavg", "local", "clients"), ("fedper", "local", "clients")],
+)
+def test_batch_norm_statistics_are_averaged_or_stay(algorithm: str, bn: str, where: str, tmp_path: Path) -> None:
+    raw = harness.settings(
+        data={"name": "digits", "limit": 40},
+        partition={"name": "iid", "clients": 2},
+        model={"name": "resnet18", "first_stage_stride": 2},
+        algorithm={"name": algorithm},
+        training={**QUICK, "bn": bn},
+    )
+    _, folder = run(raw, tmp_path)
+    server = run_folder.read_server(folder, 1)
+    rows = {
+        path: array
+        for _, arrays in run_folder.read_clients(folder, 1, np.arange(2)).values()
+        for path, array in arrays.items()
+    }
+    in_server = [path for path in server if "running_mean" in path]
+    in_clients = [path for path in rows if "running_mean" in path]
+    assert (bool(in_server), bool(in_clients)) == (where == "server", where == "clients")
+    for path in in_clients:
+        assert rows[path].any(), "the statistics have followed the forward passes"
+        assert not np.array_equal(rows[path][0], rows[path][1]), "each client has its own"
+    for path in in_server:
+        assert server[path].any()
+
+
+UNLIKE: dict[str, list[dict[str, Any]]] = {
+    "fedproto": [{"name": "protocnn", **SMALL, "channels": channels} for channels in (18, 20, 22)],
+    "fedgmh": [{"name": "mlp", "hidden": 9}, {"name": "cnn", **SMALL, "first_channels": 3, "hidden": 9}],
+    "local": [{"name": "mlp", "hidden": 9}, {"name": "mlp", "hidden": 4}],
+}
+
+
+@pytest.mark.parametrize("algorithm", UNLIKE)
+def test_unlike_models_are_cycled_over_the_clients(algorithm: str, tmp_path: Path) -> None:
+    models = UNLIKE[algorithm]
+    raw = harness.settings(
+        model=models,
+        algorithm={"name": algorithm},
+        partition=FOUR,
+        training={"rounds": 2, "participation": 0.7},
+    )
+    _, folder = run(raw, tmp_path)
+    cohorts = run_folder.read_clients(folder, 2, np.arange(4))
+    ids = [clients.tolist() for clients, _ in cohorts.values()]
+    assert ids == [[client for client in range(4) if client % len(models) == which] for which in range(len(models))]
+    shapes = [{path: array.shape[1:] for path, array in arrays.items()} for _, arrays in cohorts.values()]
+    assert len({str(sorted(shape.items())) for shape in shapes}) == len(models), "the bodies differ"
+    if algorithm == "fedproto":
+        assert [shape["model/body/conv2/weight"][0] for shape in shapes] == [18, 20, 22]
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+OPTIONS: list[dict[str, Any]] = [
+    {"precision": "bf16"},
+    {"drop_last": True},
+    {"steps": 3},
+    {"epochs": 2},
+    {"momentum": 0.9},
+    {"weight_decay": 0.01},
+    {"lr_decay": 0.5},
+    {"init": "per_client"},
+]
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_every_training_option_changes_the_result(executor: str, tmp_path: Path) -> None:
+    digests = {}
+    for number, change in enumerate([{}, *OPTIONS]):
+        raw = harness.settings(
+            algorithm={"name": "fedper"},
+            training={"rounds": 2, "batch_size": 8, **change},
+            runtime={"executor": executor, "lanes": 3},
+        )
+        digests[str(change)] = run(raw, tmp_path / str(number))[0]
+    assert len(set(digests.values())) == len(digests), digests
+
+
+def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path: Path) -> None:
+    servers = []
+    for precision in ("fp32", "bf16"):
+        raw = harness.settings(algorithm={"name": "fedavg"}, training={"rounds": 2, "precision": precision})
+        servers.append(run_folder.read_server(run(raw, tmp_path / precision)[1], 2))
+    for path, array in servers[1].items():
+        assert array.dtype == np.float32
+        # 8 bits of mantissa, some ten steps with learning rate 0.1 on weights of 0.1.
+        np.testing.assert_allclose(array, servers[0][path], atol=0.01, err_msg=path)
+
+
+def test_evaluating_every_second_round_leaves_the_state_as_it_is(tmp_path: Path) -> None:
+    each = harness.run(harness.settings(training={"rounds": 5}), tmp_path / "each")
+    second, folder = run(harness.settings(training={"rounds": 5}, evaluation={"every": 2}), tmp_path)
+    assert second == each
+    rows = metrics_file.read(folder)
+    assert [bool(row["accuracy_mean"]) for row in rows] == [False, True, False, True, True]
+    full = metrics_file.read(tmp_path / "each")
+    for here, there in zip(rows, full, strict=True):
+        if here["accuracy_mean"]:
+            assert (here["accuracy_mean"], here["accuracy_std"]) == (there["accuracy_mean"], there["accuracy_std"])
+
+
+def test_a_checkpoint_every_second_round_and_after_the_last(tmp_path: Path) -> None:
+    each = harness.run(harness.settings(training={"rounds": 5}), tmp_path / "each")
+    second, folder = run(harness.settings(training={"rounds": 5}, checkpoint={"every": 2}), tmp_path)
+    assert second == each
+    assert run_folder.rounds(folder) == [0, 2, 4, 5]
+    assert harness.resume(tmp_path / "two", ("training.rounds=6",), ranks=3) == harness.resume(
+        tmp_path / "each", ("training.rounds=6",)
+    )
+
+
+@pytest.mark.parametrize("absent", ["latest", "last_received"])
+def test_an_absent_client_is_tested_with_the_reply_that_is_named(absent: str, tmp_path: Path) -> None:
+    raw = harness.settings(
+        algorithm={"name": "fedavg"},
+        training={"rounds": 4, "participation": 0.15},  # one client of seven
+        evaluation={"absent": absent},
+    )
+    _, folder = run(raw, tmp_path)
+    metrics = [run_folder.read_metrics(folder, round) for round in range(1, 5)]
+    moved = set()
+    for before, after in zip(metrics, metrics[1:], strict=False):
+        away = np.setdiff1d(np.arange(7), after["participants"])
+        moved |= set(away[before["correct"][away] != after["correct"][away]].tolist())
+    assert bool(moved) == (absent == "latest")
+    received = {
+        path
+        for _, arrays in run_folder.read_clients(folder, 4, np.arange(7)).values()
+        for path in arrays
+        if path.startswith("received/")
+    }
+    assert bool(received) == (absent == "last_received")
