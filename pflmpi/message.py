@@ -109,15 +109,14 @@ def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
 
 
 def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
-    """Return `values` (float64) as int64 multiples of 2**-shift, rounded to nearest even."""
-    fixed: np.ndarray = np.rint(np.ldexp(values, shift)).astype(np.int64)
-    return fixed
+    """Return `values` (float64, overwritten) as int64 multiples of 2**-shift, rounded to nearest even."""
+    values *= 2.0**shift  # exact
+    return np.rint(values, out=values).astype(np.int64)
 
 
 def from_fixed(values: np.ndarray, shift: int) -> np.ndarray:
     """Return the float64 values of int64 multiples of 2**-shift."""
-    floats: np.ndarray = np.ldexp(values.astype(np.float64), -shift)
-    return floats
+    return values.astype(np.float64) * 2.0**-shift
 
 
 def check(name: str, value: Tree, like: Tree) -> None:

@@ -12,7 +12,7 @@ from pflmpi.message import ClassMeans, Mean, Own, OwnClasses, Rows, Shared, comm
 
 def fixed_sum(terms: np.ndarray) -> float:
     shift = int(common_shift(np.array([np.abs(terms).max()]), len(terms))[0])
-    return float(from_fixed(to_fixed(terms, shift).sum(keepdims=True), shift)[0])
+    return float(from_fixed(to_fixed(terms.copy(), shift).sum(keepdims=True), shift)[0])
 
 
 def test_sizes_are_the_papers() -> None:

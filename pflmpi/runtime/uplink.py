@@ -50,38 +50,39 @@ def _fold(
     template: Tree = {name: kind.like for name, kind in kinds.items()}
     paths = [(path, leaf) for path, leaf in tree.leaves(template)]
     largest = np.zeros(len(paths))
-    weighted: list[list[np.ndarray]] = [[] for _ in paths]  # float64 [m, size] for each leaf and unit
     for clients, messages in ups:
         values = dict(tree.leaves({name: messages[name] for name in kinds}))
-        for i, (path, leaf) in enumerate(paths):
-            kind = kinds[path.split("/")[0]]
-            assert values[path].shape[1:] == leaf.shape, f"uplink {path}: {values[path].shape[1:]} is not {leaf.shape}"
-            rows = to_numpy(values[path]).reshape(len(clients), -1).astype(np.float64)
-            rows *= _weights(kind, declared, clients)[:, None]
-            largest[i] = max(largest[i], np.abs(rows).max(initial=0.0))
-            weighted[i].append(rows)
+        for i, (path, _) in enumerate(paths):
+            each = values[path].flatten(1).abs().amax(1).double().numpy()
+            largest[i] = max(largest[i], (each * _weights(kinds[_name(path)], declared, clients)).max())
     with transport.channel("data"):
         largest = transport.maximum(largest)
-    shifts = message.common_shift(largest, len(participants))
-    total = np.concatenate(
-        [
-            sum((message.to_fixed(rows, shift).sum(0) for rows in rows_of_leaf), np.zeros(leaf.numel(), np.int64))
-            for (_, leaf), shift, rows_of_leaf in zip(paths, shifts, weighted, strict=True)
-        ]
-    )
+    shifts = message.common_shift(largest, len(participants)).tolist()
+    total = np.zeros(sum(leaf.numel() for _, leaf in paths), np.int64)
+    for clients, messages in ups:
+        values, offset = dict(tree.leaves({name: messages[name] for name in kinds})), 0
+        for (path, leaf), shift in zip(paths, shifts, strict=True):
+            weights = _weights(kinds[_name(path)], declared, clients)
+            for row, weight in zip(to_numpy(values[path].flatten(1)), weights, strict=True):  # one at a time: memory
+                total[offset : offset + leaf.numel()] += message.to_fixed(row.astype(np.float64) * weight, shift)
+            offset += leaf.numel()
     with transport.channel("data"):
         summed = transport.sum_int64(total)
     if summed is None:
         return None
     flat, offset = {}, 0
     for (path, leaf), shift in zip(paths, shifts, strict=True):
-        kind = kinds[path.split("/")[0]]
+        kind = kinds[_name(path)]
         folded = message.from_fixed(summed[offset : offset + leaf.numel()], shift)
         if isinstance(kind, Mean):
             folded /= _weights(kind, declared, participants).sum()
         flat[path] = torch.from_numpy(folded).to(leaf.dtype).reshape(leaf.shape)
         offset += leaf.numel()
     return tree.unflatten(flat)  # type: ignore[return-value]
+
+
+def _name(path: str) -> str:
+    return path.split("/")[0]
 
 
 def _weights(kind: message.Sum, declared: Declared, clients: np.ndarray) -> np.ndarray:

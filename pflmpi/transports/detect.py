@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports import slurm
+from pflmpi.transports.slurm import in_step, meeting_point, num_tasks, tasks_here
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ def detect(environ: Mapping[str, str]) -> Launch:
     if {"PMI_RANK", "PMI_SIZE"} <= has:
         return _launch(environ, "mpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     if "PMIX_RANK" in has:
-        if not slurm.in_step(environ):
+        if not in_step(environ):
             raise ConfigError(
                 "PMIX_RANK is set, but neither OMPI_COMM_WORLD_SIZE nor a Slurm step says how many ranks there are; "
                 "start with mpirun, srun or torchrun"
             )
         return _step(environ, "mpi", "PMIX_RANK")
-    if slurm.in_step(environ) and slurm.num_tasks(environ) not in (None, "1"):
+    if in_step(environ) and num_tasks(environ) not in (None, "1"):
         return _step(environ, "slurm", "SLURM_PROCID")
     if for_torch:  # started by hand or by a cluster's operator
         return _launch(environ, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -64,10 +64,10 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
 def _step(environ: Mapping[str, str], kind: Literal["mpi", "slurm"], rank: str) -> Launch:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    here = slurm.tasks_here(environ)
+    here = tasks_here(environ)
     known = {**environ, "tasks on this node": str(here)} if here else environ
     found = _launch(known, kind, rank, size, "SLURM_LOCALID", "tasks on this node")
-    return Launch(kind, found.rank, found.size, found.local_rank, found.local_size, slurm.meeting_point(environ))
+    return Launch(kind, found.rank, found.size, found.local_rank, found.local_size, meeting_point(environ))
 
 
 def _launch(environ: Mapping[str, str], kind: Literal["mpi", "torchrun", "slurm"], *names: str) -> Launch:
@@ -78,9 +78,9 @@ def _launch(environ: Mapping[str, str], kind: Literal["mpi", "torchrun", "slurm"
     if names[2] in environ:
         local_rank = _number(environ, names[2])
         local_size = _number(environ, names[3]) if names[3] in environ else size
-    elif slurm.in_step(environ) and "SLURM_LOCALID" in environ:
+    elif in_step(environ) and "SLURM_LOCALID" in environ:
         local_rank = _number(environ, "SLURM_LOCALID")
-        local_size = slurm.tasks_here(environ) or size
+        local_size = tasks_here(environ) or size
     if not (rank < size and local_rank < local_size <= size):
         raise ConfigError(
             f"the launcher's variables contradict each other: {names[0]} = {rank} of {names[1]} = {size}, "

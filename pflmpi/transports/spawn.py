@@ -18,6 +18,7 @@ class Failed:
 
 def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
     """Run this Python with the arguments on every rank; None when all have ended well."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -36,6 +37,8 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
     )
     try:
         elastic_launch(config, sys.executable)(*arguments)
+    except SignalException as stopped:
+        raise KeyboardInterrupt from stopped
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         return Failed(rank, failure.exitcode)
