@@ -111,12 +111,14 @@ def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
 def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
     """Return `values` (float64, overwritten) as int64 multiples of 2**-shift, rounded to nearest even."""
     values *= 2.0**shift  # exact
-    return np.rint(values, out=values).astype(np.int64)
+    fixed: np.ndarray = np.rint(values, out=values).astype(np.int64)
+    return fixed
 
 
 def from_fixed(values: np.ndarray, shift: int) -> np.ndarray:
     """Return the float64 values of int64 multiples of 2**-shift."""
-    return values.astype(np.float64) * 2.0**-shift
+    floats: np.ndarray = values.astype(np.float64) * 2.0**-shift
+    return floats
 
 
 def check(name: str, value: Tree, like: Tree) -> None:

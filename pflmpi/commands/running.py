@@ -14,14 +14,16 @@ from pflmpi import runs
 from pflmpi.commands import launch as launching
 from pflmpi.commands.display import Display
 from pflmpi.config import Config
-from pflmpi.errors import ConfigError, PflmpiError, RunError
+from pflmpi.errors import ConfigError, PflmpiError, RunError, TransportError
 from pflmpi.runtime.devices import choose, fix_kernels, gpu_of_its_own
 from pflmpi.runtime.faults import Agreed
 from pflmpi.transports import open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 
-_HEAD_START = 3.0  # seconds that rank 0 has to show an error that all ranks have found alike
+# Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks find alike
+# is rank 0's to show, and losing another rank is only a consequence.
+_HEAD_START = 3.0
 
 
 def main(options: argparse.Namespace, given: Sequence[str]) -> int:
@@ -63,7 +65,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _stop(transport, 130)
     except PflmpiError as error:
-        if transport is None and launch.rank > 0:
+        if isinstance(error, TransportError) or (transport is None and launch.rank > 0):
             time.sleep(_HEAD_START)
         _show(error, options.debug, launch.rank)
         return _stop(transport, error.exit_code)

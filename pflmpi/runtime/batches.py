@@ -69,7 +69,7 @@ class LaneBatches:
             yield Batch(x, y, Padding(weight, mean, target, None if step < self.full_steps else active[step]))
 
     def _images(self) -> Iterator[Tensor]:
-        for images in self.images.split(self.together):
+        for images in torch.split(self.images, self.together):
             yield from self.task.prepare(images).unbind(0)
 
 

@@ -1,0 +1,179 @@
+"""What the README says is what the product does: its commands are run as written."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import harness
+import processes
+import pytest
+
+from pflmpi import config as configuration
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.cli import parser
+from pflmpi.errors import RunError, UserError
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The contents of the README's code blocks in a language."""
+    return [text.strip() for text in re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)]
+
+
+def section(title: str) -> str:
+    """The text under a heading, up to the next one of the same level."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    assert found, f"README has no section {title!r}"
+    return found[1]
+
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
+RUNS = [line for line in COMMANDS if " run " in line]
+LOCAL = [line for line in RUNS if not line.startswith("srun")]
+SCRIPTS = [line for line in COMMANDS if line.startswith("launch/")]
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """An active virtual environment in which pip can fetch nothing, so that only what is there is used."""
+    path = f"{processes.BIN}{os.pathsep}{os.environ['PATH']}"
+    return {**processes.ENVIRONMENT, "PATH": path, "VIRTUAL_ENV": sys.prefix, "PIP_NO_INDEX": "1"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> tuple[Path, str]:
+    """A folder with a copy of configs/ where the commands run, and the digest of the quickstart's run in it."""
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    before = packages(environment)
+    done = processes.call([str(ROOT / SCRIPTS[0]), "--out", str(folder / "quickstart")], env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert packages(environment) == before, "the script has left an active environment as it is"
+    return folder, harness.digest(folder / "quickstart")
+
+
+def packages(environment: dict[str, str]) -> tuple[str, bool]:
+    """What is installed, and whether the checkout has a virtual environment of its own."""
+    done = processes.call([sys.executable, "-m", "pip", "list", "--format=freeze"], env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, (ROOT / ".venv").exists()
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
+    assert COMMANDS[:2] == ["launch/quickstart", "launch/test"] == SCRIPTS
+    assert [line.split()[0] for line in RUNS] == ["pflmpi", "mpirun", "torchrun", "srun"]
+    assert len({line.rsplit("--out ", 1)[1] for line in RUNS}) == len(RUNS), "each run has a folder of its own"
+    assert sorted(COMMANDS) == sorted([*SCRIPTS, *RUNS]), "a command that no test runs"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("command", LOCAL)
+def test_a_start_way_gives_the_digest_of_the_quickstart(
+    command: str, alone: tuple[Path, str], environment: dict[str, str]
+) -> None:
+    folder, expected = alone
+    words = shlex.split(command)
+    done = processes.call(words, timeout=240, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    run = folder / words[words.index("--out") + 1]
+    assert harness.digest(run) == expected
+    shown = processes.call(["pflmpi", "inspect", str(run), "--digest"], env=environment)
+    assert shown.stdout.strip() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.timeout(280)
+def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest, environment: dict[str, str]) -> None:
+    if not shutil.which("sinfo") or subprocess.run(["sinfo"], capture_output=True, timeout=20).returncode != 0:
+        pytest.skip("needs the Slurm test bed")
+    folder, expected = request.getfixturevalue("alone")
+    words = shlex.split(next(line for line in RUNS if line.startswith("srun")))
+    done = processes.call(words, timeout=240, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert harness.digest(folder / words[words.index("--out") + 1]) == expected
+
+
+@pytest.mark.slow
+def test_the_quickstart_can_be_started_again_and_passes_arguments_on(
+    alone: tuple[Path, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    start = [str(ROOT / SCRIPTS[0]), "--out", str(tmp_path / "again"), "-s", "training.rounds=1", "--quiet"]
+    done = processes.call(start, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert harness.digest(tmp_path / "again") != alone[1]
+    assert f"run: {tmp_path / 'again'}" in done.stdout
+    again = processes.call(start, env=environment, cwd=tmp_path)
+    assert again.returncode == 2 and "holds a run already" in again.stderr
+
+
+@pytest.mark.slow
+def test_the_test_script_collects_the_tests(environment: dict[str, str], tmp_path: Path) -> None:
+    before = packages(environment)
+    quiet = ["--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = processes.call([str(ROOT / SCRIPTS[1]), *quiet], env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"tests/{Path(__file__).name}::" in done.stdout
+    assert packages(environment) == before
+
+
+# --- what it says -------------------------------------------------------------------------------------------------
+
+
+def test_the_configuration_block_is_the_quickstart(tmp_path: Path) -> None:
+    (block,) = blocks("yaml")
+    path = tmp_path / "readme.yaml"
+    path.write_text(block)
+    written = configuration.read(path)
+    assert set(written) == {"seed", "data", "partition", "model", "algorithm", "training"}
+    quickstart = configuration.load(ROOT / "configs" / "quickstart.yaml")
+    assert configuration.parse(written).resolved() == quickstart.resolved()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_beside_it_is_valid(path: Path) -> None:
+    resolved = configuration.load(path).resolved()
+    assert configuration.parse(resolved).resolved() == resolved
+
+
+def test_the_algorithm_table_has_exactly_the_registered_ones() -> None:
+    rows = [line.split("|")[1] for line in section("Algorithms").splitlines() if line.startswith("| `")]
+    named = [re.findall(r"`([^`]+)`", row) for row in rows]
+    assert sorted(names[0] for names in named) == sorted(ALGORITHMS)
+    for name, *options in named:
+        hints = get_type_hints(ALGORITHMS[name])
+        if "variant" in hints:
+            default, *variants = get_args(hints["variant"])
+            assert default == ALGORITHMS[name]().variant  # type: ignore[attr-defined]
+            assert [option.removeprefix("variant: ") for option in options] == variants
+        else:
+            assert not options
+
+
+def test_the_command_table_has_every_command_with_options_that_exist() -> None:
+    texts = re.findall(r"`(pflmpi [a-z]+[^`]*)`", section("Starting"))
+    top = parser()
+    commands = next(action.choices for action in top._actions if isinstance(action.choices, dict))
+    told: dict[str, set[str]] = {}
+    for text in texts:
+        words = re.findall(r"--?[a-z]+|[a-z]+", text.removeprefix("pflmpi "))
+        told.setdefault(words[0], set()).update(word for word in words if word.startswith("-"))
+    assert told.keys() == commands.keys()
+    for name, options in told.items():
+        assert options <= set(commands[name]._option_string_actions), name
+
+
+def test_the_exit_codes_are_those_of_the_errors() -> None:
+    assert (UserError.exit_code, RunError.exit_code) == (2, 3)
+    assert "Exit codes: 0 done, 2 wrong input (nothing started), 3 a fault during the run." in README
