@@ -51,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
             metavar="N",
             help="processes to start when started alone (default: one per GPU, or per core; 1 stays in this process)",
         )
-        made[name].add_argument("--quiet", action="store_true", help="no progress, only the result")
+        shown = made[name].add_mutually_exclusive_group()
+        shown.add_argument("--quiet", action="store_true", help="no progress, only the result")
+        shown.add_argument("--bar", action="store_true", help="a progress bar also where mpirun hides the terminal")
     made["inspect"].add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
     made["inspect"].add_argument(
         "--round", type=int, metavar="N", help="the checkpoint to look at (default: the newest)"

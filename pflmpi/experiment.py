@@ -62,8 +62,9 @@ def assemble(config: Config, federation: Federation, device: torch.device) -> Ex
     """Return the experiment of a configuration on data that is loaded already."""
     dataset, n = federation.dataset, federation.num_clients
     bound = [model.bind(dataset.images.shape[1:], dataset.num_classes) for model in config.models]
-    architectures = tuple(dict.fromkeys(bound))
-    cohort = np.array([architectures.index(bound[client % len(bound)]) for client in range(n)], np.int64)
+    cycled = [bound[client % len(bound)] for client in range(n)]
+    architectures = tuple(dict.fromkeys(cycled))
+    cohort = np.array([architectures.index(architecture) for architecture in cycled], np.int64)
     tasks = tuple(
         Task(architecture, config.training, n, config.seed, dataset.mean, dataset.std, device)
         for architecture in architectures

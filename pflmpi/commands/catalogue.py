@@ -64,12 +64,16 @@ def _fields(kind: type[BaseModel]) -> list[tuple[str, str, str, str]]:
     for name, field in kind.model_fields.items():
         limits = [str(limit).split("(")[-1].rstrip(")") for limit in field.metadata if type(limit).__name__ in _LIMITS]
         text = ", ".join([_type(field.annotation), *(_limit(limit) for limit in field.metadata if limits)])
-        default = "required" if field.is_required() else str(field.default)
+        default = "required" if field.is_required() else _default(field.default)
         rows.append((name, text.rstrip(", "), default, field.description or ""))
     return rows
 
 
 _LIMITS = {"Ge": "at least", "Gt": "above", "Le": "at most", "Lt": "below"}
+
+
+def _default(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _limit(limit: Any) -> str:

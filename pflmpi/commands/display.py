@@ -18,16 +18,16 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 class Display:
     """Shows rounds as they end. On a terminal a progress bar, elsewhere (a batch job's log) one line each."""
 
-    def __init__(self, config: Config, quiet: bool) -> None:
+    def __init__(self, config: Config, quiet: bool, bar: bool) -> None:
         self._total = config.training.rounds
         self._quiet = quiet
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, force_terminal=True if bar else None)
         self._accuracy = "-"
         self._moved = [0, 0]
         self._bar: Progress | None = None
         if self._console.is_terminal and not quiet:
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=self._console)
+            self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
             self._task = self._bar.add_task("round", total=self._total)
             self._bar.start()
 

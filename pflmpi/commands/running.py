@@ -44,7 +44,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
         backend = "nccl" if gpu_of_its_own(device, config.runtime, launch.local_size) else "gloo"
         transport = open_transport(config.runtime.transport, launch, config.runtime.timeout, backend, str(device))
         place = runs.Place(transport, launch, device, _slots(config, launch))
-        display = Display(config, options.quiet or transport.rank != 0)
+        display = Display(config, options.quiet or transport.rank != 0, options.bar)
         if options.command == "run":
             run = runs.start(config, options.out or _folder(options.config), place, display)
         else:
