@@ -121,7 +121,8 @@ def expected_down(run: Recorded) -> int:
     holds = run.experiment.federation.class_counts > 0
     for round in range(ROUNDS + 1):  # once before the first round, and once after each
         by_rank: dict[int, list[int]] = defaultdict(list)
-        for client, rank in rank_of(run, participants(run, round + 1)).items():
+        upcoming = participants(run, round + 1) if round < ROUNDS else np.empty(0, np.int64)
+        for client, rank in rank_of(run, upcoming).items():
             by_rank[rank].append(client)
         for kind in run.experiment.config.algorithm.downlink(task).values():
             for rank in range(1, RANKS):

@@ -51,8 +51,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
             run = runs.resume(config, options.run, place, display)
         if transport.rank == 0:
             display.finish(run, config)
-        transport.close()
-        return 0
+        transport.exit(0)
     except Agreed as agreed:
         assert transport is not None
         if transport.rank == 0:
@@ -60,8 +59,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
                 traceback.print_exception(agreed)
             launching.report(agreed.error)
         transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
-        transport.close()
-        return agreed.error.exit_code
+        transport.exit(agreed.error.exit_code)
     except KeyboardInterrupt:
         return _stop(transport, 130)
     except PflmpiError as error:

@@ -126,7 +126,9 @@ def _update(
 def _receivers(setup: Setup, round: int) -> np.ndarray:
     """Return the clients that get a row of their own after a round: who trains next, and who is tested with it."""
     training, n = setup.task.training, setup.task.num_clients
-    upcoming = training.participants(setup.task.seed, round + 1, n)
+    upcoming = (
+        training.participants(setup.task.seed, round + 1, n) if round < training.rounds else np.empty(0, np.int64)
+    )
     kinds = [setup.declared.down[name] for name in setup.algorithm.predicts_with]
     if not any(isinstance(kind, Own | OwnClasses) for kind in kinds):
         return upcoming

@@ -4,6 +4,7 @@ Every rank knows all sizes beforehand (they follow from what an algorithm declar
 All ranks make the same calls in the same order. Buffers are uint8, one-dimensional and contiguous unless said.
 """
 
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -128,6 +129,18 @@ class Transport(ABC):
         if not self._closed:
             self._closed = True
             self._close()
+
+    def exit(self, code: int) -> NoReturn:
+        """Close, and end this process with the exit code.
+
+        Between ranks this goes past the interpreter's own end: torch may keep its group, and threads of gloo with it,
+        beyond `close` (it does once torch.func.vmap was used), and such a thread can abort a process that has succeeded.
+        """
+        self.close()
+        flush_output()
+        if self.size > 1:
+            os._exit(code)
+        raise SystemExit(code)
 
     @abstractmethod
     def abort(self, code: int) -> NoReturn:
