@@ -46,7 +46,7 @@ class World:
         self.train(np.empty(0, np.int64))
 
     def draw(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        return self.rng.integers(0, 2 if dtype == bool else 200, shape).astype(dtype)
+        return self.rng.integers(0, 2 if np.dtype(dtype) == np.dtype(bool) else 200, shape).astype(dtype)
 
     def train(self, clients: np.ndarray) -> None:
         """Change the server and the given clients."""
@@ -56,7 +56,7 @@ class World:
         self.changed[clients] = True
         for name, leaves in self.state.items():
             rows = np.flatnonzero(np.isin(self.ids[name], clients))
-            for path, array in leaves.items():
+            for _, array in leaves.items():
                 array[rows] = self.draw((len(rows), *array.shape[1:]), array.dtype)
 
     def flat(self, clients: np.ndarray) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
