@@ -134,7 +134,7 @@ class Transport(ABC):
         """Close, and end this process with the exit code.
 
         Between ranks this goes past the interpreter's own end: torch may keep its group, and threads of gloo with it,
-        beyond `close` (it does once torch.func.vmap was used), and such a thread can abort a process that has succeeded.
+        beyond `close` (it does once torch.func.vmap was used), and such a thread can abort a process that did well.
         """
         self.close()
         flush_output()
