@@ -4,7 +4,7 @@ Everything here runs for one client. Inside a vmapped call (`task.batched`) the 
 batches are then padded, `Padding` marks real samples, and a step without any changes nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,62 +99,50 @@ def train(
     params = tree.clone(params)
     trained: Tree = {part: value for part, value in params.items() if part != "stats" and part not in frozen}
     leaves = [leaf for _, leaf in tree.leaves(trained)]
-    step = _lane_step if task.batched else _step
     velocity = [torch.zeros_like(leaf) for leaf in leaves] if task.training.momentum else []
+    gradients_of = _lane_gradients if task.batched else _gradients
     if not task.batched:
         for leaf in leaves:
             leaf.requires_grad_(True)
     for batch in batches:
-        step(task, params, trained, leaves, velocity, loss, batch, lr)
-    for leaf in leaves if not task.batched else []:
-        leaf.requires_grad_(False)
-    return params
+        gradients = gradients_of(params, trained, loss, batch)
+        with torch.no_grad():
+            active = None if batch.padding is None else batch.padding.active
+            _descend(task, leaves, gradients, velocity, lr, active)
+    return tree.map(Tensor.detach, params)
 
 
-def _step(
+def _gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> Sequence[Tensor]:
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+    return torch.autograd.grad(loss(params, batch), leaves, materialize_grads=True)
+
+
+def _lane_gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> Sequence[Tensor]:
+    def of(part: Tree) -> Tensor:
+        value = loss({**params, **part}, batch)
+        assert batch.padding is not None
+        # A step of padding alone must have no gradient at all, also not that of a proximal term.
+        return value if batch.padding.active is None else batch.padding.active * value
+
+    return [gradient for _, gradient in tree.leaves(torch.func.grad(of)(trained))]
+
+
+def _descend(
     task: Task,
-    params: Tree,
-    trained: Tree,
-    leaves: list[Tensor],
-    velocity: list[Tensor],
-    loss: Loss,
-    batch: Batch,
+    leaves: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    velocity: Sequence[Tensor],
     lr: float,
+    active: Tensor | None,
 ) -> None:
-    gradients = torch.autograd.grad(loss(params, batch), leaves, materialize_grads=True)
-    with torch.no_grad():
-        for i, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
-            if task.training.weight_decay:
-                gradient = gradient.add(leaf, alpha=task.training.weight_decay)
-            if velocity:
-                gradient = velocity[i].mul_(task.training.momentum).add_(gradient)
-            leaf.sub_(gradient, alpha=lr)
-
-
-def _lane_step(
-    task: Task,
-    params: Tree,
-    trained: Tree,
-    leaves: list[Tensor],
-    velocity: list[Tensor],
-    loss: Loss,
-    batch: Batch,
-    lr: float,
-) -> None:
-    assert batch.padding is not None
-    active = batch.padding.active  # a step of padding alone must have no gradient at all
-    if active is None:
-        gradients = torch.func.grad(lambda part: loss({**params, **part}, batch))(trained)
-    else:
-        gradients = torch.func.grad(lambda part: active * loss({**params, **part}, batch))(trained)
-    for i, (leaf, (_, gradient)) in enumerate(zip(leaves, tree.leaves(gradients), strict=True)):
-        if decay := task.training.weight_decay:
-            gradient = gradient + leaf * (decay if active is None else active * decay)
+    """Take one SGD step in place; none where `active` is 0, so that neither decay nor momentum goes on."""
+    momentum, decay = task.training.momentum, task.training.weight_decay
+    for i, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+        if decay:
+            gradient = gradient.add(leaf, alpha=decay) if active is None else gradient + leaf * (active * decay)
         if velocity:
-            momentum = task.training.momentum
-            keep = momentum if active is None else 1 - active + active * momentum
-            gradient = velocity[i].mul_(keep).add_(gradient)
-            gradient = gradient if active is None else gradient * active
+            velocity[i].mul_(momentum if active is None else 1 - active + active * momentum).add_(gradient)
+            gradient = velocity[i] if active is None else velocity[i] * active
         leaf.sub_(gradient, alpha=lr)
 
 
