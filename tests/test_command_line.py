@@ -3,12 +3,14 @@
 After a wanted change of the help:  python tests/test_command_line.py > tests/golden/help.txt
 """
 
+import os
 import re
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import harness
 import processes
@@ -58,7 +60,8 @@ def help_texts() -> str:
     parsers = {"": parser(), **commands()}
     texts = []
     for name, one in parsers.items():
-        text = one.format_help()  # type: ignore[attr-defined]
+        with patch.dict(os.environ, COLUMNS="80"):
+            text = one.format_help()  # type: ignore[attr-defined]
         text = re.sub(r"-s KEY=VALUE, --set KEY=VALUE", "-s, --set KEY=VALUE", text)  # as from Python 3.13 on
         paragraphs = [" ".join(part.split()) for part in re.split(r"\n(?=  ?-|    [a-z]|\S)", text)]
         texts.append("\n".join([f"$ pflmpi {name} --help".replace("  ", " "), *filter(None, paragraphs)]))

@@ -61,7 +61,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
 
 def packages(environment: dict[str, str]) -> tuple[str, bool]:
     """What is installed, and whether the checkout has a virtual environment of its own."""
-    done = processes.call([sys.executable, "-m", "pip", "list", "--format=freeze"], env=environment)
+    listing = "import importlib.metadata as m; print(sorted((d.name, d.version) for d in m.distributions()))"
+    done = processes.call([sys.executable, "-c", listing], env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout, (ROOT / ".venv").exists()
 
