@@ -118,13 +118,18 @@ def _gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> Sequenc
 
 
 def _lane_gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> Sequence[Tensor]:
-    def of(part: Tree) -> Tensor:
-        value = loss({**params, **part}, batch)
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+
+    def of(leaves: list[Tensor]) -> Tensor:
+        rest = iter(leaves)
+        value = loss({**params, **tree.map(lambda _: next(rest), trained)}, batch)
         assert batch.padding is not None
         # A step of padding alone must have no gradient at all, also not that of a proximal term.
         return value if batch.padding.active is None else batch.padding.active * value
 
-    return [gradient for _, gradient in tree.leaves(torch.func.grad(of)(trained))]
+    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model.
+    gradients: list[Tensor] = torch.func.grad(of)(leaves)
+    return gradients
 
 
 def _descend(

@@ -77,13 +77,13 @@ class Task:
         """Return z = f(body; x), [B, d] in float32, for prepared images x."""
         with self._precision():
             z = self.architecture.features(model, x, training)
-        return z.float()
+        return z if z.dtype == torch.float32 else z.float()
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
         """Return h(head; z), [B, K] in float32."""
         with self._precision():
             scores = self.architecture.logits(head, z)
-        return scores.float()
+        return scores if scores.dtype == torch.float32 else scores.float()
 
     def predict(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
         """Return the logits [B, K] of a whole model."""
