@@ -129,7 +129,7 @@ def _lane_gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> Se
 
     # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
     # not by `torch.func.grad`, which keeps all it does for second derivatives.
-    value, pull_back = torch.func.vjp(of, leaves)
+    value, pull_back = torch.func.vjp(of, leaves)[:2]
     with torch.no_grad():
         gradients: list[Tensor] = pull_back(torch.ones_like(value))[0]
     return gradients
