@@ -64,7 +64,9 @@ def table(run: Path, config: Config) -> Table:
     """Return the summary of a run from its metrics file."""
     rows = metrics_file.read(run)
     tested = [row for row in rows if row["accuracy_mean"]]
-    summary = Table(title=f"{config.resolved()['algorithm']['name']} on {config.data.name}", show_header=False)
+    summary = Table(
+        title=f"{config.resolved()['algorithm']['name']} on {config.data.name}", title_style="", show_header=False
+    )
     summary.add_row("rounds", str(len(rows)))
     if tested:
         mean = np.array([float(row["accuracy_mean"]) for row in tested])
