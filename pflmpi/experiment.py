@@ -13,7 +13,7 @@ from pflmpi.data import load
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.errors import ConfigError
-from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink, tensor
+from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink, with_rows
 from pflmpi.models.base import Architecture
 from pflmpi.runtime.batches import Pool
 from pflmpi.runtime.declared import Declared
@@ -135,7 +135,7 @@ def client_templates(experiment: Experiment) -> list[Tree]:
 
 def _received_like(kind: Downlink, classes: int) -> Tree:
     if isinstance(kind, OwnClasses):
-        return tree.map(lambda leaf: tensor(classes, *leaf.shape, dtype=leaf.dtype), kind.like)
+        return with_rows(kind.like, classes)
     return kind.like
 
 

@@ -121,12 +121,11 @@ def from_fixed(values: np.ndarray, shift: int) -> np.ndarray:
     return floats
 
 
-def check(name: str, value: Tree, like: Tree) -> None:
-    """Assert that a message has the declared structure; a mismatch is the algorithm's mistake."""
-    wrong = tree.differences(value, like)
-    assert not wrong, f"message {name!r} is not what was declared: {'; '.join(wrong)}"
-
-
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return a template leaf for a declaration: a shape and dtype without memory."""
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def with_rows(like: Tree, rows: int) -> Tree:
+    """Return the template of `rows` trees shaped `like`, along a new first axis."""
+    return tree.map(lambda leaf: tensor(rows, *leaf.shape, dtype=leaf.dtype), like)

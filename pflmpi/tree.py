@@ -3,7 +3,7 @@
 A *path* is the keys from the root joined by "/". An empty dict is a tree without leaves.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Union
 
 import torch
@@ -21,6 +21,20 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from leaves(value, path + "/")
         else:
             yield path, value
+
+
+def part(tree: Mapping[str, Tensor | Tree], key: str) -> Tree:
+    """Return the subtree of that name."""
+    value = tree[key]
+    assert isinstance(value, dict), f"{key} is a tensor"
+    return value
+
+
+def leaf(tree: Mapping[str, Tensor | Tree], key: str) -> Tensor:
+    """Return the tensor of that name."""
+    value = tree[key]
+    assert not isinstance(value, dict), f"{key} is a tree"
+    return value
 
 
 def unflatten(flat: dict[str, Tensor]) -> Tree:

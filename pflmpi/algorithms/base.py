@@ -87,20 +87,6 @@ class Algorithm(ABC):
         """Return the scores [B, K] of the personal model for prepared images x [B, C, H, W]."""
 
 
-def part(parent: Tree | Messages, name: str) -> Tree:
-    """Return the subtree of that name."""
-    value = parent[name]
-    assert isinstance(value, dict)
-    return value
-
-
-def leaf(parent: Tree, name: str) -> Tensor:
-    """Return the leaf of that name."""
-    value = parent[name]
-    assert isinstance(value, Tensor)
-    return value
-
-
 def only(model: Tree, names: tuple[str, ...]) -> Tree:
     """Return the named parts of a tree, those that it has."""
     return {name: model[name] for name in names if name in model}

@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, only, part
+from pflmpi.algorithms.base import Algorithm, Messages, only
 from pflmpi.local import Batch, ClientData, model_loss, squared_distance, train
 from pflmpi.message import Downlink, Own, Rows, Uplink
 from pflmpi.task import Task
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, part
 
 
 @dataclass(frozen=True, kw_only=True)

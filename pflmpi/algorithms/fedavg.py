@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from pflmpi.algorithms.base import Algorithm, Messages, only, part
+from pflmpi.algorithms.base import Algorithm, Messages, only
 from pflmpi.local import ClientData, Loss, model_loss, train
 from pflmpi.message import Downlink, Mean, Shared, Uplink
 from pflmpi.task import Task
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, part
 
 
 @dataclass(frozen=True, kw_only=True)

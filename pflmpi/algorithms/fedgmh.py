@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, leaf, part
+from pflmpi.algorithms.base import Algorithm, Messages
 from pflmpi.local import ClientData, class_means, model_loss, train
 from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink
 from pflmpi.task import Task
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import local
-from pflmpi.algorithms.base import Algorithm, Messages, leaf, part
+from pflmpi.algorithms.base import Algorithm, Messages
 from pflmpi.algorithms.prototypes import Weighting, combine
 from pflmpi.local import Batch, ClientData
 from pflmpi.message import ClassMeans, Downlink, Shared, Uplink, tensor
 from pflmpi.task import Task
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)

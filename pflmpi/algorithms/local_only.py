@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pflmpi.algorithms.base import Algorithm, Messages, part
+from pflmpi.algorithms.base import Algorithm, Messages
 from pflmpi.local import ClientData, model_loss, train
 from pflmpi.task import Task
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, part
 
 
 @dataclass(frozen=True, kw_only=True)

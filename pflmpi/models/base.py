@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, leaf
 
 Shape = tuple[int, int, int]
 
@@ -77,17 +77,3 @@ class Model(ABC):
     @abstractmethod
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
         """Return the architecture for images (C, H, W) and K classes; `ConfigError` where the images are unfit."""
-
-
-def part(params: Tree, key: str) -> Tree:
-    """Return a subtree."""
-    value = params[key]
-    assert isinstance(value, dict), f"{key} is a tensor"
-    return value
-
-
-def leaf(params: Tree, key: str) -> Tensor:
-    """Return a tensor of a tree."""
-    value = params[key]
-    assert not isinstance(value, dict), f"{key} is a tree"
-    return value

@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflmpi.models.base import Architecture, Model, Shape, leaf, part
+from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.initial import linear
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)

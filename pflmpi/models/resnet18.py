@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from pflmpi import tree
 from pflmpi.errors import ConfigError
-from pflmpi.models.base import Architecture, Model, Shape, part
+from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.initial import kaiming_normal, linear
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, part
 
 NUM_FEATURES = 512
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi.errors import ConfigError
-from pflmpi.models.base import Architecture, leaf, part
+from pflmpi.models.base import Architecture
 from pflmpi.models.initial import conv, linear
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class Declared:
     def check_up(self, messages: Messages, clients: int) -> None:
         """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""
         classes = self.holds.shape[1]
-        expected = {name: _with_rows(_one_uplink(kind, classes), clients) for name, kind in self.up.items()}
+        expected = {name: message.with_rows(_one_uplink(kind, classes), clients) for name, kind in self.up.items()}
         uncounted = [name for name, kind in self.up.items() if isinstance(kind, ClassMeans) and not kind.counts]
         # `local.class_means` always gives counts; where they are not declared they stay with the client.
         found = {
@@ -57,7 +57,7 @@ class Declared:
             "downlink",
             messages,
             {
-                name: _with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
+                name: message.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
                 for name, kind in self.down.items()
             },
         )
@@ -69,10 +69,6 @@ def _one_uplink(kind: Uplink, classes: int) -> Tree:
         return kind.like
     like: Tree = {"means": message.tensor(classes, kind.num_features)}
     return {**like, "counts": message.tensor(classes, dtype=torch.int32)} if kind.counts else like
-
-
-def _with_rows(like: Tree, rows: int) -> Tree:
-    return tree.map(lambda leaf: message.tensor(rows, *leaf.shape, dtype=leaf.dtype), like)
 
 
 def _refuse(way: Literal["uplink", "downlink"], found: Messages, expected: Messages) -> None:

@@ -77,7 +77,6 @@ def send_down(
         template: Tree = dict(shared)
         if published is not None:
             content: Tree = {name: published[name] for name in shared}
-            message.check("downlink", content, template)
             buffer = pack(content)
         else:
             buffer = np.empty(tree.num_bytes(template), np.uint8)
@@ -91,8 +90,8 @@ def send_down(
     def template_of(rank: int) -> Tree:
         clients, classes = rows_of(rank)
         return {
-            "own": {name: _rows_like(value, len(clients)) for name, value in own.items()},
-            "class": {name: _rows_like(value, len(classes)) for name, value in by_class.items()},
+            "own": {name: message.with_rows(value, len(clients)) for name, value in own.items()},
+            "class": {name: message.with_rows(value, len(classes)) for name, value in by_class.items()},
         }
 
     mine: dict[str, Messages] = {"own": {}, "class": {}}
@@ -108,7 +107,6 @@ def send_down(
                     "own": {name: _take(published[name], at) for name in own},
                     "class": {name: _take(published[name], held) for name in by_class},
                 }
-                message.check("downlink", content, template_of(rank))
                 parts.append(pack(content))
         with transport.channel("data"):
             buffer = transport.scatter(parts, tree.num_bytes(template_of(transport.rank)))
@@ -117,10 +115,6 @@ def send_down(
     clients, classes = rows_of(transport.rank)
     full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
     return Reply(received, mine["own"], full, clients, declared.holds)
-
-
-def _rows_like(like: Tree, rows: int) -> Tree:
-    return tree.map(lambda leaf: message.tensor(rows, *leaf.shape, dtype=leaf.dtype), like)
 
 
 def _take(value: Tree, rows: torch.Tensor) -> Tree:
