@@ -18,7 +18,7 @@ _COMMANDS = {
     "list": "list algorithms, datasets, partitions and models",
     "schema": "print every key of a configuration: type, range, default",
 }
-_MODULES = {"run": "running", "resume": "running", "sweep": "sweeping", "report": "reporting"}  # the rest is shown
+_MODULES = {"run": "running", "resume": "running", "sweep": "sweeping"}  # the rest is shown
 
 
 def parser() -> argparse.ArgumentParser:

@@ -79,7 +79,7 @@ def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[st
     return tree.map(lambda _: next(values), trained)
 
 
-def step(params: Tree, gradient: Tree, lr: float | Tensor) -> Tree:
+def step(params: Tree, gradient: Tree, lr: float) -> Tree:
     """Return params - lr gradient, for the parts that the gradient has; the other parts are as they were."""
     moved = tree.map(lambda leaf, slope: leaf - lr * slope, {part: params[part] for part in gradient}, gradient)
     return {**params, **moved}

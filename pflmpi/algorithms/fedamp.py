@@ -12,7 +12,8 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Messages, Round, only
 from pflmpi.algorithms.distances import attention, cosines, mix, squared_distances
-from pflmpi.local import Batch, ClientData, model_loss, squared_distance
+from pflmpi.algorithms.proximal import proximal_loss
+from pflmpi.local import ClientData
 from pflmpi.message import Downlink, Own, Rows, Uplink
 from pflmpi.sgd import train
 from pflmpi.task import Task
@@ -74,14 +75,10 @@ class FedAMP(Algorithm):
         return {"cloud": tree.map(lambda leaf: leaf.index_select(0, rows), part(server, "cloud"))}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        plain, cloud, own = model_loss(task), down["cloud"], part(client, "model")
-        strength = self.prox_weight / (2 * self.alpha) if self.alpha else 0.0
-
-        def loss(model: Tree, batch: Batch) -> Tensor:
-            return plain(model, batch) + strength * squared_distance(model, cloud)
-
+        cloud, own = down["cloud"], part(client, "model")
+        loss = proximal_loss(task, cloud, self.prox_weight / self.alpha if self.alpha else 0.0)
         begin = {**own, **cloud} if self.start == "cloud" else own
-        model = train(task, begin, data.passes["train"], loss if strength else plain, data.learning_rate)
+        model = train(task, begin, data.passes["train"], loss, data.learning_rate)
         return {"model": model}, {"model": only(model, ("body", "head"))}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflmpi import local
 from pflmpi.algorithms.base import Algorithm, Messages, Round
-from pflmpi.algorithms.prototypes import Weighting, combine
+from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.errors import ConfigError
 from pflmpi.local import Batch, ClientData
@@ -95,11 +95,7 @@ class FedFCD(Algorithm):
         return {f"{side}/{turn}": length for turn in _turns(task) for side in ("body", "head")}
 
     def init_server(self, task: Task) -> Tree:
-        return {
-            "head": part(task.init(), "head"),
-            "means": torch.zeros(task.num_classes, task.num_features),
-            "known": torch.zeros(task.num_classes, dtype=torch.bool),
-        }
+        return {"head": part(task.init(), "head"), **no_means(task)}
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {"model": task.init(client)}

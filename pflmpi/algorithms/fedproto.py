@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflmpi import local
 from pflmpi.algorithms.base import Algorithm, Messages, Round
-from pflmpi.algorithms.prototypes import Weighting, combine
+from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.local import Batch, ClientData
 from pflmpi.message import ClassMeans, Downlink, Shared, Uplink, tensor
 from pflmpi.sgd import train
@@ -56,10 +56,7 @@ class FedProto(Algorithm):
         return {"prototypes": Shared(like)}
 
     def init_server(self, task: Task) -> Tree:
-        return {
-            "means": torch.zeros(task.num_classes, task.num_features),
-            "known": torch.zeros(task.num_classes, dtype=torch.bool),
-        }
+        return no_means(task)
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {"model": task.init(client)}

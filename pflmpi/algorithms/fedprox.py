@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
-from pflmpi.local import Loss, model_loss, squared_distance
+from pflmpi.algorithms.proximal import proximal_loss
+from pflmpi.local import Loss
 from pflmpi.task import Task
 from pflmpi.tree import Tree
 
@@ -29,8 +29,4 @@ class FedProx(FedAvg):
     prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # mu
 
     def loss(self, task: Task, received: Tree) -> Loss:
-        plain = model_loss(task)
-        if self.prox_weight == 0:
-            return plain
-        anchor = only(received, ("body", "head"))
-        return lambda model, batch: plain(model, batch) + self.prox_weight / 2 * squared_distance(model, anchor)
+        return proximal_loss(task, received, self.prox_weight)

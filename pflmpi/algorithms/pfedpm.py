@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflmpi import local
 from pflmpi.algorithms.base import Algorithm, Messages, Round, only
-from pflmpi.algorithms.prototypes import Weighting, combine
+from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.relation import init_relation, relation_scores
 from pflmpi.local import Batch, ClientData
 from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink, tensor, with_rows
@@ -71,14 +71,14 @@ class PFedPM(Algorithm):
         return {"class_means": shared if self.relation else OwnClasses(one_class)}
 
     def init_server(self, task: Task) -> Tree:
-        return _no_means(task)
+        return no_means(task)
 
     def init_client(self, task: Task, client: int) -> Tree:
-        state: Tree = {"model": task.init(client), "own": _no_means(task)}
+        state: Tree = {"model": task.init(client), "own": no_means(task)}
         if self.relation:
             whose = client if task.training.init == "per_client" else -1
             state["relation"] = init_relation(stream(task.seed, 0, whose, "relation"), task.num_features)
-            state["mixed"] = _no_means(task)
+            state["mixed"] = no_means(task)
         return state
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
@@ -151,13 +151,6 @@ class PFedPM(Algorithm):
         related = relation_scores(part(client, "relation"), z, mixed).where(known, -torch.inf)
         ready = held.any() & (known | ~held).all()
         return torch.where(ready, related, task.logits(part(model, "head"), z))
-
-
-def _no_means(task: Task) -> Tree:
-    return {
-        "means": torch.zeros(task.num_classes, task.num_features),
-        "known": torch.zeros(task.num_classes, dtype=torch.bool),
-    }
 
 
 def _one_hot(batch: Batch, classes: Tensor) -> Tensor:

@@ -5,9 +5,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pflmpi.task import Task
 from pflmpi.tree import Tree
 
 Weighting = Literal["samples", "clients", "as_printed"]
+
+
+def no_means(task: Task) -> Tree:
+    """Return class means before there are any: `{"means": [K, d] zeros, "known": [K] all false}`."""
+    return {
+        "means": torch.zeros(task.num_classes, task.num_features),
+        "known": torch.zeros(task.num_classes, dtype=torch.bool),
+    }
 
 
 def combine(up: Tree, previous: Tensor, known: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,7 @@
 """`pflmpi report`: the table of a sweep, printed and written."""
 
 import argparse
-import logging
 import shlex
-import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,21 +11,7 @@ from pflmpi import cells as listing
 from pflmpi import tables
 from pflmpi.analysis import formats
 from pflmpi.analysis.table import entries
-from pflmpi.commands import launch as launching
-from pflmpi.errors import ConfigError, PflmpiError
-
-
-def main(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Print the table and write it; return the exit code."""
-    logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
-    try:
-        _report(options)
-    except PflmpiError as error:
-        if options.debug:
-            traceback.print_exception(error)
-        launching.report(error)
-        return error.exit_code
-    return 0
+from pflmpi.errors import ConfigError
 
 
 def command(name: str, options: argparse.Namespace) -> str:
@@ -41,7 +24,8 @@ def command(name: str, options: argparse.Namespace) -> str:
     return shlex.join(["pflmpi", *words])
 
 
-def _report(options: argparse.Namespace) -> None:
+def show(options: argparse.Namespace) -> None:
+    """Print the table and write it."""
     table = tables.load(options.table)
     out = listing.folder(options.table, options.out)
     cells = listing.select(listing.cells(table, options.overrides, options.seeds), options.only)

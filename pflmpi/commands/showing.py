@@ -1,4 +1,4 @@
-"""`pflmpi inspect`, `partition`, `list` and `schema`: they show, and start nothing."""
+"""`pflmpi inspect`, `partition`, `report`, `list` and `schema`: they show, and start nothing."""
 
 import argparse
 import logging
@@ -15,7 +15,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
     """Show what was asked for; return the exit code."""
     logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
     try:
-        {"inspect": _inspect, "partition": _partition, "list": _list, "schema": _schema}[options.command](options)
+        _SHOW[options.command](options)
     except PflmpiError as error:
         if options.debug:
             traceback.print_exception(error)
@@ -44,6 +44,12 @@ def _partition(options: argparse.Namespace) -> None:
         console.print(f"saved: partition: {{path: {options.save}}}")
 
 
+def _report(options: argparse.Namespace) -> None:
+    from pflmpi.commands.reporting import show
+
+    show(options)
+
+
 def _list(options: argparse.Namespace) -> None:
     from pflmpi.commands.catalogue import catalogue
 
@@ -54,3 +60,6 @@ def _schema(options: argparse.Namespace) -> None:
     from pflmpi.commands.catalogue import schema
 
     Console().print(schema())
+
+
+_SHOW = {"inspect": _inspect, "partition": _partition, "report": _report, "list": _list, "schema": _schema}

@@ -74,7 +74,9 @@ class Workplace(ABC):
     def order(self, client: int, round: int, name: str, length: Pass) -> list[np.ndarray]:
         """Return the sample indices of every batch of one pass of a client in a round."""
         task = self.tasks[self.cohort[client]]
-        samples = samples_of(self.federation.train[client], length, stream(task.seed, 0, client, "held out"))
+        samples = self.federation.train[client]
+        if length.held_out:
+            samples = samples_of(samples, length, stream(task.seed, 0, client, "held out"))
         rng = stream(task.seed, round, client, f"batches/{name}")
         return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length)]
 
