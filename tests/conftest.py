@@ -1,9 +1,11 @@
 """Fixtures and rules for all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import testbed
 
 # One thread a process, as the product computes; set before numpy and torch are imported.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -43,3 +45,10 @@ def data_root() -> Path:
     if not root:
         pytest.skip("needs real data: set PFLMPI_DATA")
     return Path(root)
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[None]:
+    """A real Slurm, up while the tests that ask for it run."""
+    with testbed.cluster():
+        yield

@@ -15,7 +15,7 @@ FLOORS = {
     3: {"algorithms", "transports", "store"},
     4: {"runtime"},
     5: {"config", "experiment", "runs", "tables", "cells"},
-    6: {"analysis", "sweep"},
+    6: {"analysis", "sweep", "cluster", "doctor", "forecast"},
     7: {"commands", "cli", "__main__"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
@@ -101,6 +101,7 @@ def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
         "transports/detect.py",
         "data",
         "commands",
+        "doctor",
         "runtime/devices.py",
         "transports/torchdist.py",
         "transports/spawn.py",

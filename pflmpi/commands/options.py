@@ -1,0 +1,118 @@
+"""The options of each command; nothing is imported here but what parses them."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+Parsers = Mapping[str, argparse.ArgumentParser]
+
+
+def add_options(commands: Parsers) -> None:
+    """Give each command its arguments and options."""
+    for name in ("run", "resume", "partition", "sweep", "report", "submit", "plan"):
+        commands[name].add_argument(
+            "-s",
+            "--set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            dest="overrides",
+            help="override section.key",
+        )
+    for name in ("run", "partition", "plan"):
+        commands[name].add_argument("config", type=Path, help="a YAML file (see `pflmpi schema`)")
+    for name in ("resume", "inspect"):
+        commands[name].add_argument("run", type=Path, help="the folder of a run")
+    _add_run_options(commands["run"], commands["resume"])
+    _add_inspect_options(commands["inspect"])
+    _add_table_options(commands["sweep"], commands["report"])
+    _add_cluster_options(commands["submit"], commands["status"])
+    _add_place_options(commands["plan"], commands["doctor"])
+    commands["partition"].add_argument(
+        "--save", type=Path, metavar="FILE", help="write it, for `partition: {path: FILE}`"
+    )
+    for command in commands.values():
+        command.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+
+
+def _add_run_options(run: argparse.ArgumentParser, resume: argparse.ArgumentParser) -> None:
+    run.add_argument("--out", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME-TIME)")
+    run.add_argument(
+        "--continue",
+        action="store_true",
+        dest="go_on",
+        help="continue the run in --out if there is one (batch jobs that are requeued); it needs --out",
+    )
+    for command in (run, resume):
+        command.add_argument(
+            "--ranks",
+            type=int,
+            metavar="N",
+            help="processes to start when started alone (default: one per GPU, or per core; 1 stays in this process)",
+        )
+        shown = command.add_mutually_exclusive_group()
+        shown.add_argument("--quiet", action="store_true", help="no progress, only the result")
+        shown.add_argument("--bar", action="store_true", help="a progress bar also where mpirun hides the terminal")
+
+
+def _add_inspect_options(inspect: argparse.ArgumentParser) -> None:
+    inspect.add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
+    inspect.add_argument("--round", type=int, metavar="N", help="the checkpoint to look at (default: the newest)")
+
+
+def _add_table_options(sweep: argparse.ArgumentParser, report: argparse.ArgumentParser) -> None:
+    for command in (sweep, report):
+        command.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
+        command.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
+        command.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds of the table")
+        command.add_argument(
+            "--only", action="append", default=[], metavar="PATTERN", help="only cells whose ROW/COLUMN is like this"
+        )
+    sweep.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    sweep.add_argument(
+        "--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared among the jobs)"
+    )
+    sweep.add_argument("--dry-run", action="store_true", help="show what would be done, and start nothing")
+    sweep.add_argument(
+        "--cell", type=int, metavar="N", help="only the Nth of these cells, from 0 (a task of a job array)"
+    )
+    sweep.add_argument(
+        "--launcher", default="", metavar="COMMAND", help="start each run with this, such as 'srun --mpi=pmix'"
+    )
+    report.add_argument("--write", type=Path, metavar="DIR", help="folder for the table (default: as --out)")
+
+
+def _add_cluster_options(submit: argparse.ArgumentParser, status: argparse.ArgumentParser) -> None:
+    submit.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
+    submit.add_argument("--out", type=Path, metavar="DIR", help="folder of the run or sweep (default: as run, sweep)")
+    submit.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
+    submit.add_argument("--jobs", type=int, metavar="N", help="tasks of the array at a time (default: all)")
+    submit.add_argument(
+        "--mpi",
+        choices=("none", "pmix", "pmi2"),
+        default="none",
+        help="what srun connects ranks with: pmix (Open MPI), pmi2 (MPICH), none (torch.distributed, the default)",
+    )
+    submit.add_argument(
+        "--requeue", action="store_true", help="stop in time, requeue the job and go on, until all rounds are done"
+    )
+    submit.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
+    submit.epilog = (
+        "any other --OPTION[=VALUE] is one of sbatch, such as --nodes=2 --ntasks=8 --gpus-per-task=1 --time=2:00:00"
+    )
+    status.add_argument("what", nargs="?", metavar="RUN|JOB", help="a run's folder or a job's id (default: my jobs)")
+
+
+def _add_place_options(plan: argparse.ArgumentParser, doctor: argparse.ArgumentParser) -> None:
+    plan.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks to plan for (default: 1)")
+    plan.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over (default: 1)")
+    plan.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of each node (default: 0)")
+    plan.add_argument("--memory", type=float, metavar="GIB", help="memory of a node (default: this one's)")
+    plan.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory of a GPU (default: this machine's)")
+    plan.add_argument("--delay", type=float, metavar="MS", help="one way between nodes (default: as calibrated)")
+    plan.add_argument(
+        "--rate", type=float, metavar="MBIT", help="megabits per second between nodes (default: likewise)"
+    )
+    plan.add_argument("--calibrate", action="store_true", help="measure this machine anew")
+    doctor.add_argument("--run", type=Path, metavar="DIR", help="look at this run's folder too")
+    doctor.add_argument("--config", type=Path, metavar="CONFIG", help="look for this configuration's data too")
