@@ -38,8 +38,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pflmpi",
         description="Personalised federated learning on clusters: alone, or under mpirun, torchrun or srun.",
-        epilog="exit codes: 0 done; 1 a run of a sweep failed, or the doctor found a problem; 2 wrong input, nothing was "
-        "started; 3 a fault during the run, continue it; 75 stopped by a signal after a complete round, continue it",
+        epilog="exit codes: 0 done; 1 a run of a sweep failed, or the doctor found a problem; 2 wrong input, nothing "
+        "was started; 3 a fault during the run, continue it; 75 stopped after a complete round on a signal, continue",
     )
     top.add_argument("--version", action="version", version=f"pflmpi {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

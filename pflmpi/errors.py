@@ -5,8 +5,10 @@
     │   ├── ConfigError          a key, a type, a value, or a combination of them
     │   ├── DataError            a dataset or a partition that cannot be had
     │   └── CheckpointError      a run on disk that is damaged or does not fit
-    └── RunError (3)             a fault while the run was going on
-        └── TransportError       a rank died, left, or did not answer in time
+    ├── RunError (3)             a fault while the run was going on
+    │   └── TransportError       a rank died, left, or did not answer in time
+    │       └── RankLost         a rank died, and the others can go on without it
+    └── Stopped (75)             asked to stop, and did so after a complete round
 
 Each message says what is wrong, the value found, what is allowed, and what to do.
 """
@@ -44,3 +46,13 @@ class RunError(PflmpiError):
 
 class TransportError(RunError):
     """A rank died, left, or did not answer in time."""
+
+
+class RankLost(TransportError):
+    """A rank died, and the transport can go on without it."""
+
+
+class Stopped(PflmpiError):
+    """The run was asked to stop and has done so after a complete round."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later

@@ -109,6 +109,7 @@ def setup(experiment: Experiment, launch: Launch, slots: int) -> Setup:
         config.evaluation,
         config.checkpoint,
         num_test,
+        config.runtime.timeout,
     )
 
 

@@ -1,48 +1,38 @@
 """A run from its folder's point of view: start one, continue one."""
 
-import json
 import os
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-import pflmpi
 from pflmpi import config as configuration
 from pflmpi.config import Config
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment import Experiment, client_templates, kept_reply, prepare, setup
-from pflmpi.runtime import checkpoints as saving
-from pflmpi.runtime import rounds
-from pflmpi.runtime.checkpoints import Checkpoints
+from pflmpi.execution import Place, carry_out, despite_losses, newest, number_from_root, recorded
+from pflmpi.experiment import Experiment, prepare
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.runtime.faults import together
 from pflmpi.runtime.progress import Observer
-from pflmpi.runtime.rounds import Setup
-from pflmpi.runtime.states import Population, allocate, from_flat
 from pflmpi.sections import flat, override
 from pflmpi.store import metrics_file, run_folder
-from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
-from pflmpi.transports.detect import Launch
-from pflmpi.tree import Tree
 from pflmpi.yaml_file import dump, read
 
+__all__ = [
+    "Place",
+    "changes",
+    "continuing",
+    "differences",
+    "execute",
+    "refuse",
+    "resume",
+    "start",
+    "start_or_resume",
+    "stored_config",
+]
 _PATH = 4096
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this rank is."""
-
-    transport: Transport
-    launch: Launch
-    device: torch.device
-    slots: int
 
 
 def start(config: Config, folder: Path, place: Place, observe: Observer) -> Path:
@@ -50,46 +40,61 @@ def start(config: Config, folder: Path, place: Place, observe: Observer) -> Path
 
     Raises:
         Agreed: on every rank, when it cannot start on one of them.
+        Stopped: on every rank, after a complete round, when one of them was asked to stop.
     """
-    return execute(together(place.transport, lambda: prepare(config, place.device)), folder, place, observe)
+    return execute(_prepared(config, place), folder, place, observe)
 
 
 def execute(experiment: Experiment, folder: Path, place: Place, observe: Observer) -> Path:
     """Run a prepared experiment in a new folder; return the folder."""
     run = together(place.transport, lambda: _create(folder, experiment, place))
     run = Path(_from_root(place.transport, str(run)))
-    ready, population = _ready(experiment, place)
-    rounds.fresh_population(ready, population, place.transport.rank)
-    server = ready.algorithm.init_server(ready.task) if place.transport.rank == 0 else {}
-    keeper = _checkpoints(run, experiment, ready, place, Layout.unwritten(experiment.cohort), 0)
-    _go(ready, place, keeper, server, population, 0, observe)
+    carry_out(experiment, run, place, None, observe)
     return run
 
 
 def resume(config: Config, run: Path, place: Place, observe: Observer) -> Path:
     """Continue a run from its newest good checkpoint; `config` is from `stored_config`."""
     transport = place.transport
-    experiment = together(transport, lambda: _same_data(prepare(config, place.device), run))
-    done = together(transport, lambda: _newest(run) if transport.rank == 0 else 0)
-    done = int(_from_root(transport, str(done)))
-    ready, population = _ready(experiment, place)
-
-    def fill() -> tuple[Tree, Layout]:
-        hosted = ready.plan.hosted(transport.rank)
-        for clients, arrays in run_folder.read_clients(run, done, hosted).values():
-            population.put(clients, from_flat(arrays))
-        server = from_flat(run_folder.read_server(run, done)) if transport.rank == 0 else {}
-        return server, run_folder.read_layout(run, done)
-
-    server, layout = together(transport, fill)
+    experiment = _prepared(config, place, run)
+    done = together(transport, lambda: newest(run) if transport.rank == 0 else 0)
+    done = number_from_root(transport, done)
     if transport.rank == 0:
-        run_folder.discard_after(run, done)
-        metrics_file.restart(run, done)
         _write_config(run, experiment, place)
-    transport.barrier()
-    keeper = _checkpoints(run, experiment, ready, place, layout, done)
-    _go(ready, place, keeper, server, population, done, observe)
+    carry_out(experiment, run, place, done, observe)
     return run
+
+
+def start_or_resume(config: Config, run: Path, place: Place, observe: Observer) -> Path:
+    """Continue the run in a folder with this configuration; start it if nothing is there to continue from."""
+    transport = place.transport
+    there = together(transport, lambda: int(bool(run_folder.rounds(run))) if transport.rank == 0 else 0)
+    if number_from_root(transport, there):
+        return resume(together(transport, lambda: continuing(run, config)), run, place, observe)
+    if transport.rank == 0:
+        (run / "config.yaml").unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
+    return start(config, run, place, observe)
+
+
+def continuing(run: Path, config: Config) -> Config:
+    """Return the configuration that continues a run as `config` wants it, refusing what would change its results."""
+    values = _raw(run)
+    for key, (_, new) in changes(run, config).items():
+        section, _, name = key.partition(".")
+        values[section] = {**values[section], name: new}
+    return configuration.parse(values)
+
+
+def changes(run: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return what a continuation of a run with this configuration changes; what it may not change is refused."""
+    different = differences(run, config)
+    executor: str = config.runtime.executor
+    if executor == "auto":  # a run has written what it came to
+        executor, _ = different.pop("runtime.executor", (executor, executor))
+    if config.runtime.lanes is None or executor == "loop":
+        different.pop("runtime.lanes", None)
+    refuse(run, different)
+    return different
 
 
 def stored_config(run: Path, overrides: Sequence[str]) -> Config:
@@ -122,58 +127,18 @@ def refuse(run: Path, different: Mapping[str, tuple[Any, Any]]) -> None:
         )
 
 
-def _go(
-    ready: Setup, place: Place, keeper: Checkpoints, server: Tree, population: Population, done: int, observe: Observer
-) -> None:
-    try:
-        rounds.run(ready, place.transport, keeper, server, population, done, observe)
-    except BaseException:
-        keeper.close()
-        raise
+def _prepared(config: Config, place: Place, run: Path | None = None) -> Experiment:
+    """Return the experiment, on the data that the run to be continued was made with."""
 
+    def make() -> Experiment:
+        experiment = prepare(config, place.device)
+        return experiment if run is None else _same_data(experiment, run)
 
-def _ready(experiment: Experiment, place: Place) -> tuple[Setup, Population]:
-    ready = setup(experiment, place.launch, place.slots)
-    hosted = ready.plan.hosted(place.transport.rank)
-    kept = kept_reply(experiment.config)
-    return ready, allocate(experiment.cohort, hosted, client_templates(experiment), kept)
-
-
-def _checkpoints(
-    run: Path, experiment: Experiment, ready: Setup, place: Place, layout: Layout, done: int
-) -> Checkpoints:
-    recorded = _recorded(experiment, place)
-    fixed = saving.Fixed(
-        run=run,
-        rank=place.transport.rank,
-        hosted=[ready.plan.hosted(rank) for rank in range(place.transport.size)],
-        cohort=experiment.cohort,
-        templates=saving.templates(client_templates(experiment)),
-        attributes={
-            "config": dump(experiment.config.resolved()),
-            **{key: value if isinstance(value, str | int) else json.dumps(value) for key, value in recorded.items()},
-        },
-        training=experiment.config.training,
-        seed=experiment.config.seed,
-        settings=experiment.config.checkpoint,
-    )
-    return Checkpoints(fixed, layout, done)
-
-
-def _recorded(experiment: Experiment, place: Place) -> dict[str, Any]:
-    """Return what a run depends on besides its configuration."""
-    return {
-        "data": experiment.federation.dataset.digest,
-        "partition": experiment.federation.digest,
-        "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else platform.machine(),
-        "ranks": place.transport.size,
-        "transport": place.transport.name,
-        "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
-    }
+    return despite_losses(place.transport, lambda: together(place.transport, make))
 
 
 def _write_config(run: Path, experiment: Experiment, place: Place) -> None:
-    content = dump({**experiment.config.resolved(), "recorded": _recorded(experiment, place)})
+    content = dump({**experiment.config.resolved(), "recorded": recorded(experiment, place)})
     temporary = run / "config.yaml.tmp"
     temporary.write_text(content)
     os.replace(temporary, run / "config.yaml")
@@ -216,13 +181,6 @@ def _stored(run: Path) -> dict[str, Any]:
 
 def _raw(run: Path) -> dict[str, Any]:
     return {key: value for key, value in _stored(run).items() if key != "recorded"}
-
-
-def _newest(run: Path) -> int:
-    done, problems = run_folder.newest_good(run)
-    for problem in problems:
-        print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
-    return done
 
 
 def _from_root(transport: Transport, text: str) -> str:

@@ -71,6 +71,7 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
     change: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pflmpi.runtime.devices import choose
+    from pflmpi.transports.detect import ALONE
 
     raw = dict(harness.QUICK)
     for name, value in change.items():
@@ -80,7 +81,7 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError) as caught:
         config = configuration.parse(raw)
-        choose(config.runtime, config.training, 0, 1)
+        choose(config.runtime, config.training, ALONE)
         harness.run(raw, tmp_path / "run")
     assert caught.value.exit_code == 2
     text = str(caught.value)

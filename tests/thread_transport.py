@@ -61,7 +61,7 @@ class ThreadTransport(Transport):
     name = "inprocess"
 
     def __init__(self, rank: int, group: Group) -> None:
-        super().__init__(rank, group.size)
+        super().__init__(rank, group.size, group.timeout)
         self._group = group
         self._calls = 0
 

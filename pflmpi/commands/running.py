@@ -7,19 +7,27 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
+
+import torch
 
 from pflmpi import config as configuration
 from pflmpi import runs
 from pflmpi.commands import launch as launching
 from pflmpi.commands.display import Display
 from pflmpi.config import Config
-from pflmpi.errors import ConfigError, PflmpiError, RunError, TransportError
-from pflmpi.runtime.devices import choose, fix_kernels, gpu_of_its_own
+from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, TransportError
+from pflmpi.runtime.config import LEAST_TIMEOUT
+from pflmpi.runtime.devices import choose, fix_kernels, for_peers, gpu_of_its_own, slots
 from pflmpi.runtime.faults import Agreed
-from pflmpi.transports import open_transport
+from pflmpi.runtime.stopping import Stop, noted_signals
+from pflmpi.transports import open_transport, refuse_unless_lasting
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
+from pflmpi.transports.peers import all_slots
+from pflmpi.transports.slurm import end_of_job
 
 # Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks find alike
 # is rank 0's to show, and losing another rank is only a consequence.
@@ -35,23 +43,26 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
         launch = detect(os.environ)
         _log_to_stderr(launch, options.debug)
         launching.check_ranks(options.ranks)
+        folder, go_on = _folder(options, launch)
         config = _configuration(options)
         ranks = _ranks(options, config, launch)
         if ranks > 1 and launch.kind == "alone":
             return launching.spawn(ranks, given)
-        device = choose(config.runtime, config.training, launch.local_rank, launch.local_size)
+        device = choose(config.runtime, config.training, launch)
         fix_kernels(device, config.runtime, config.training)
-        backend = "nccl" if gpu_of_its_own(device, config.runtime, launch.local_size) else "gloo"
-        transport = open_transport(config.runtime.transport, launch, config.runtime.timeout, backend, str(device))
-        place = runs.Place(transport, launch, device, _slots(config, launch))
+        transport = _connect(config, launch, device)
+        config = replace(config, runtime=for_peers(config.runtime, transport.peers))
+        stop = Stop(end_of_job(os.environ) if transport.rank == 0 else None, config.runtime.spare)
+        place = runs.Place(transport, launch, device, all_slots(transport.peers), stop)
         display = Display(config, options.quiet or transport.rank != 0, options.bar)
-        if options.command == "run":
-            run = runs.start(config, options.out or _folder(options.config), place, display)
-        else:
-            run = runs.resume(config, options.run, place, display)
+        with noted_signals(stop, lambda: bool(place.transport.ended())):
+            if options.command == "resume":
+                run = runs.resume(config, folder, place, display)
+            else:
+                run = (runs.start_or_resume if go_on else runs.start)(config, folder, place, display)
         if transport.rank == 0:
             display.finish(run, config)
-        transport.exit(0)
+        _leave(transport, 0)
     except Agreed as agreed:
         assert transport is not None
         if transport.rank == 0:
@@ -59,7 +70,13 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
                 traceback.print_exception(agreed)
             launching.report(agreed.error)
         transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
-        transport.exit(agreed.error.exit_code)
+        _leave(transport, agreed.error.exit_code)
+    except Stopped as stopped:
+        assert transport is not None
+        if transport.rank == 0:
+            launching.report(Stopped(f"{stopped}; `pflmpi resume {folder}` continues"))
+        transport.barrier()
+        _leave(transport, stopped.exit_code)
     except KeyboardInterrupt:
         return _stop(transport, 130)
     except PflmpiError as error:
@@ -82,6 +99,8 @@ def _configuration(options: argparse.Namespace) -> Config:
 
 
 def _ranks(options: argparse.Namespace, config: Config, launch: Launch) -> int:
+    if config.runtime.faults == "continue":
+        refuse_unless_lasting(config.runtime.transport, launch)
     if launch.kind != "alone":
         if options.ranks is not None and options.ranks != launch.size:
             raise ConfigError(
@@ -100,16 +119,27 @@ def _ranks(options: argparse.Namespace, config: Config, launch: Launch) -> int:
     return int(options.ranks or launching.default_ranks(config.runtime.device))
 
 
-def _slots(config: Config, launch: Launch) -> int:
-    """Return how many ranks of the whole run can compute at once, if all nodes are like this one."""
-    nodes = max(launch.size // max(launch.local_size, 1), 1)
-    on_cpu = config.runtime.device == "cpu" or launching.default_ranks("auto") == launching.cores()
-    here = launching.cores() // config.runtime.threads if on_cpu else launching.default_ranks("auto")
-    return max(here, 1) * nodes
+def _connect(config: Config, launch: Launch, device: torch.device) -> Transport:
+    """Return the transport, with all ranks known to each other."""
+    runtime = config.runtime
+    backend = "nccl" if gpu_of_its_own(device, runtime, launch) else "gloo"
+    timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
+    lasting = runtime.faults == "continue"
+    transport = open_transport(runtime.transport, launch, timeout, backend, str(device), lasting)
+    transport.introduce(device.type, slots(runtime, launching.cores()))
+    return transport
 
 
-def _folder(config: Path) -> Path:
-    return Path("runs") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+def _folder(options: argparse.Namespace, launch: Launch) -> tuple[Path, bool]:
+    """Return the folder of the run, and whether a run that is there is to be continued."""
+    if options.command == "resume":
+        return options.run, True
+    restarted = launch.restarts > 0
+    if options.out is None and (options.go_on or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"):
+        who = "--continue" if options.go_on else "torchrun --max-restarts"
+        raise ConfigError(f"{who} without --out: a run that is started again must find its folder; give --out DIR")
+    default = Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return options.out or default, options.go_on or restarted
 
 
 def _show(error: BaseException, debug: bool, rank: int = 0) -> None:
@@ -120,9 +150,23 @@ def _show(error: BaseException, debug: bool, rank: int = 0) -> None:
 
 def _stop(transport: Transport | None, code: int) -> int:
     sys.stdout.flush()
-    if transport is not None and transport.size > 1:
-        transport.abort(code)
+    if transport is not None:
+        _tell(transport, code)
+        if transport.size > 1:
+            transport.abort(code)
     return code
+
+
+def _leave(transport: Transport, code: int) -> NoReturn:
+    _tell(transport, code)
+    transport.exit(code)
+
+
+def _tell(transport: Transport, code: int) -> None:
+    """Leave rank 0's exit code in a file, for a launcher whose own says nothing (mpirun --with-ft)."""
+    path = os.environ.get("PFLMPI_EXIT_FILE")
+    if path and transport.rank == 0:
+        Path(path).write_text(f"{code}\n")
 
 
 def _log_to_stderr(launch: Launch, debug: bool) -> None:

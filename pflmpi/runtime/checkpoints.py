@@ -97,15 +97,24 @@ class Checkpoints:
         self._join(self._last)
         self._writer.close()
 
+    def settle(self, transport: Transport) -> None:
+        """Bring everything to disk that the ranks which are left have; rank 0 joins the checkpoints that are whole."""
+        self._writer.flush()
+        transport.barrier()
+        self._join_whole()
+
     def close(self) -> None:
         """Stop after a fault; checkpoints whose shards are all on disk are still joined, where that is possible."""
-        run = self._fixed.run
         with contextlib.suppress(RunError):
             self._writer.flush()
-            while self._pending and all((run / name).exists() for name in self._pending[0].layout.files):
-                self._join(self._pending[0].round)
-                self._writer.flush()
+            self._join_whole()
         self._writer.abandon()
+
+    def _join_whole(self) -> None:
+        run = self._fixed.run
+        while self._pending and all((run / name).exists() for name in self._pending[0].layout.files):
+            self._join(self._pending[0].round)
+            self._writer.flush()
 
     def _save(self, round: int, server: Tree, population: Population, changed: np.ndarray) -> None:
         fixed = self._fixed

@@ -45,17 +45,28 @@ class RuntimeConfig(BaseModel):
         None
     )
     threads: Annotated[int, Field(ge=1, description="CPU threads of each rank")] = 1
-    timeout: Annotated[float, Field(gt=0, description="seconds a rank waits for the others")] = 600.0
+    timeout: Annotated[
+        float | None,
+        Field(gt=0, description="seconds a rank waits for the others; null: 20 of the longest rounds, at least 600 s"),
+    ] = None
+    spare: Annotated[
+        float, Field(ge=0, description="seconds left for the last checkpoint before a batch job's time limit")
+    ] = 30.0
     server: Annotated[
         Literal["auto", "shared", "dedicated"],
         Field(description="whether rank 0 computes clients too; auto: dedicated with one client per rank"),
     ] = "auto"
-    faults: Annotated[Literal["stop"], Field(description="what the others do when a rank dies")] = "stop"
+    faults: Annotated[
+        Literal["stop", "continue"],
+        Field(description="what the others do when a rank dies; continue takes its clients over (mpirun with ULFM)"),
+    ] = "stop"
 
+
+LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 
 # A continuation may change these; the rest decides bits.
 FREE_ON_RESUME = {
-    *(f"runtime.{key}" for key in ("transport", "device", "gpus", "timeout", "server", "faults")),
+    *(f"runtime.{key}" for key in ("transport", "device", "gpus", "timeout", "spare", "server", "faults")),
     "training.rounds",
     "checkpoint.every",
     "checkpoint.keep",

@@ -3,18 +3,23 @@
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 
 import torch
 
 from pflmpi.errors import ConfigError
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.training import TrainingConfig
+from pflmpi.transports.detect import Launch
+from pflmpi.transports.peers import Peer, names
 
 _log = logging.getLogger(__name__)
 
 
-def choose(runtime: RuntimeConfig, training: TrainingConfig, local_rank: int, local_size: int) -> torch.device:
+def choose(runtime: RuntimeConfig, training: TrainingConfig, launch: Launch) -> torch.device:
     """Return the device of this rank; more ranks than GPUs share them round robin.
+
+    Where rank 0 is one too many for the GPUs of its node, it serves from the CPU and leaves them to the others.
 
     Raises:
         ConfigError: CUDA asked for where there is none, more GPUs asked for than there are, tf32 on a CPU.
@@ -24,19 +29,68 @@ def choose(runtime: RuntimeConfig, training: TrainingConfig, local_rank: int, lo
         raise ConfigError("runtime.device = 'cuda', but this machine has no CUDA device; use cpu or auto")
     if runtime.gpus is not None and runtime.gpus > there:
         raise ConfigError(f"runtime.gpus = {runtime.gpus}, but this machine has {there}; lower it or leave it null")
-    if runtime.device == "cpu" or there == 0:
-        if training.precision == "tf32":
+    number = None if runtime.device == "cpu" else gpu_of(launch, runtime.gpus or there, runtime.server != "shared")
+    if number is None:
+        if training.precision == "tf32" and (runtime.device == "cpu" or there == 0):
             raise ConfigError("training.precision = 'tf32' needs a CUDA device; use fp32 or bf16 on a CPU")
         return torch.device("cpu")
     usable = runtime.gpus or there
-    if local_size > usable and local_rank == 0:
-        _log.warning("%d ranks share %d GPUs round robin", local_size, usable)
-    return torch.device("cuda", local_rank % usable)
+    if not launch.bound and launch.local_size > usable + 1 and launch.local_rank == 0:
+        _log.warning("%d ranks share %d GPUs round robin", launch.local_size, usable)
+    return torch.device("cuda", number)
 
 
-def gpu_of_its_own(device: torch.device, runtime: RuntimeConfig, local_size: int) -> bool:
+def gpu_of(launch: Launch, gpus: int, server_apart: bool) -> int | None:
+    """Return the number of this rank's GPU among those that it sees, None for the CPU.
+
+    Args:
+        launch: who this rank is.
+        gpus: how many this rank sees and may use.
+        server_apart: rank 0 may do without one.
+
+    >>> ranks = [Launch("mpi", rank, 5, rank, 5) for rank in range(5)]
+    >>> [gpu_of(rank, 4, True) for rank in ranks], [gpu_of(rank, 4, False) for rank in ranks]
+    ([None, 0, 1, 2, 3], [0, 1, 2, 3, 0])
+    """
+    if gpus == 0:
+        return None
+    if launch.bound:  # Slurm shows it its own alone
+        return 0
+    if server_apart and launch.beside_server and launch.local_size == gpus + 1 and launch.size > 1:
+        return None if launch.rank == 0 else launch.local_rank - 1
+    return launch.local_rank % gpus
+
+
+def gpu_of_its_own(device: torch.device, runtime: RuntimeConfig, launch: Launch) -> bool:
     """Return whether every rank of this node has a GPU to itself."""
-    return device.type == "cuda" and local_size <= (runtime.gpus or torch.cuda.device_count())
+    if device.type != "cuda":
+        return False
+    return launch.bound or launch.local_size <= (runtime.gpus or torch.cuda.device_count())
+
+
+def slots(runtime: RuntimeConfig, cores: int) -> int:
+    """Return how many ranks can compute at once on this node."""
+    if runtime.device != "cpu" and torch.cuda.is_available():
+        return runtime.gpus or torch.cuda.device_count()
+    return max(cores // runtime.threads, 1)
+
+
+def for_peers(runtime: RuntimeConfig, peers: Sequence[Peer]) -> RuntimeConfig:
+    """Return the settings for these ranks: rank 0 computes no clients if it alone has no GPU.
+
+    Raises:
+        ConfigError: some other ranks have one and some have not, and would compute other bits.
+    """
+    kinds = {peer.device for peer in peers[1:]}
+    if len(kinds) > 1:
+        without = names([rank for rank, peer in enumerate(peers) if rank and peer.device == "cpu"], peers)
+        raise ConfigError(
+            f"{without} have no GPU, and others have one; results would depend on the ranks: choose other nodes, "
+            "or set runtime.device = 'cpu'"
+        )
+    if kinds and peers[0].device not in kinds:
+        return runtime.model_copy(update={"server": "dedicated"})
+    return runtime
 
 
 def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: TrainingConfig) -> None:

@@ -7,10 +7,11 @@ import numpy as np
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Messages, Round
+from pflmpi.errors import Stopped
 from pflmpi.message import Own, OwnClasses
 from pflmpi.runtime import control, evaluation
 from pflmpi.runtime.checkpoints import Checkpoints
-from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
+from pflmpi.runtime.config import LEAST_TIMEOUT, CheckpointConfig, EvaluationConfig
 from pflmpi.runtime.declared import Declared
 from pflmpi.runtime.downlink import Reply, send_down
 from pflmpi.runtime.evaluation import Scores
@@ -18,10 +19,14 @@ from pflmpi.runtime.executor import Workplace
 from pflmpi.runtime.plan import Plan, Unit
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.states import Population
+from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.uplink import send_up
 from pflmpi.task import HOST, Task
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
+
+_FIRST_ROUND = 3600.0  # seconds to wait for other ranks while no round has been measured
+_PATIENCE = 20.0  # times the longest round, afterwards
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Setup:
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     num_test: np.ndarray  # [N]
+    timeout: float | None  # seconds that a call waits for the other ranks; None follows the length of the rounds
 
 
 def run(
@@ -46,6 +52,7 @@ def run(
     population: Population,
     done: int,
     observe: Observer,
+    stop: Stop,
 ) -> Tree:
     """Run the rounds after `done` to the last; return the final server state (rank 0).
 
@@ -53,8 +60,14 @@ def run(
         server: the server's state after round `done`; rank 0 only, `{}` elsewhere.
         population: the clients that live here, after round `done`; changed in place.
         observe: called on rank 0 after every round.
+        stop: whether this rank has a reason to stop.
+
+    Raises:
+        Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
     """
     training, n = setup.task.training, setup.task.num_clients
+    if setup.timeout is None:
+        transport.timeout = _FIRST_ROUND
     changed = np.ones(n, bool)  # since the last evaluation
     correct = np.zeros(n, np.int64)
     if done == 0 and setup.algorithm.introduces:
@@ -107,10 +120,23 @@ def run(
             )
             checkpoints.record(progress, news.shards_done)
             observe(progress)
-        if round % setup.checkpoint.every == 0 or round == training.rounds:
+        stopping = _stopping(setup, transport, stop, round, time.perf_counter() - began)
+        if round % setup.checkpoint.every == 0 or round == training.rounds or stopping:
             checkpoints.save(round, server, population)
+        if stopping:
+            checkpoints.finish(transport)
+            raise Stopped(f"{stop.reason or 'another rank was asked to stop'}: stopped after round {round}")
     checkpoints.finish(transport)
     return server
+
+
+def _stopping(setup: Setup, transport: Transport, stop: Stop, round: int, seconds: float) -> bool:
+    """Return whether a rank has a reason to stop before the last round; the ranks agree on it."""
+    stop.round_took(seconds)
+    longest, wish = transport.maximum(np.array([stop.longest, 1.0 if stop.reason else 0.0]))
+    if setup.timeout is None:
+        transport.timeout = max(LEAST_TIMEOUT, _PATIENCE * float(longest))
+    return bool(wish) and round < setup.task.training.rounds
 
 
 def _update(

@@ -15,7 +15,9 @@ _INSTALL_MPI = (
 )
 
 
-def open_transport(name: Name, launch: Launch, timeout: float, backend: str = "gloo", device: str = "cpu") -> Transport:
+def open_transport(
+    name: Name, launch: Launch, timeout: float, backend: str = "gloo", device: str = "cpu", lasting: bool = False
+) -> Transport:
     """Return the transport that is asked for, connected to all other ranks.
 
     Args:
@@ -24,6 +26,7 @@ def open_transport(name: Name, launch: Launch, timeout: float, backend: str = "g
         timeout: seconds that a call waits for the other ranks.
         backend: "gloo" or "nccl", for torch.
         device: the device of this rank, for nccl.
+        lasting: the others go on when a rank dies.
 
     Raises:
         ConfigError: the transport does not fit how the run was started, or a library is missing.
@@ -31,6 +34,8 @@ def open_transport(name: Name, launch: Launch, timeout: float, backend: str = "g
     """
     if name == "auto":
         name = _fitting(launch)
+    if lasting:
+        refuse_unless_lasting(name, launch)
     if name == "inprocess":
         if launch.size > 1:
             raise ConfigError(
@@ -39,8 +44,18 @@ def open_transport(name: Name, launch: Launch, timeout: float, backend: str = "g
             )
         return InProcessTransport()
     if name == "mpi":
-        return _open_mpi(launch, timeout)
+        return _open_mpi(launch, timeout, lasting)
     return _open_torch(launch, timeout, backend, device)
+
+
+def refuse_unless_lasting(name: Name, launch: Launch) -> None:
+    """Refuse `faults: continue` where ranks cannot go on when one dies."""
+    if name not in ("auto", "mpi") or launch.kind != "mpi" or not launch.lasting:
+        raise ConfigError(
+            f"runtime.faults = 'continue', but {_launcher(launch)} has started this, without what ranks need to go on "
+            "when one dies; start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt), or use "
+            "stop: then torchrun --max-restarts, or a requeued job, goes on from the newest checkpoint"
+        )
 
 
 def _fitting(launch: Launch) -> Name:
@@ -53,14 +68,14 @@ def _launcher(launch: Launch) -> str:
     return {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}[launch.kind]
 
 
-def _open_mpi(launch: Launch, timeout: float) -> Transport:
+def _open_mpi(launch: Launch, timeout: float, lasting: bool) -> Transport:
     if launch.kind == "torchrun" and launch.size > 1:
         raise ConfigError(
             f"runtime.transport = 'mpi', but torchrun has started {launch.size} ranks, which MPI cannot connect; "
             f"use auto or torch, or start with mpirun -n {launch.size} pflmpi run ..."
         )
     try:
-        from pflmpi.transports.mpi import MpiTransport, world_size
+        from pflmpi.transports.mpi import MpiTransport, can_repair, world_size
     except (ImportError, RuntimeError) as error:  # no mpi4py, or mpi4py without an MPI library
         first = str(error).strip().splitlines()[0]
         raise ConfigError(
@@ -71,7 +86,12 @@ def _open_mpi(launch: Launch, timeout: float) -> Transport:
             f"{_launcher(launch)} has started {launch.size} ranks, but MPI sees {world_size()}; launcher and MPI "
             "library do not fit: try srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or the library's own mpirun"
         )
-    return MpiTransport(timeout)
+    if lasting and not can_repair():
+        raise ConfigError(
+            "runtime.faults = 'continue', but this MPI was built without ULFM; Open MPI 5 has it "
+            "(pip install 'pflmpi[mpi]'), or use stop"
+        )
+    return MpiTransport(timeout, lasting)
 
 
 def _open_torch(launch: Launch, timeout: float, backend: str, device: str) -> Transport:

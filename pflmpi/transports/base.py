@@ -6,6 +6,7 @@ All ranks make the same calls in the same order. Buffers are uint8, one-dimensio
 
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -15,7 +16,9 @@ import numpy as np
 
 from pflmpi.transports.counter import Channel, Counter
 from pflmpi.transports.order import from_keys, to_keys
+from pflmpi.transports.peers import Peer, names
 
+_PEER = 96  # bytes of a peer's text
 CHUNK = 2**30  # bytes in one message: MPI counts and some of gloo's are 32 bits wide
 
 
@@ -30,14 +33,20 @@ class Transport(ABC):
         rank: 0 to size - 1; rank 0 is the server.
         size: number of ranks.
         counter: payload bytes moved.
+        timeout: seconds that a call waits for the other ranks; may be changed between calls, alike on all ranks.
+        peers: host and process of each rank, once they have been introduced.
+        lasting: whether the others can go on when a rank is lost.
     """
 
     name: ClassVar[str]
+    lasting = False
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
         assert 0 <= rank < size, f"rank {rank} of {size}"
         self.rank = rank
         self.size = size
+        self.timeout = timeout
+        self.peers: list[Peer] = []
         self.counter = Counter()
         self._closed = False
 
@@ -123,6 +132,42 @@ class Transport(ABC):
         """Return when every rank has called this."""
         if self.size > 1:
             self._barrier()
+
+    def introduce(self, device: str, slots: int) -> None:
+        """Tell all ranks where each of them runs.
+
+        Args:
+            device: "cpu" or "cuda", of this rank.
+            slots: how many ranks can compute at once on this node.
+        """
+        buffer = np.frombuffer(Peer.here(device, slots).text(_PEER), np.uint8).copy()
+        parts = self.gather(buffer, [_PEER] * self.size)
+        everyone = np.concatenate(parts) if parts is not None else np.empty(_PEER * self.size, np.uint8)
+        self.broadcast(everyone)
+        self.peers = [Peer.read(bytes(text)) for text in everyone.reshape(self.size, _PEER)]
+
+    def ended(self, patience: float = 0.0) -> str:
+        """Return the ranks of this host whose processes have ended, for an error; "" if there is none.
+
+        Args:
+            patience: seconds to look again; a process that is killed closes its connections before it has ended.
+        """
+        end = time.monotonic() + patience
+        while True:
+            found = [rank for rank, peer in enumerate(self.peers) if peer.ended()]
+            if found or time.monotonic() >= end:
+                return names(found, self.peers)
+            time.sleep(0.02)
+
+    def drop_lost(self) -> list[int]:
+        """Go on without the ranks that were lost; return which these were, before the others are numbered anew.
+
+        Every rank that is left calls this, after a `RankLost`.
+
+        Raises:
+            TransportError: rank 0 is lost, and the server's state with it.
+        """
+        raise NotImplementedError(f"the {self.name} transport cannot go on without a rank")
 
     def close(self) -> None:
         """End in order, when all ranks do; a second call does nothing."""

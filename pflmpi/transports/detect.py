@@ -1,7 +1,7 @@
 """How this process was started, and which rank it is: the only place that reads the launchers' variables."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pflmpi.errors import ConfigError
@@ -17,6 +17,9 @@ class Launch:
         rank, size: of the whole run.
         local_rank, local_size: on this node.
         address: host:port where torch's ranks meet if it is not torchrun that says so; "" if nothing does.
+        restarts: how often torchrun has started the ranks again.
+        lasting: whether mpirun was told how ranks can go on when one dies (ULFM), with settings that work.
+        bound: whether Slurm shows this rank its own GPUs only.
     """
 
     kind: Literal["alone", "mpi", "torchrun", "slurm"]
@@ -25,19 +28,40 @@ class Launch:
     local_rank: int
     local_size: int
     address: str = ""
+    restarts: int = 0
+    lasting: bool = False
+    bound: bool = False
+
+    @property
+    def beside_server(self) -> bool:
+        """Whether this node is rank 0's, where ranks are laid out in blocks."""
+        return self.rank == self.local_rank
 
 
 ALONE = Launch("alone", 0, 1, 0, 1)
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """Return how this process was started, the innermost launcher first.
-
-    torchrun sets its variables itself, also inside an MPI or Slurm job. Under mpirun inside a Slurm job SLURM_PROCID
-    is that of mpirun's daemon, so MPI comes before Slurm. A batch script has SLURM_PROCID = 0 and is alone.
+    """Return how this process was started.
 
     Raises:
         ConfigError: the variables contradict each other.
+    """
+    launch = _innermost(environ)
+    by_srun = in_step(environ) and "OMPI_COMM_WORLD_RANK" not in environ and launch.kind != "torchrun"
+    return replace(
+        launch,
+        restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0,
+        lasting=environ.get("OMPI_MCA_mpi_ft_enable") == "1" and environ.get("OMPI_MCA_coll") == "^han,adapt",
+        bound=by_srun and environ.get("SLURMD_TRES_BIND", "").startswith(("gpu:per_task", "gpu:single")),
+    )
+
+
+def _innermost(environ: Mapping[str, str]) -> Launch:
+    """Return how this process was started, by the innermost launcher.
+
+    torchrun sets its variables itself, also inside an MPI or Slurm job. Under mpirun inside a Slurm job SLURM_PROCID
+    is that of mpirun's daemon, so MPI comes before Slurm. A batch script has SLURM_PROCID = 0 and is alone.
     """
     has = environ.keys()
     for_torch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= has

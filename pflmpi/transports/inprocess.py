@@ -15,7 +15,7 @@ class InProcessTransport(Transport):
     name = "inprocess"
 
     def __init__(self) -> None:
-        super().__init__(rank=0, size=1)
+        super().__init__(rank=0, size=1, timeout=0.0)
 
     def abort(self, code: int) -> NoReturn:
         """End the process with the exit code."""

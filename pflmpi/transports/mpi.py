@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import mpi4py
 import numpy as np
@@ -16,16 +16,24 @@ mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
-from pflmpi.errors import TransportError  # noqa: E402
+from pflmpi.errors import RankLost, TransportError  # noqa: E402
+from pflmpi.transports import rollcall  # noqa: E402
 from pflmpi.transports.base import Transport, chunks, flush_output  # noqa: E402
-from pflmpi.transports.waiting import SHORTEST, lost, wait  # noqa: E402
+from pflmpi.transports.peers import names  # noqa: E402
+from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait  # noqa: E402
 
 _TAG = 1
+_FAILED = (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED) if hasattr(MPI, "ERR_REVOKED") else ()
 
 
 def world_size() -> int:
     """Return the number of ranks that MPI sees."""
     return int(MPI.COMM_WORLD.Get_size())
+
+
+def can_repair() -> bool:
+    """Return whether this MPI can go on without a rank (ULFM)."""
+    return bool(_FAILED)
 
 
 class MpiTransport(Transport):
@@ -37,14 +45,44 @@ class MpiTransport(Transport):
 
     Args:
         timeout: seconds that a call waits for the other ranks.
+        lasting: the others can go on when a rank dies (ULFM), as far as the launcher's settings allow it.
     """
 
     name = "mpi"
 
-    def __init__(self, timeout: float) -> None:
-        super().__init__(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())
-        self._timeout = timeout
-        self._comm = MPI.COMM_WORLD.Dup()  # messages of other libraries on the world do not mix with ours
+    def __init__(self, timeout: float, lasting: bool = False) -> None:
+        super().__init__(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), timeout)
+        self.lasting = lasting
+        self._finalize = True
+        self._under_way: list[MPI.Request] = []
+        self._interrupted: list[MPI.Request] = []  # by a loss; they hold their buffers, which must not go before them
+        if lasting:
+            MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+        self._use(MPI.COMM_WORLD.Dup())  # messages of other libraries on the world do not mix with ours
+
+    def drop_lost(self) -> list[int]:
+        """Revoke and shrink the communicator; see the base class."""
+        old = self._comm
+        while True:
+            try:
+                if not old.Is_revoked():
+                    old.Revoke()  # wakes those who do not talk to the dead rank
+                new = cast(MPI.Intracomm, old.Shrink())
+                first = new.bcast(self.rank, root=0)
+                break
+            except MPI.Exception as error:
+                if error.Get_error_class() not in _FAILED:
+                    raise TransportError(lost("the repair", error, self.ended())) from error
+        group = old.Get_group()
+        gone = sorted(MPI.Group.Difference(group, new.Get_group()).Translate_ranks(group=group))
+        self._finalize = False  # it would sometimes wait for the dead for ever
+        if first != 0:
+            raise TransportError(
+                f"{names([0], self.peers)} died, and the server's state with it; `pflmpi resume` continues"
+            )
+        self._use(new)
+        self.peers = [peer for rank, peer in enumerate(self.peers) if rank not in gone]
+        return gone
 
     def abort(self, code: int) -> NoReturn:
         """Stop all ranks; the launcher ends with the exit code."""
@@ -52,10 +90,19 @@ class MpiTransport(Transport):
         self._comm.Abort(code)
         os._exit(code)
 
+    def _use(self, comm: MPI.Intracomm) -> None:
+        if self.lasting:
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._comm = comm
+        self._roll = comm.Dup()  # a roll call must not mix with payload
+        if self.lasting:
+            self._roll.Set_errhandler(MPI.ERRORS_RETURN)
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+
     def _broadcast(self, buffer: np.ndarray) -> None:
         with self._together("broadcast"):
             for chunk in chunks(buffer):
-                self._move("broadcast", [self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
+                self._move([self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
 
     def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
         self._exchange(operation, self._comm.Isend, parts)
@@ -66,7 +113,7 @@ class MpiTransport(Transport):
     def _maximum(self, keys: np.ndarray) -> None:
         with self._together("maximum"):
             for chunk in chunks(keys):
-                self._move("maximum", [self._comm.Iallreduce(MPI.IN_PLACE, [chunk, MPI.INT64_T], MPI.MAX)])
+                self._move([self._comm.Iallreduce(MPI.IN_PLACE, [chunk, MPI.INT64_T], MPI.MAX)])
 
     def _sum(self, values: np.ndarray) -> None:
         with self._together("sum"):
@@ -81,7 +128,12 @@ class MpiTransport(Transport):
             pass
 
     def _close(self) -> None:
+        if not self._finalize:
+            with self._together("the end"):
+                self._comm.Agree(1)
+            return
         self.barrier()  # MPI_Finalize waits for all ranks without a time limit and without a pause
+        self._roll.Free()
         self._comm.Free()
         MPI.Finalize()
 
@@ -89,16 +141,27 @@ class MpiTransport(Transport):
         """Send or receive parts by the rank at the other end; messages between two ranks arrive in order."""
         with self._together(operation):
             pairs = [(rank, chunk) for rank, part in parts.items() for chunk in chunks(part)]
-            self._move(operation, [start([chunk, MPI.BYTE], rank, _TAG) for rank, chunk in pairs])
+            self._move([start([chunk, MPI.BYTE], rank, _TAG) for rank, chunk in pairs])
 
     @contextmanager
     def _together(self, operation: str) -> Iterator[None]:
         """Wait until all ranks are here; MPI's errors inside become ours."""
         try:
-            wait(self._comm.Ibarrier().Test, self._timeout, operation)
+            meeting = self._comm.Ibarrier()
+            self._under_way = [meeting]
+            wait(lambda: meeting.Test() or rollcall.heard(self._roll), self.timeout)
+            if not meeting.Test():  # somebody's time is up
+                raise TimeIsUp(self.timeout)
             yield
+            self._under_way = []
         except MPI.Exception as error:
-            raise TransportError(lost(operation, error)) from error
+            self._interrupted += self._under_way
+            loss = RankLost if self.lasting and error.Get_error_class() in _FAILED else TransportError
+            raise loss(lost(operation, error, "" if self.lasting else self.ended())) from error
+        except TimeIsUp as late:
+            absent = names(rollcall.absent(self._roll), self.peers)
+            raise TransportError(timed_out(operation, late.seconds, absent)) from late
 
-    def _move(self, operation: str, requests: list[MPI.Request]) -> None:
-        wait(lambda: MPI.Request.Testall(requests), self._timeout, operation, longest=SHORTEST)
+    def _move(self, requests: list[MPI.Request]) -> None:
+        self._under_way += requests
+        wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)

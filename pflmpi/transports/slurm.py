@@ -1,10 +1,13 @@
 """What Slurm's variables say about a job step: its hosts, its tasks on each, and where torch's ranks can meet."""
 
 import re
+import subprocess
+import time
 from collections.abc import Mapping
 
 from pflmpi.errors import ConfigError
 
+_ANSWER = 10.0  # seconds for squeue
 _NOT_STARTED_BY_SRUN = 0xFFFFFF00  # step ids from here on are the batch script's, salloc's shell and such
 
 
@@ -58,11 +61,28 @@ def first_host(nodelist: str) -> str:
 
 
 def meeting_point(environ: Mapping[str, str]) -> str:
-    """Return host:port of the first host, with a port that follows from the job's number; "" without a node list."""
+    """Return host:port of the first host, with a port of the step's own; "" without a node list."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     job = environ.get("SLURM_JOB_ID", "")
     if not nodes or not job.isdecimal():
         return ""
     host = environ.get("MASTER_ADDR") or first_host(nodes)
-    port = environ.get("MASTER_PORT") or str(20000 + int(job) % 10000)
+    step = environ.get("SLURM_STEP_ID", "")
+    number = int(job) + (101 * int(step) if step.isdecimal() else 0)  # steps of one job may run side by side
+    port = environ.get("MASTER_PORT") or str(20000 + number % 10000)
     return f"{host}:{port}"
+
+
+def end_of_job(environ: Mapping[str, str]) -> float | None:
+    """Return when this batch job ends, in seconds since the epoch; None outside of one, without a limit, or unknown."""
+    if environ.get("SLURM_JOB_END_TIME", "").isdecimal():  # from Slurm 22.05 or 23.02 on, where the job has a limit
+        return float(environ["SLURM_JOB_END_TIME"])
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job.isdecimal():
+        return None
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%e"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER, check=True).stdout.split()
+        return time.mktime(time.strptime(shown[0], "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):  # no squeue here, or no limit ("NONE")
+        return None

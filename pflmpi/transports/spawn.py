@@ -1,11 +1,17 @@
 """Starting one process per rank on this machine, through torch.distributed's own launcher."""
 
+import contextlib
 import logging
 import os
+import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+_SHUTDOWN = "8"  # seconds for the other ranks to end when one has died
+_PASSED_ON = {signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
 
 
 @dataclass(frozen=True)
@@ -17,13 +23,18 @@ class Failed:
 
 
 def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
-    """Run this Python with the arguments on every rank; None when all have ended well."""
+    """Run this Python with the arguments on every rank; None when all have ended well.
+
+    Signals that ask for a stop are passed on to the ranks, as SIGUSR1 or SIGUSR2. SIGTERM they only get when one of
+    them has died.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its report of a failure is a page long
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise the launcher sets it and warns
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -34,12 +45,42 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
         max_restarts=0,
         monitor_interval=0.1,
         start_method="spawn",
+        signals_to_handle="SIGINT,SIGHUP,SIGQUIT",
     )
     try:
-        elastic_launch(config, sys.executable)(*arguments)
+        with _passed_on(_PASSED_ON, [sys.executable, *arguments]):
+            elastic_launch(config, sys.executable)(*arguments)
     except SignalException as stopped:
         raise KeyboardInterrupt from stopped
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         return Failed(rank, failure.exitcode)
     return None
+
+
+@contextlib.contextmanager
+def _passed_on(signals: Mapping[signal.Signals, signal.Signals], command: Sequence[str]) -> Iterator[None]:
+    """Pass signals on to the children of this process that run a command."""
+
+    def send(number: int, _: object) -> None:
+        for child in _children(command):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signals[signal.Signals(number)])
+
+    before = {number: signal.signal(number, send) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _children(command: Sequence[str]) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if parent == os.getpid() and words[: len(command)] == [os.fsencode(word) for word in command]:
+                found.append(int(entry.name))
+    return found

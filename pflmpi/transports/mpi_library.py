@@ -1,0 +1,68 @@
+"""Asking the MPI library that this process has loaded, through its own C functions: mpi4py has no calls for this."""
+
+import ctypes
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so[\d.]*$")
+_LONGEST = 8192  # bytes of a version text; MPICH's, the longest, is said to be at most that
+
+
+@dataclass(frozen=True)
+class MpiLibrary:
+    """What an MPI library says about itself.
+
+    Attributes:
+        name: with its version, such as "Open MPI 5.0.11".
+        device_buffers: whether it can send from the memory of a GPU; None where it does not say, or not before it
+            is initialised.
+        fault_tolerance: whether it was built with the calls of ULFM.
+    """
+
+    name: str
+    device_buffers: bool | None
+    fault_tolerance: bool
+
+
+def loaded() -> MpiLibrary | None:
+    """Return the library that is loaded in this process; None if there is none."""
+    path = _path()
+    if path is None:
+        return None
+    library = ctypes.CDLL(path)
+    return MpiLibrary(_name(library), _device_buffers(library), hasattr(library, "MPIX_Comm_revoke"))
+
+
+def short_name(text: str) -> str:
+    """Return name and version from a library's version text.
+
+    >>> short_name("Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11")
+    'Open MPI 5.0.11'
+    >>> short_name("MPICH Version:      5.0.2\\nMPICH Release date: unreleased")
+    'MPICH 5.0.2'
+    """
+    first = re.split(r"[,\n]", text.strip())[0]
+    return re.sub(r"\s*\bversion:?\s*|\s+v(?=\d)", " ", first, flags=re.IGNORECASE).strip()
+
+
+def _path() -> str | None:
+    try:
+        mapped = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    return next((line.split()[-1] for line in mapped.splitlines() if _LIBRARY.search(line)), None)
+
+
+def _name(library: ctypes.CDLL) -> str:
+    text, length = ctypes.create_string_buffer(_LONGEST), ctypes.c_int()
+    library.MPI_Get_library_version(text, ctypes.byref(length))  # one of the few calls allowed before MPI_Init
+    return short_name(text.value.decode(errors="replace"))
+
+
+def _device_buffers(library: ctypes.CDLL) -> bool | None:
+    started = ctypes.c_int()
+    library.MPI_Initialized(ctypes.byref(started))
+    if not started.value or not hasattr(library, "MPIX_Query_cuda_support"):
+        return None
+    return bool(library.MPIX_Query_cuda_support())
