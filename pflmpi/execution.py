@@ -160,23 +160,22 @@ def _recover(run: Path, place: Place, keeper: Checkpoints | None, loss: RankLost
         found = together(transport, lambda: _newest_or_none(run) if transport.rank == 0 else _NONE)
         return number_from_root(transport, found)
 
-    _drop(transport, loss)
+    peers = transport.peers
+    gone = _drop(transport, loss)
     done = despite_losses(transport, complete)
     if keeper is not None:
         keeper.close()
     if transport.rank == 0:
-        _log.warning("%d ranks go on, from round %d", transport.size, max(done, 0))
+        _log.warning("%s died; %d ranks go on, from round %d", names(gone, peers), transport.size, max(done, 0))
         if done == _NONE:
             metrics_file.restart(run, 0)
     return None if done == _NONE else done
 
 
-def _drop(transport: Transport, loss: RankLost) -> None:
-    peers = transport.peers
-    gone = transport.drop_lost()
+def _drop(transport: Transport, loss: RankLost) -> list[int]:
     if transport.rank == 0:
-        _log.warning("%s died", names(gone, peers))
-        _log.debug("%s", loss)
+        _log.warning("%s", loss)
+    return transport.drop_lost()
 
 
 def _newest_or_none(run: Path) -> int:

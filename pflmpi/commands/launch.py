@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pflmpi.errors import ConfigError, PflmpiError, RunError
 
-_KNOWN_CODES = (2, 3)
+_KNOWN_CODES = (2, 3, 75)
 
 
 def default_ranks(device: str) -> int:

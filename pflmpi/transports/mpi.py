@@ -23,7 +23,7 @@ from pflmpi.transports.peers import names  # noqa: E402
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait  # noqa: E402
 
 _TAG = 1
-_FAILED = (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED) if hasattr(MPI, "ERR_REVOKED") else ()
+_REPAIRS = 10  # attempts, each of which another death may spoil
 
 
 def world_size() -> int:
@@ -33,7 +33,7 @@ def world_size() -> int:
 
 def can_repair() -> bool:
     """Return whether this MPI can go on without a rank (ULFM)."""
-    return bool(_FAILED)
+    return hasattr(MPI, "ERR_REVOKED")
 
 
 class MpiTransport(Transport):
@@ -62,20 +62,20 @@ class MpiTransport(Transport):
 
     def drop_lost(self) -> list[int]:
         """Revoke and shrink the communicator; see the base class."""
-        old = self._comm
-        while True:
-            try:
-                if not old.Is_revoked():
-                    old.Revoke()  # wakes those who do not talk to the dead rank
-                new = cast(MPI.Intracomm, old.Shrink())
-                first = new.bcast(self.rank, root=0)
-                break
-            except MPI.Exception as error:
-                if error.Get_error_class() not in _FAILED:
-                    raise TransportError(lost("the repair", error, self.ended())) from error
-        group = old.Get_group()
-        gone = sorted(MPI.Group.Difference(group, new.Get_group()).Translate_ranks(group=group))
         self._finalize = False  # it would sometimes wait for the dead for ever
+        for _ in range(_REPAIRS):
+            if not self._comm.Is_revoked():
+                self._comm.Revoke()  # wakes those who do not talk to the dead rank
+            new = cast(MPI.Intracomm, self._comm.Shrink())
+            first = _agreed_first(new, self.rank)
+            if first is not None:
+                break
+        else:
+            raise TransportError(f"ranks died in {_REPAIRS} repairs one after the other; `pflmpi resume` continues")
+        group = self._comm.Get_group()
+        gone = sorted(MPI.Group.Difference(group, new.Get_group()).Translate_ranks(group=group))
+        if not gone:
+            raise TransportError("MPI failed although all ranks are alive; `pflmpi resume` continues")
         if first != 0:
             raise TransportError(
                 f"{names([0], self.peers)} died, and the server's state with it; `pflmpi resume` continues"
@@ -156,7 +156,8 @@ class MpiTransport(Transport):
             self._under_way = []
         except MPI.Exception as error:
             self._interrupted += self._under_way
-            loss = RankLost if self.lasting and error.Get_error_class() in _FAILED else TransportError
+            # A non-blocking collective may report a death as MPI_ERR_OTHER, so the repair finds out what it was.
+            loss = RankLost if self.lasting else TransportError
             raise loss(lost(operation, error, "" if self.lasting else self.ended())) from error
         except TimeIsUp as late:
             absent = names(rollcall.absent(self._roll), self.peers)
@@ -165,3 +166,16 @@ class MpiTransport(Transport):
     def _move(self, requests: list[MPI.Request]) -> None:
         self._under_way += requests
         wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)
+
+
+def _agreed_first(comm: MPI.Intracomm, rank: int) -> int | None:
+    """Return what the first rank of the new communicator gives, or, alike on all ranks, None if one more has died."""
+    try:
+        first, whole = int(comm.bcast(rank, root=0)), True
+    except MPI.Exception:
+        first, whole = -1, False
+    try:
+        agreed = comm.Agree(int(whole))
+    except MPI.Exception:
+        agreed = 0
+    return first if agreed else None
