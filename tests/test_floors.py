@@ -14,7 +14,7 @@ FLOORS = {
     2: {"task", "local", "sgd"},
     3: {"algorithms", "transports", "store"},
     4: {"runtime"},
-    5: {"config", "experiment", "runs", "tables", "cells"},
+    5: {"config", "experiment", "execution", "runs", "tables", "cells"},
     6: {"analysis", "sweep", "cluster", "doctor", "forecast"},
     7: {"commands", "cli", "__main__"},
 }

@@ -25,7 +25,7 @@ def add_options(commands: Parsers) -> None:
         commands[name].add_argument("run", type=Path, help="the folder of a run")
     _add_run_options(commands["run"], commands["resume"])
     _add_inspect_options(commands["inspect"])
-    _add_table_options(commands["sweep"], commands["report"])
+    _add_table_options(commands["sweep"], commands["report"], commands["submit"])
     _add_cluster_options(commands["submit"], commands["status"])
     _add_place_options(commands["plan"], commands["doctor"])
     commands["partition"].add_argument(
@@ -60,10 +60,13 @@ def _add_inspect_options(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("--round", type=int, metavar="N", help="the checkpoint to look at (default: the newest)")
 
 
-def _add_table_options(sweep: argparse.ArgumentParser, report: argparse.ArgumentParser) -> None:
+def _add_table_options(
+    sweep: argparse.ArgumentParser, report: argparse.ArgumentParser, submit: argparse.ArgumentParser
+) -> None:
     for command in (sweep, report):
         command.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
         command.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
+    for command in (sweep, report, submit):
         command.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds of the table")
         command.add_argument(
             "--only", action="append", default=[], metavar="PATTERN", help="only cells whose ROW/COLUMN is like this"
@@ -84,7 +87,7 @@ def _add_table_options(sweep: argparse.ArgumentParser, report: argparse.Argument
 
 def _add_cluster_options(submit: argparse.ArgumentParser, status: argparse.ArgumentParser) -> None:
     submit.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
-    submit.add_argument("--out", type=Path, metavar="DIR", help="folder of the run or sweep (default: as run, sweep)")
+    submit.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
     submit.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
     submit.add_argument("--jobs", type=int, metavar="N", help="tasks of the array at a time (default: all)")
     submit.add_argument(
@@ -114,5 +117,5 @@ def _add_place_options(plan: argparse.ArgumentParser, doctor: argparse.ArgumentP
         "--rate", type=float, metavar="MBIT", help="megabits per second between nodes (default: likewise)"
     )
     plan.add_argument("--calibrate", action="store_true", help="measure this machine anew")
-    doctor.add_argument("--run", type=Path, metavar="DIR", help="look at this run's folder too")
+    doctor.add_argument("--out", type=Path, metavar="DIR", help="look at this folder of a run (default: runs)")
     doctor.add_argument("--config", type=Path, metavar="CONFIG", help="look for this configuration's data too")

@@ -17,9 +17,10 @@ mpi4py.rc.finalize = False
 from mpi4py import MPI  # noqa: E402
 
 from pflmpi.errors import RankLost, TransportError  # noqa: E402
-from pflmpi.transports import rollcall  # noqa: E402
 from pflmpi.transports.base import Transport, chunks, flush_output  # noqa: E402
+from pflmpi.transports.mpi_library import loaded as mpi_library  # noqa: E402
 from pflmpi.transports.peers import names  # noqa: E402
+from pflmpi.transports.rollcall import absent, heard  # noqa: E402
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait  # noqa: E402
 
 _TAG = 1
@@ -33,7 +34,8 @@ def world_size() -> int:
 
 def can_repair() -> bool:
     """Return whether this MPI can go on without a rank (ULFM)."""
-    return hasattr(MPI, "ERR_REVOKED")
+    library = mpi_library()
+    return library is not None and library.fault_tolerance
 
 
 class MpiTransport(Transport):
@@ -149,7 +151,7 @@ class MpiTransport(Transport):
         try:
             meeting = self._comm.Ibarrier()
             self._under_way = [meeting]
-            wait(lambda: meeting.Test() or rollcall.heard(self._roll), self.timeout)
+            wait(lambda: meeting.Test() or heard(self._roll), self.timeout)
             if not meeting.Test():  # somebody's time is up
                 raise TimeIsUp(self.timeout)
             yield
@@ -160,8 +162,8 @@ class MpiTransport(Transport):
             loss = RankLost if self.lasting else TransportError
             raise loss(lost(operation, error, "" if self.lasting else self.ended())) from error
         except TimeIsUp as late:
-            absent = names(rollcall.absent(self._roll), self.peers)
-            raise TransportError(timed_out(operation, late.seconds, absent)) from late
+            who = names(absent(self._roll), self.peers)
+            raise TransportError(timed_out(operation, late.seconds, who)) from late
 
     def _move(self, requests: list[MPI.Request]) -> None:
         self._under_way += requests

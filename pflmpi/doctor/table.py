@@ -1,0 +1,147 @@
+"""The table: a row for each rank, and below it what most ranks have in common, with the ranks that have not."""
+
+import shutil
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from pflmpi.doctor.facts import Facts
+from pflmpi.doctor.problem import Problem, by, line, numbers
+from pflmpi.doctor.text import gibibytes, share, some, spans
+
+_EACH = 16  # ranks that have a row of their own; of more, those that are alike share one
+_WIDTH = 120  # where there is no terminal
+
+
+def show(everyone: Sequence[Facts], problems: Sequence[Problem]) -> None:
+    """Print the table, and each problem in a line."""
+    # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
+    width = shutil.get_terminal_size((_WIDTH, 0)).columns
+    console = Console(force_terminal=False, width=width, highlight=False, markup=False, emoji=False)
+    for table in (_ranks(everyone), _common(everyone)):
+        console.print(table)
+    say(everyone, problems)
+
+
+def say(everyone: Sequence[Facts], problems: Sequence[Problem]) -> None:
+    """Print each problem in a line of its own, however long, or that there is none."""
+    for problem in problems:
+        print(f"problem: {line(problem, everyone)}")
+    if not problems:
+        print("no problems found")
+
+
+def _ranks(everyone: Sequence[Facts]) -> Table:
+    table = Table("rank", "host", "device", "free memory", "threads", "cores", "clock, ms ahead")
+    groups = by(everyone, _row if len(everyone) > _EACH else lambda one: (str(one.rank),))
+    for group in groups.values():
+        hosts = list(dict.fromkeys(one.host for one in group))
+        tightest = min(group, key=lambda one: one.machine.memory_free)
+        fullest = min(group, key=lambda one: one.device.memory_free)
+        off = max(group, key=lambda one: abs(one.clock.ahead))
+        cores = {one.machine.cores for one in group}
+        table.add_row(
+            spans(numbers(group)),
+            some(hosts, most=2),
+            _device(fullest),
+            share(tightest.machine.memory_free, tightest.machine.memory),
+            _threads(group[0]),
+            spans(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
+            _clock(off),
+        )
+    return table
+
+
+def _row(one: Facts) -> tuple[str, ...]:
+    """Return what ranks in the same row have in common."""
+    return one.device.name, gibibytes(one.machine.memory), _threads(one), str(len(one.machine.cores))
+
+
+def _device(one: Facts) -> str:
+    if not one.device.uuid:
+        return one.device.name or "none"
+    return f"{one.device.name}, {share(one.device.memory_free, one.device.memory)}"
+
+
+def _threads(one: Facts) -> str:
+    omp = "not set" if one.machine.omp is None else one.machine.omp
+    return f"{one.asked.threads}, OMP {omp}"
+
+
+def _clock(one: Facts) -> str:
+    if one.rank == 0:
+        return "0"
+    return f"{1000 * one.clock.ahead:.1f} within {1000 * one.clock.within:.1f}"
+
+
+def _common(everyone: Sequence[Facts]) -> Table:
+    table = Table("", "", "ranks", show_header=False)
+    for name, text in _TEXTS.items():
+        for value, group in by(everyone, text).items():
+            table.add_row(name, value, "all" if len(group) == len(everyone) else spans(numbers(group)))
+    free = {
+        "run folder": [one.folder.free for one in everyone if not one.folder.error],
+        "temporary files": [one.machine.temporary_free for one in everyone],
+        "/dev/shm": [one.machine.shared_free for one in everyone if one.machine.shared_free is not None],
+    }
+    least = ", ".join(f"{name} {gibibytes(min(sizes))}" for name, sizes in free.items() if sizes)
+    table.add_row("free, the least", least, "all")
+    return table
+
+
+def _launcher(one: Facts) -> str:
+    by_whom = {"mpi": "mpirun or srun with MPI", "slurm": "srun without MPI", "alone": "nothing"}
+    count = f"{one.size} rank{'s' if one.size > 1 else ''}"
+    return f"{by_whom.get(one.launcher, one.launcher)}, {count}" + (", not connected" if one.connection else "")
+
+
+def _mpi(one: Facts) -> str:
+    if one.mpi.error:
+        return f"none ({one.mpi.error})"
+    if not one.mpi.library:
+        return "not used"
+    buffers = {None: "unknown", True: "yes", False: "no"}[one.mpi.device_buffers]
+    ulfm = "no" if not one.mpi.fault_tolerance else "built in, switched on" if one.mpi.lasting else "built in"
+    return f"{one.mpi.library}; sends GPU buffers: {buffers}; fault tolerance (ULFM): {ulfm}"
+
+
+def _torch(one: Facts) -> str:
+    return f"gloo: {'yes' if one.device.gloo else 'no'}; NCCL: {one.device.nccl or 'no'}"
+
+
+def _slurm(one: Facts) -> str:
+    return ", ".join(f"{name} {text}" for name, text in one.slurm.items() if text) or "no job"
+
+
+def _folder(one: Facts) -> str:
+    if one.folder.error:
+        return f"{one.folder.path}: {one.folder.error}"
+    same = {True: "the same for all ranks; ", False: "not rank 0's; ", None: ""}[
+        one.folder.seen if one.size > 1 else None
+    ]
+    locks = f"HDF5 locks: {one.folder.hdf5 or 'yes'}; flock: {one.folder.flock or 'yes'}"
+    return f"{one.folder.path}: written; {same}{locks}"
+
+
+def _data(one: Facts) -> str:
+    if one.data.error:
+        return "missing, to be downloaded" if one.data.download else "missing"
+    if one.data.name:
+        return f"{one.data.name}: {one.data.files} files in {one.data.root}" if one.data.files else one.data.name
+    return one.data.root or "no data folder is set"
+
+
+def _versions(one: Facts) -> str:
+    return ", ".join(f"{name} {version or 'missing'}" for name, version in one.versions.items())
+
+
+_TEXTS: dict[str, Callable[[Facts], str]] = {
+    "started by": _launcher,
+    "MPI": _mpi,
+    "torch.distributed": _torch,
+    "Slurm": _slurm,
+    "run folder": _folder,
+    "data": _data,
+    "versions": _versions,
+}

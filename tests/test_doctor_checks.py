@@ -1,0 +1,255 @@
+"""What the doctor says of facts that this machine does not have, and how it shows them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pflmpi.doctor import table
+from pflmpi.doctor.facts import Facts
+from pflmpi.doctor.judging import judge
+from pflmpi.doctor.problem import Problem, line
+
+GIB = 1 << 30
+GPU = {"name": "A100", "gpus": 1, "uuid": "GPU-1", "memory": 80 * GIB, "memory_free": 70 * GIB, "gloo": True}
+ROOM = {"memory": 64 * GIB, "memory_free": 60 * GIB, "temporary": "/tmp", "temporary_free": GIB, "shared_free": GIB}
+
+
+def sound(rank: int = 0, size: int = 1, **changes: Any) -> dict[str, Any]:
+    """The facts of a rank without problems, two ranks and four cores a host; changes are merged into sections."""
+    facts: dict[str, Any] = {
+        "rank": rank,
+        "size": size,
+        "launcher": "torchrun" if size > 1 else "alone",
+        "host": f"node{1 + rank // 2}",
+        "machine": {"cores": [0, 1, 2, 3], "omp": "1", **ROOM},
+        "device": {"name": "CPU", "gloo": True},
+        "folder": {"path": "/scratch/runs", "seen": True, "lock_seen": True, "free": 100 * GIB},
+        "data": {"name": "mnist", "root": "/data", "files": 4, "digest": "d"},
+        "versions": {"python": "3.12.1", "torch": "2.11", "mpi4py": "4.1"},
+    }
+    for name, change in changes.items():
+        facts[name] = {**facts.get(name, {}), **change} if isinstance(change, dict) else change
+    return facts
+
+
+def told(everyone: list[dict[str, Any]]) -> list[str]:
+    """The lines that are shown for these facts, which travel as text."""
+    facts = [Facts.model_validate_json(json.dumps(one)) for one in everyone]
+    return [line(problem, facts) for problem in judge(facts)]
+
+
+def world(*changes: dict[str, Any], size: int = 4) -> list[dict[str, Any]]:
+    """Ranks without problems but for these changes, the last of which holds for the rest."""
+    return [sound(rank, size, **changes[min(rank, len(changes) - 1)]) for rank in range(size)]
+
+
+def test_sound_ranks_have_no_problems() -> None:
+    assert told([sound()]) == [] == told(world({}))
+    by_mpi = {"launcher": "mpi", "mpi": {"used": True, "library": "Open MPI 5.0.11", "world": 4}}
+    assert told(world(by_mpi)) == []
+    assert told(world({"device": GPU}, {"device": {**GPU, "uuid": "GPU-2"}}, size=2)) == []
+    # Bound to cores of their own, as srun does it, and no thread more.
+    bound = [{"machine": {"cores": [rank], "omp": None}} for rank in range(4)]
+    assert told(world(*bound)) == []
+
+
+CONTINUE = {"asked": {"faults": "continue"}}
+MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param(
+            [{"launcher": "mpi", "mpi": {"used": True, "error": "no library"}}],
+            "ranks 0-3 on node1, node2: MPI cannot be used (no library); load the cluster's MPI module",
+            id="no MPI",
+        ),
+        pytest.param(
+            [{"launcher": "mpi", "slurm": {"job": "7"}, "mpi": MPICH}],
+            "ranks 0-3 on node1, node2: mpirun or srun has started 4 ranks, but MPI sees 1: 4 worlds of size 1; start "
+            "with srun --mpi=pmi2",
+            id="worlds of size 1",
+        ),
+        pytest.param(
+            [{}, {"connection": "refused"}, {}],
+            "rank 1 on node1: it has no connection to the other ranks (refused); see in the launcher's output",
+            id="no connection",
+        ),
+        pytest.param(
+            [{**CONTINUE, "launcher": "mpi", "mpi": {**MPICH, "world": 4}}],
+            "ranks 0-3 on node1, node2: runtime.faults = 'continue', but MPICH 5.0.2 was built without ULFM; use",
+            id="no ULFM",
+        ),
+        pytest.param(
+            [CONTINUE], "runtime.faults = 'continue' needs MPI's ranks, but torchrun has", id="no MPI's ranks"
+        ),
+        pytest.param([{"device": {"gloo": False}}], "torch.distributed has neither gloo nor", id="no backend"),
+        pytest.param(
+            [{}, {}, {"versions": {"torch": "2.10"}}, {}],
+            "rank 2 on node2: torch is 2.10 here, and 2.11 on ranks 0-1, 3; use one environment on all hosts",
+            id="versions",
+        ),
+        pytest.param(
+            [{}, {"versions": {"mpi4py": ""}}, {}], "rank 1 on node1: mpi4py is missing here, and 4.1", id="missing"
+        ),
+        pytest.param(
+            [{"broken": {"h5py": "no libhdf5"}}], "h5py cannot be imported (no libhdf5); install", id="broken package"
+        ),
+        pytest.param(
+            [{}, {"broken": {"torch": "x"}, "device": {"name": "", "error": "torch cannot be imported (x)"}}, {}],
+            "rank 1 on node1: torch cannot be imported (x); install the package again",
+            id="broken torch",
+        ),
+        pytest.param(
+            [
+                {"launcher": "mpi", "mpi": {"used": True, "library": library, "world": 4}}
+                for library in ("Open MPI 5.0.11", "Open MPI 5.0.11", "Open MPI 4.1.4", "Open MPI 5.0.11")
+            ],
+            "rank 2 on node2: MPI is Open MPI 4.1.4 here, and Open MPI 5.0.11 on ranks 0-1, 3; use one",
+            id="libraries",
+        ),
+        pytest.param(
+            [{}, {"asked": {"error": "cannot read x.yaml"}}, {}],
+            "rank 1 on node1: the configuration cannot be used here (cannot read x.yaml); keep it on",
+            id="configuration missing",
+        ),
+        pytest.param(
+            [{"asked": {"digest": "a"}}, {"asked": {"digest": "b"}}, {"asked": {"digest": "a"}}],
+            "rank 1 on node1: the configuration is another one than on ranks 0, 2-3; keep",
+            id="configurations",
+        ),
+        pytest.param(
+            [{}, {}, {"clock": {"ahead": -12.34, "within": 0.1}}],
+            "ranks 2-3 on node2: the clock is 12.3 s behind rank 0's; have the host's time service looked at",
+            id="clock",
+        ),
+        pytest.param(
+            [{"device": GPU}, {"device": GPU}, {"device": {**GPU, "uuid": "GPU-2"}}, {"device": {**GPU, "uuid": "3"}}],
+            "ranks 0-1 on node1: 2 ranks share one GPU (A100, GPU-1); give each its own",
+            id="one GPU for two",
+        ),
+        pytest.param(
+            [{}, {"device": {**GPU, "uuid": "2"}}, {"device": {**GPU, "uuid": "3"}}, {}],
+            "rank 3 on node2: the device is CPU here, and A100 on ranks 1-2: results would depend on it; choose",
+            id="unlike devices",
+        ),
+        pytest.param(
+            [{"device": {"visible": "0,1"}}], "CUDA_VISIBLE_DEVICES = '0,1', but torch finds no GPU; see", id="no CUDA"
+        ),
+        pytest.param(
+            [{}, {"machine": {"omp": "2"}}, {}],
+            "rank 1 on node1: OMP_NUM_THREADS is 2 here, and 1 on ranks 0, 2-3; export it in the batch script",
+            id="threads differ",
+        ),
+        pytest.param(
+            [{"machine": {"omp": "many"}}], "OMP_NUM_THREADS = 'many' is no number of threads; export", id="no number"
+        ),
+        pytest.param(
+            [{"machine": {"omp": "4"}}],
+            "ranks 0-3 on node1, node2: 2 ranks with 4 threads each on 4 cores; export OMP_NUM_THREADS=2, or",
+            id="too many threads",
+        ),
+        pytest.param(
+            [{"machine": {"omp": None}}],
+            "2 ranks with 4 threads each (OMP_NUM_THREADS is not set) on 4 cores; export OMP_NUM_THREADS=2",
+            id="threads not set",
+        ),
+        pytest.param(
+            [{"asked": {"threads": 4}}], "export OMP_NUM_THREADS=2 and set runtime.threads=2, or", id="runtime.threads"
+        ),
+        pytest.param(
+            [{"machine": {"cores": [0]}}],
+            "ranks 0-3 on node1, node2: 2 ranks on 1 core; start at most 1 on a host",
+            id="more ranks than cores",
+        ),
+        pytest.param(
+            [{"machine": {"memory_free": 300 << 20}}],
+            "300 MiB of memory are left for 2 ranks, and each needs 256 MiB; start fewer",
+            id="memory",
+        ),
+        pytest.param(
+            [{"machine": {"shared_free": 60 << 20}}], "/dev/shm has 60 MiB left for the messages of 2", id="/dev/shm"
+        ),
+        pytest.param([{"machine": {"temporary_free": 1 << 20}}], "/tmp: 1 MiB left; free space", id="temporary"),
+        pytest.param(
+            [{}, {"folder": {"seen": False, "lock_seen": None}}, {}],
+            "rank 1 on node1: /scratch/runs is not rank 0's run folder: a file that rank 0 made is not there; choose",
+            id="another folder",
+        ),
+        pytest.param(
+            [{}, {}, {"folder": {"lock_seen": False}}],
+            "ranks 2-3 on node2: a lock that rank 0 holds in /scratch/runs is not seen here: locks hold on one host",
+            id="locks of one host",
+        ),
+        pytest.param(
+            [{"folder": {"flock": "No locks available", "lock_seen": None}}],
+            "files in /scratch/runs cannot be locked (No locks available); keep sweeps",
+            id="no flock",
+        ),
+        pytest.param(
+            [{"folder": {"hdf5": "unable to lock file"}}],
+            "HDF5 cannot lock files in /scratch/runs (unable to lock file); export HDF5_USE_FILE_LOCKING=FALSE",
+            id="no HDF5 locks",
+        ),
+        pytest.param([{"folder": {"free": 100 << 20}}], "100 MiB are left on the file system of", id="disk"),
+        pytest.param(
+            [{"folder": {"locked": {"/scratch/.lock": []}}}, {}],
+            "rank 0 on node1: stale: /scratch/.lock is locked, and no process on this host holds it; end the sweep",
+            id="lock of a dead host",
+        ),
+        pytest.param(
+            [{}, {"data": {"error": "mnist was not found", "files": 0, "digest": ""}}, {}],
+            "rank 1 on node1: data: mnist was not found; ranks 0, 2-3 can read it: make the folder visible",
+            id="data missing on one rank",
+        ),
+        pytest.param(
+            [{}, {"data": {"root": ""}}, {}],
+            "rank 1 on node1: data: PFLMPI_DATA is not set here, and /data on ranks 0, 2-3; export",
+            id="no data folder on one rank",
+        ),
+        pytest.param(
+            [{}, {"data": {"digest": "e"}}, {}], "rank 1 on node1: data: the files have other sizes", id="unlike data"
+        ),
+    ],
+)
+def test_a_problem_is_named_once_with_its_cure_and_ranks(changes: list[dict[str, Any]], expected: str) -> None:
+    found = told(world(*changes))
+    assert len(found) == 1 and expected in found[0], found
+
+
+def test_facts_of_another_version_are_read() -> None:
+    newer = {**sound(1, 2), "unheard": {"of": 1}, "versions": {**sound()["versions"], "pflmpi": "9"}}
+    older = {key: value for key, value in sound(0, 2).items() if key != "clock"}
+    assert [text.split(";")[0] for text in told([older, newer])] == [
+        "rank 1 on node1: pflmpi is 9 here, and missing on rank 0"
+    ]
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def show(capsys: pytest.CaptureFixture[str], everyone: list[dict[str, Any]]) -> list[str]:
+    facts = [Facts.model_validate(one) for one in everyone]
+    table.show(facts, [Problem("something is wrong", "put it right", (0, 1))])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_up_to_16_ranks_have_a_row_each_and_values_name_their_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = show(capsys, world({}, {"data": {"root": "/[other]"}}, {}))
+    rows = shown[3:7]
+    assert [row.split()[1] for row in rows] == ["0", "1", "2", "3"]
+    assert [row.split()[3] for row in rows] == ["node1", "node1", "node2", "node2"]
+    assert any("mnist: 4 files in /[other] " in row and row.split()[-2] == "1" for row in shown)
+    assert any("mnist: 4 files in /data" in row and " 0, 2-3 " in row for row in shown)
+    assert shown[-1] == "problem: ranks 0-1 on node1: something is wrong; put it right"
+
+
+def test_many_ranks_share_the_rows_of_those_that_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    everyone = world({}, size=40)
+    everyone[7]["device"] = GPU
+    everyone[3]["machine"] = {**everyone[3]["machine"], "memory_free": GIB}
+    shown = "\n".join(show(capsys, everyone))
+    assert "│ 0-6, 8-39 │ node1, node2 and 18 more │ CPU " in shown and "1.0 of 64 GiB" in shown  # the least
+    assert "│ 7         │ node4 " in shown and "A100, 70 of 80 GiB" in shown
