@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -12,12 +11,14 @@ from typing import get_args, get_type_hints
 import harness
 import processes
 import pytest
+import testbed
 import yaml
 
 from pflmpi import config as configuration
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import parser
-from pflmpi.errors import RunError, UserError
+from pflmpi.errors import RunError, Stopped, UserError
+from pflmpi.store import run_folder
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -36,10 +37,13 @@ def section(title: str) -> str:
 
 
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
-RUNS = [line for line in COMMANDS if " run " in line]
-LOCAL = [line for line in RUNS if not line.startswith("srun")]
-TABLES = [line for line in COMMANDS if " configs/papers/" in line]
-SCRIPTS = [line for line in COMMANDS if line.startswith("launch/")]
+SCRIPTS = COMMANDS[:2]
+RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|mpirun|torchrun|srun)\b.* run ", line)]
+WRAPPED = [line for line in COMMANDS[2:] if line.startswith("launch/")]
+LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
+TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
+JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
+ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,8 @@ def environment() -> dict[str, str]:
 def alone(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> tuple[Path, str]:
     """A folder with a copy of configs/ where the commands run, and the digest of the quickstart's run in it."""
     folder = tmp_path_factory.mktemp("readme")
-    shutil.copytree(ROOT / "configs", folder / "configs")
+    for name in ("configs", "launch", "slurm"):
+        shutil.copytree(ROOT / name, folder / name)
     before = packages(environment)
     done = processes.call([str(ROOT / SCRIPTS[0]), "--out", str(folder / "quickstart")], env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -75,9 +80,11 @@ def packages(environment: dict[str, str]) -> tuple[str, bool]:
 def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
     assert COMMANDS[:2] == ["launch/quickstart", "launch/test"] == SCRIPTS
     assert [line.split()[0] for line in RUNS] == ["pflmpi", "mpirun", "torchrun", "srun"]
-    assert len({line.rsplit("--out ", 1)[1] for line in RUNS}) == len(RUNS), "each run has a folder of its own"
+    folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
+    assert len(set(folders)) == len(folders), "each run has a folder of its own"
     assert [line.split()[1] for line in TABLES] == ["sweep", "report"]
-    assert sorted(COMMANDS) == sorted([*SCRIPTS, *RUNS, *TABLES]), "a command that no test runs"
+    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE]
+    assert sorted(COMMANDS) == sorted(tested), "a command that no test runs"
 
 
 @pytest.mark.slow
@@ -100,13 +107,54 @@ def test_a_start_way_gives_the_digest_of_the_quickstart(
 @pytest.mark.slurm
 @pytest.mark.timeout(280)
 def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest, environment: dict[str, str]) -> None:
-    if not shutil.which("sinfo") or subprocess.run(["sinfo"], capture_output=True, timeout=20).returncode != 0:
-        pytest.skip("needs the Slurm test bed")
+    request.getfixturevalue("slurm")
     folder, expected = request.getfixturevalue("alone")
     words = shlex.split(next(line for line in RUNS if line.startswith("srun")))
     done = processes.call(words, timeout=240, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert harness.digest(folder / words[words.index("--out") + 1]) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ADVICE)
+def test_advice_is_given(command: str, environment: dict[str, str], tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    if "status" in command and shutil.which("squeue") is None:
+        pytest.skip("needs the Slurm test bed")
+    done = processes.call(shlex.split(command), env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.timeout(290)
+@pytest.mark.parametrize("command", JOBS)
+def test_a_job_ends_well(
+    command: str, slurm: None, request: pytest.FixtureRequest, environment: dict[str, str]
+) -> None:
+    """With two ranks where the scripts have eight, which this machine has no cores for."""
+    folder, expected = request.getfixturevalue("alone")
+    words = shlex.split(command)
+    smaller = ["--nodes=1", "--ntasks-per-node=2"] if words[0] == "sbatch" else ["--ntasks=2", "--nodes=1"]
+    smaller += ["--array=0"] if "slurm/array.sbatch" in words else []
+    words = [word for word in words if not word.startswith(("--ntasks", "--array"))]
+    done = processes.call([words[0], *smaller, *words[1:]], env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    number = re.search(r"job (\d+)", done.stdout)
+    assert number, done.stdout
+    job = f"{number[1]}_0" if "slurm/array.sbatch" in words else number[1]
+    log = Path(testbed.fields(job)["StdOut"])
+    assert testbed.wait_until(job, timeout=280) == "COMPLETED", log.read_text()
+    if "slurm/array.sbatch" in words:
+        assert run_folder.rounds(folder / "sweeps" / "digits" / "FedGMH" / "digits" / "seed0")[-1] == 30
+        return
+    runs = [folder / word for word in words if word.startswith("runs/")] or [folder / "runs" / "quickstart"]
+    if "slurm/scaling.sbatch" in words:
+        runs = sorted((folder / "scaling").glob("*/*"))
+        assert [run.name for run in runs] == ["1", "2"]
+        assert re.search(r"^ +2 .* yes$", log.read_text(), re.MULTILINE)
+    for run in runs:
+        assert harness.digest(run) == expected
 
 
 @pytest.mark.slow
@@ -183,7 +231,7 @@ def test_the_command_table_has_every_command_with_options_that_exist() -> None:
     commands = next(action.choices for action in top._actions if isinstance(action.choices, dict))
     told: dict[str, set[str]] = {}
     for text in texts:
-        words = re.findall(r"--?[a-z]+|[a-z]+", text.removeprefix("pflmpi "))
+        words = re.findall(r"--?[a-z-]+|[a-z]+", text.removeprefix("pflmpi "))
         told.setdefault(words[0], set()).update(word for word in words if word.startswith("-"))
     assert told.keys() == commands.keys()
     for name, options in told.items():
@@ -191,6 +239,11 @@ def test_the_command_table_has_every_command_with_options_that_exist() -> None:
 
 
 def test_the_exit_codes_are_those_of_the_errors() -> None:
-    assert (UserError.exit_code, RunError.exit_code) == (2, 3)
-    told = "0 done, 1 a run of a sweep has failed, 2 wrong input (nothing started), 3 a fault during the run."
-    assert f"Exit codes: {told}" in README
+    assert (UserError.exit_code, RunError.exit_code, Stopped.exit_code) == (2, 3, 75)
+    told = " ".join(README.split())
+    for text in (
+        "0 done, 1 a run of a sweep has failed",
+        "2 wrong input",
+        "3 a fault during the run, 75 stopped after",
+    ):
+        assert text in told

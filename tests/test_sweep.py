@@ -288,6 +288,12 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(
         ({}, ["--ranks", "0"], "--ranks 0: must be at least 1"),
         ({}, ["--seeds", "3"], "--seeds 3: the table has 2"),
         ({}, ["-s", "training.lr=-1"], "FedAvg/few: training.lr = -1"),
+        ({}, ["--cell", "8"], "--cell 8: there are 8 cells; give 0 to 7, in the order that --dry-run shows"),
+        ({}, ["--cell", "-1"], "--cell -1: there are 8 cells"),
+        ({}, ["--cell", "0", "--jobs", "2"], "--jobs 2 with --cell 0, which is one run; leave --jobs out"),
+        ({}, ["--launcher", "sh -c", "--ranks", "2"], "give their number to the launcher, and leave --ranks out"),
+        ({}, ["--launcher", "no-such-program -n 2"], "there is no program 'no-such-program' here"),
+        ({}, ["--launcher", "sh 'a"], "cannot be read as a command: No closing quotation; close the quotes"),
     ],
 )
 def test_what_is_wrong_is_found_before_anything_starts(

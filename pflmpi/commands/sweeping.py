@@ -1,28 +1,27 @@
-"""`pflmpi sweep`: all cells of a table on this machine."""
+"""`pflmpi sweep`: all cells of a table on this machine, or one of them as a task of a job array."""
 
 import argparse
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from pflmpi import cells as listing
-from pflmpi import config as configuration
-from pflmpi import tables
 from pflmpi.cells import Cell
 from pflmpi.commands import launch as launching
-from pflmpi.commands.overview import Overview
 from pflmpi.commands.reporting import command
+from pflmpi.commands.sweep_runs import Outcome, run_cells
 from pflmpi.config import Config
-from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.sweep.lock import locked
+from pflmpi.errors import ConfigError, PflmpiError, Stopped
+from pflmpi.sweep.lock import cell_locked, locked
 from pflmpi.sweep.plan import Work, plan, prepare
-from pflmpi.sweep.processes import Job, run_all
+from pflmpi.sweep.selection import chosen
 from pflmpi.transports.detect import detect
 
 _FAILED = 1
@@ -47,67 +46,84 @@ def _sweep(options: argparse.Namespace) -> int:
     launch = detect(os.environ)
     if launch.kind != "alone":
         raise ConfigError(
-            f"a sweep starts its runs by itself, and {launch.kind} has started this; start it without a launcher"
+            f"a sweep starts its runs by itself, and {launch.kind} has started this; start it without a launcher, "
+            "and give the launcher of the runs with --launcher"
         )
-    if options.jobs < 1:
-        raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
-    launching.check_ranks(options.ranks)
+    _check(options)
+    launcher = _launcher(options.launcher)
     out = listing.folder(options.table, options.out)
-    cells = listing.cells(tables.load(options.table), options.overrides, options.seeds)
-    configs = {cell.name: _parse(cell) for cell in cells}
-    chosen = [(cell, configs[cell.name]) for cell in listing.select(cells, options.only)]
+    selected = chosen(options.table, options.overrides, options.seeds, options.only)
+    if options.cell is not None:
+        selected = [_nth(selected, options.cell)]
 
     def works() -> list[Work]:
-        return [plan(cell, config, out, _ranks(options, config)) for cell, config in chosen]
+        return [plan(cell, config, out, _ranks(options, config)) for cell, config in selected]
 
     if options.dry_run:
-        _show(works())
+        _show(works(), launcher)
         return 0
-    with locked(out) as lock:
+    if options.cell is not None:
+        (work,) = works()
+        print(f"cell {options.cell}: {work.cell.name}: {work.done} of {work.rounds} rounds done", flush=True)
+        if work.state == "done":
+            return 0
+    with ExitStack() as stack:
+        held = [stack.enter_context(locked(out, shared=options.cell is not None))]
+        if options.cell is not None:
+            held.append(stack.enter_context(cell_locked(selected[0][0].run(out))))
         planned = works()
         for work in planned:
             prepare(work, out)
             if work.state == "start" and work.problem:
                 _log.warning("%s starts anew: %s", work.cell.name, work.problem)
-        failed, stopped = _go(planned, out, environments(options.jobs), lock)
-    if stopped:
+        places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
+        outcome = run_cells(planned, out, launcher, places, held)
+    if outcome.signal:
         launching.report(PflmpiError("stopped; the same command goes on from here"))
-        return 128 + stopped
-    _conclude(planned, failed, out)
+        return 128 + outcome.signal
+    _conclude(planned, outcome, out)
     print(f"table: {command('report', options)}")
-    return _FAILED if failed else 0
+    if outcome.failed:
+        return _FAILED
+    return Stopped.exit_code if outcome.stopped else 0
 
 
-def _go(
-    works: Sequence[Work], out: Path, environments: Sequence[Mapping[str, str]], lock: int
-) -> tuple[dict[str, str], int]:
-    """Run what is to be run; return what is wrong with the failed ones, and the signal that has stopped all (or 0)."""
-    started = {work.cell.name: work for work in works if work.command}
-    failed = {work.cell.name: work.problem for work in works if work.state == "other"}
-    jobs = [
-        Job(name, [sys.executable, "-m", "pflmpi", *work.command], work.cell.log(out)) for name, work in started.items()
-    ]
-    looks = run_all(jobs, environments, lock)
-    with _noted_signals() as signals, closing(looks), Overview(works, out) as overview:
-        for look in looks:
-            if signals:
-                break
-            overview.running(look.running)
-            for name, code in look.ended.items():
-                if code != 0:
-                    failed[name] = _cause(started[name].cell.log(out), code)
-                overview.ended(name, f"failed: {failed[name]}" if code else f"{started[name].rounds} rounds")
-    return failed, signals[0] if signals else 0
+def _check(options: argparse.Namespace) -> None:
+    if options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
+    launching.check_ranks(options.ranks)
+    if options.cell is not None and options.jobs > 1:
+        raise ConfigError(f"--jobs {options.jobs} with --cell {options.cell}, which is one run; leave --jobs out")
+    if options.launcher and options.ranks is not None:
+        raise ConfigError(
+            f"--ranks {options.ranks} with --launcher {options.launcher!r}, which starts the ranks; "
+            "give their number to the launcher, and leave --ranks out"
+        )
 
 
-def _parse(cell: Cell) -> Config:
+def _launcher(text: str) -> list[str]:
+    """Return the words of the command that starts a run."""
     try:
-        return configuration.parse(cell.raw)
-    except ConfigError as error:
-        raise ConfigError(f"{cell.row}/{cell.column}: {error}") from error
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--launcher {text!r} cannot be read as a command: {error}; close the quotes") from error
+    if words and shutil.which(words[0]) is None:
+        raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
+    return words
 
 
-def _ranks(options: argparse.Namespace, config: Config) -> int:
+def _nth(selected: Sequence[tuple[Cell, Config]], number: int) -> tuple[Cell, Config]:
+    if not 0 <= number < len(selected):
+        raise ConfigError(
+            f"--cell {number}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
+            "in the order that --dry-run shows"
+        )
+    return selected[number]
+
+
+def _ranks(options: argparse.Namespace, config: Config) -> int | None:
+    if options.launcher:
+        return None
     given: int | None = options.ranks
     return given or max(1, launching.default_ranks(config.runtime.device) // options.jobs)
 
@@ -123,32 +139,12 @@ def environments(jobs: int) -> list[dict[str, str]]:
     return [{**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[job % count :: jobs])} for job in range(jobs)]
 
 
-@contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Give the list of signals to stop that have come: an exception in the middle of a start would lose a process."""
-    noted: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, _: noted.append(number))
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _cause(log: Path, code: int) -> str:
-    """Return the error that a run has shown, or else its last line."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    shown = [line.removeprefix("pflmpi: ") for line in lines if line.startswith("pflmpi: ")]
-    return f"killed by signal {-code}" if code < 0 else (shown or lines or [f"ended with {code}"])[-1]
-
-
-def _conclude(works: Sequence[Work], failed: Mapping[str, str], out: Path) -> None:
+def _conclude(works: Sequence[Work], outcome: Outcome, out: Path) -> None:
     before = sum(work.state == "done" for work in works)
-    print(f"{len(works)} runs: {len(works) - len(failed)} done ({before} of them before), {len(failed)} failed")
+    failed, stopped = outcome.failed, outcome.stopped
+    done = len(works) - len(failed) - len(stopped)
+    more = f", {len(stopped)} stopped; the same command goes on" if stopped else ""
+    print(f"{len(works)} runs: {done} done ({before} of them before), {len(failed)} failed{more}")
     logs = {work.cell.name: work.cell.log(out) for work in works if work.command}
     for cause in dict.fromkeys(failed.values()):
         print(f"failed: {cause}", file=sys.stderr)
@@ -156,10 +152,10 @@ def _conclude(works: Sequence[Work], failed: Mapping[str, str], out: Path) -> No
             print(f"  {name}  {logs.get(name, '')}".rstrip(), file=sys.stderr)
 
 
-def _show(works: Sequence[Work]) -> None:
+def _show(works: Sequence[Work], launcher: Sequence[str]) -> None:
     width = max(len(work.cell.name) for work in works)
     for work in works:
         print(f"{work.cell.name:{width}}  {work.done}/{work.rounds} rounds  {work.state}  {work.problem}".rstrip())
     for work in works:
         if work.command:
-            print(shlex.join(["pflmpi", *work.command]))
+            print(shlex.join([*launcher, "pflmpi", *work.command]))

@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,49 +14,83 @@ from pflmpi.errors import CheckpointError, ConfigError, UserError
 from pflmpi.store import run_folder
 from pflmpi.yaml_file import dump
 
+State = Literal["start", "continue", "done", "other"]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a run still needs.
+
+    Attributes:
+        state: what is to be done: "start", "continue", nothing ("done"), or nothing that is possible ("other": the run
+            there was made with another configuration).
+        done: rounds that need not be run again.
+        problem: what is wrong with the run that is there, for "other" and for "start" over damaged checkpoints.
+        changes: values that a continuation changes.
+    """
+
+    state: State
+    done: int = 0
+    problem: str = ""
+    changes: dict[str, Any] = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class Work:
     """A cell and what its run still needs.
 
     Attributes:
-        state: what is to be done: "start", "continue", nothing ("done"), or nothing that is possible ("other": the run
-            there was made with another configuration).
-        done: rounds that need not be run again.
+        state, done, problem: as of `Need`.
         rounds: of the whole run.
         command: arguments for `pflmpi`, none where there is nothing to start.
-        problem: what is wrong with the run that is there, for "other" and for "start" over damaged checkpoints.
     """
 
     cell: Cell
-    state: Literal["start", "continue", "done", "other"]
+    state: State
     done: int
     rounds: int
     command: tuple[str, ...] = ()
     problem: str = ""
 
 
-def plan(cell: Cell, config: Config, out: Path, ranks: int) -> Work:
-    """Return what a cell with this configuration needs, with its run below `out`; nothing is changed."""
-    run, rounds, how = cell.run(out), config.training.rounds, ("--ranks", str(ranks), "--quiet")
-    start = Work(cell, "start", 0, rounds, ("run", str(cell.config(out)), "--out", str(run), *how))
+def plan(cell: Cell, config: Config, out: Path, ranks: int | None) -> Work:
+    """Return what a cell with this configuration needs, with its run below `out`; nothing is changed.
+
+    Args:
+        ranks: processes of the run; None where a launcher says it.
+    """
+    run, rounds = cell.run(out), config.training.rounds
+    how = ("--quiet",) if ranks is None else ("--ranks", str(ranks), "--quiet")
+    need = needed(run, config)
+    if need.state == "start":
+        command = ("run", str(cell.config(out)), "--out", str(run), *how)
+    elif need.state == "continue":
+        overrides = [word for key, value in need.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
+        command = ("resume", str(run), *overrides, *how)
+    else:
+        command = ()
+    return Work(cell, need.state, need.done, rounds, command, need.problem)
+
+
+def needed(run: Path, config: Config) -> Need:
+    """Return what a run with this configuration still needs; nothing is changed."""
+    rounds = config.training.rounds
     if not run_folder.rounds(run):
-        return start
+        return Need("start")
     try:
-        changed = _changed(run, config)
+        changes = runs.changes(run, config)
     except UserError as error:
-        return Work(cell, "other", 0, rounds, problem=str(error))
+        return Need("other", problem=str(error))
     try:
         done, _ = run_folder.newest_good(run)
     except CheckpointError as error:
-        return replace(start, problem=str(error))
+        return Need("start", problem=str(error))
     if done > rounds:
         problem = f"{run} has gone on to round {done}, and training.rounds is {rounds} now; use another --out"
-        return Work(cell, "other", 0, rounds, problem=problem)
+        return Need("other", problem=problem)
     if done == rounds:
-        return Work(cell, "done", done, rounds)
-    overrides = [word for key, value in changed.items() for word in ("-s", f"{key}={json.dumps(value)}")]
-    return Work(cell, "continue", done, rounds, ("resume", str(run), *overrides, *how))
+        return Need("done", done)
+    return Need("continue", done, changes={key: new for key, (_, new) in changes.items()})
 
 
 def prepare(work: Work, out: Path) -> None:
@@ -77,15 +111,3 @@ def prepare(work: Work, out: Path) -> None:
         path.write_text(dump(work.cell.raw))
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or path}: {error.strerror}; choose another --out") from error
-
-
-def _changed(run: Path, config: Config) -> dict[str, Any]:
-    """Return the new values of what a continuation may change; anything else is refused."""
-    different = runs.differences(run, config)
-    executor: str = config.runtime.executor
-    if executor == "auto":  # a run has written what it came to
-        executor, _ = different.pop("runtime.executor", (executor, executor))
-    if config.runtime.lanes is None or executor == "loop":
-        different.pop("runtime.lanes", None)
-    runs.refuse(run, different)
-    return {key: new for key, (_, new) in different.items()}

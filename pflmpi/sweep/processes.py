@@ -36,7 +36,7 @@ class Look:
     ended: dict[str, int]
 
 
-def run_all(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]], held: int) -> Generator[Look, None, None]:
+def run_all(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]], *held: int) -> Generator[Look, None, None]:
     """Run jobs in their order, one at a time in each environment, and look at them again and again.
 
     When the iterator is closed, the jobs that still run are ended with all processes of their groups.
@@ -44,7 +44,7 @@ def run_all(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]], held
     Args:
         jobs: what to run.
         environments: the variables for the jobs of each place.
-        held: a descriptor that every job keeps open, so that a lock on it holds until all have ended.
+        held: descriptors that every job keeps open, so that a lock on them holds until all have ended.
     """
     waiting = deque(jobs)
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
@@ -63,7 +63,7 @@ def run_all(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]], held
         _stop([process for _, process in running.values()])
 
 
-def _start(job: Job, environment: Mapping[str, str], held: int) -> "subprocess.Popen[bytes]":
+def _start(job: Job, environment: Mapping[str, str], held: Sequence[int]) -> "subprocess.Popen[bytes]":
     try:
         with open(job.log, "wb") as log:
             return subprocess.Popen(
@@ -72,7 +72,7 @@ def _start(job: Job, environment: Mapping[str, str], held: int) -> "subprocess.P
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                pass_fds=(held,),
+                pass_fds=held,
                 start_new_session=True,  # Ctrl-C reaches the sweep alone, which then ends the whole group
             )
     except OSError as error:

@@ -1,0 +1,295 @@
+"""Bytes between hosts against the counted ones, and seconds of communication against `pflmpi plan`'s prediction.
+
+    python benchmarks/several_hosts.py --netns DIR [--out FILE]       as root; DIR has the tools that `hosts.py` names
+
+Three hosts are network namespaces of this machine. FedAvg on digits with a wide MLP: 4.2 MB of parameters, so a round
+moves 4.2 MB to each other rank and, as exact sums in int64, 8.4 MB back.
+
+Bytes: what the hosts' interfaces have sent in a run of many rounds less that of a run of few, by the same difference of
+what metrics.csv counts; and the same for single calls of a transport. Seconds: `exchange_seconds` of metrics.csv, the
+median over rounds, at three rates and three delays, beside the prediction. All hosts share the cores of one machine.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+import hosts
+from hosts import Network, Sent
+
+from pflmpi.commands.launch import cores
+from pflmpi.forecast.communication import Call, communication_seconds
+from pflmpi.forecast.network import Link
+from pflmpi.forecast.network import Network as Ranks
+from pflmpi.store import metrics_file
+from pflmpi.transports.base import Transport
+from pflmpi.yaml_file import dump
+
+TRANSPORTS = ("mpi", "torch")
+PARTS = ("calls", "bytes", "seconds")
+SPREAD = (1, 1, 1)  # ranks of each host
+LAYOUTS = (SPREAD, (2, 1, 0))
+WIDE, NARROW = 14000, 100  # hidden units of the MLP on 8 x 8 pictures
+FEW, MANY, TIMED, WARM = 1, 6, 28, 3  # rounds; WARM of the TIMED ones do not count
+RATES, DELAYS = (200.0, 500.0, 1000.0), (5.0, 10.0, 20.0)  # Mbit/s, ms one way
+FORWARDED = 1300.0  # Mbit/s that the program between hosts with a delay can do, for all of them
+SLOW = 300.0  # Mbit/s of each of these hosts where it is to matter
+SIZE, CALLS = 4 * 2**20, 10  # bytes of a single call, calls
+
+
+def parameters(hidden: int) -> int:
+    """Return the number of parameters of the MLP."""
+    return (64 + 1) * hidden + (hidden + 1) * 10
+
+
+def bytes_of_runs(tools: Path, folder: Path) -> Iterator[list[str]]:
+    """Yield a line for each layout and transport: bytes per round as counted, and as the hosts have sent them."""
+    for ranks in LAYOUTS:
+        host = [number for number, count in enumerate(ranks) for _ in range(count)]  # of each rank
+        for transport in TRANSPORTS:
+            network, counted = Network(tools, len(ranks)), []
+            moved = []
+            with hosts.up(network):
+                for rounds in (FEW, MANY):
+                    before = hosts.sent(network)
+                    counted.append(wire_bytes(train(network, transport, ranks, rounds, WIDE, folder)))
+                    moved.append(hosts.sent(network) - before)
+            rounds, sent = MANY - FEW, moved[1] - moved[0]
+            down, up = ((many - few) / rounds for few, many in zip(*counted, strict=True))
+            # Each rank but rank 0 has an equal share of what is counted; on rank 0's host it stays there.
+            far = sum(ranks[1:]) / (len(host) - 1)
+            summed = ring(8 * parameters(WIDE), host) if transport == "torch" else up * far
+            yield [
+                transport,
+                " + ".join(str(count) for count in ranks if count),
+                *(f"{value / 1e6:.2f}" for value in (down + up, (down + up) * far, sent.bytes / rounds)),
+                f"{sent.bytes / rounds / (down + up) / far:.4f}",
+                f"{(down * far + summed) / 1e6:.2f}",
+                f"{sent.bytes / rounds / (down * far + summed):.4f}",
+                f"{sent.payload / rounds / (down * far + summed):.4f}",
+                str(sent.again),
+            ]
+
+
+def ring(size: int, host: Sequence[int]) -> int:
+    """Return the bytes that gloo's reduce to rank 0 moves between hosts, for int64 values of `size` bytes in all.
+
+    The array is cut in segments of 1 MiB at most, as many for each rank, two at least. Each rank passes all segments
+    but two on to the rank before it (which sums them); then every rank sends rank 0 the segments it has summed. With
+    two segments per rank that is (R - 1) (R + 1) / R times the array in all, with more of them up to R + (R - 1) / R.
+    """
+    ranks = len(host)
+    segment = min(-(-size // (2 * ranks * 8)) * 8, 2**20)
+    each = max(-(-size // (segment * ranks)), 2)
+    count, total = each * ranks, 0
+    for rank in range(ranks):
+        starts = [((rank + 1) * each + step) % count * segment for step in range(count - 2)]
+        if host[rank] != host[rank - 1]:
+            total += sum(max(min(segment, size - start), 0) for start in starts)
+        if host[rank] != host[0]:
+            total += max(min(each * segment, size - rank * each * segment), 0)
+    return total
+
+
+def wire_bytes(lines: Sequence[dict[str, str]]) -> tuple[int, int]:
+    """Return the counted bytes of all rounds, down and up."""
+    down, up = (sum(int(line[f"wire_{way}_bytes"]) for line in lines) for way in ("down", "up"))
+    return down, up
+
+
+def train(
+    network: Network, transport: str, ranks: Sequence[int], rounds: int, hidden: int, folder: Path
+) -> list[dict[str, str]]:
+    """Run FedAvg with a client per rank and return the lines of its metrics."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    (folder / "config.yaml").write_text(dump(settings(sum(ranks), rounds, hidden)))
+    command = ["-m", "pflmpi", "run", f"{folder}/config.yaml", "--out", f"{folder}/run", "--quiet"]
+    hosts.run(network, transport, ranks, command)
+    return metrics_file.read(folder / "run")
+
+
+def settings(clients: int, rounds: int, hidden: int) -> dict[str, object]:
+    """Return the configuration: little to train, much to send."""
+    return {
+        "data": {"name": "digits", "limit": 20 * clients},
+        "partition": {"name": "iid", "clients": clients},
+        "model": {"name": "mlp", "hidden": hidden},
+        "algorithm": {"name": "fedavg"},
+        "training": {"rounds": rounds, "participation": 1.0, "epochs": 1, "batch_size": 100, "lr": 0.01},
+        "evaluation": {"every": 1000},
+        "checkpoint": {"every": 1000},
+        # Rank 0 trains as long as the others: its exchange then has no waiting for them.
+        "runtime": {"device": "cpu", "server": "shared", "timeout": 120.0},
+    }
+
+
+def bytes_of_calls(tools: Path, folder: Path) -> Iterator[list[str]]:
+    """Yield a line for each call of each transport, one rank per host."""
+    for transport in TRANSPORTS:
+        network = Network(tools, len(SPREAD))
+        with hosts.up(network):
+            hosts.run(network, transport, SPREAD, [__file__, "--worker", f"{folder}/calls.json"])
+        for name, counted, *numbers in json.loads((folder / "calls.json").read_text()):
+            sent = Sent(*numbers)
+            sizes, ratios = (counted / CALLS / 1e6, sent.bytes / CALLS / 1e6), (sent.bytes, sent.payload)
+            shown = [*(f"{size:.2f}" for size in sizes), *(f"{ratio / counted:.4f}" for ratio in ratios)]
+            yield [transport, name, *shown, str(sent.again)]
+
+
+def worker(out: Path) -> None:
+    """Make calls on this rank; rank 0 writes for each the counted bytes, and what all hosts have sent."""
+    import numpy as np
+
+    from pflmpi.transports import open_transport
+    from pflmpi.transports.detect import detect
+
+    transport = open_transport("auto", detect(os.environ), 60.0)
+    payload, values = np.zeros(SIZE, np.uint8), np.zeros(SIZE // 8, np.int64)
+    calls = {
+        "broadcast": lambda: transport.broadcast(payload),
+        "sum": lambda: transport.sum_int64(values),
+        "gather": lambda: transport.gather(payload, [SIZE] * transport.size),
+        "scatter": lambda: transport.scatter([payload] * transport.size, SIZE),
+    }
+    found = []
+    for name, call in calls.items():
+        call()  # connects
+        before = settled(transport)
+        transport.counter.take("control")
+        for _ in range(CALLS):
+            call()
+        counted = sum(transport.counter.take("control"))
+        sent = np.array(astuple(settled(transport) - before))
+        parts = transport.gather(sent.view(np.uint8), [sent.nbytes] * transport.size)
+        if parts is not None:
+            found.append((name, counted, *np.sum([part.view(np.int64) for part in parts], 0).tolist()))
+    if transport.rank == 0:
+        out.write_text(json.dumps(found))
+    transport.exit(0)
+
+
+def settled(transport: Transport) -> Sent:
+    """Return what this host has sent, with all ranks here and the last acknowledgements through."""
+    transport.barrier()
+    time.sleep(0.3)
+    sent = hosts.counters(Path("/proc/net/dev").read_text() + Path("/proc/net/snmp").read_text())
+    transport.barrier()
+    return sent
+
+
+def seconds_of_rounds(tools: Path, folder: Path) -> Iterator[list[str]]:
+    """Yield a line for each network, payload and transport: seconds of communication per round, and the prediction."""
+    free: dict[tuple[int, str], float] = {}  # by model and transport, seconds without a limit
+    cases = [(Network(tools, len(SPREAD)), hidden) for hidden in (WIDE, NARROW)]
+    cases += [(Network(tools, len(SPREAD), rate=rate), WIDE) for rate in RATES]
+    cases += [(Network(tools, len(SPREAD), delay=delay), NARROW) for delay in DELAYS]
+    cases += [(Network(tools, len(SPREAD), delay, SLOW), WIDE) for delay in DELAYS]
+    for network, hidden in cases:
+        for transport in TRANSPORTS:
+            with hosts.up(network):
+                lines = train(network, transport, SPREAD, TIMED, hidden, folder)[WARM:]
+            low, middle, high = statistics.quantiles([float(line["exchange_seconds"]) for line in lines], n=4)
+            least = free.setdefault((hidden, transport), middle)
+            limited = network.rate is not None or network.delay > 0
+            foretold = predicted(network, hidden, transport) if limited else None
+            yield [
+                str(network),
+                f"{4 * parameters(hidden) / 1e6:.2f}",
+                transport,
+                f"{middle:.3f}",
+                f"{(high - low) / middle:.0%}",
+                *(["-"] * 3 if foretold is None else [f"{foretold:.3f}", f"{middle / foretold:.2f}"]),
+                *([] if foretold is None else [f"{middle / (foretold + least):.2f}"]),
+            ]
+
+
+def predicted(network: Network, hidden: int, transport: str) -> float:
+    """Return the seconds that `pflmpi plan` has for the calls of an exchange of FedAvg, with a rank on each host."""
+    count, size = len(SPREAD), parameters(hidden)
+    calls = {"maximum": 8 * 4, "sum": 8 * size, "broadcast": 4 * size}  # the model has four leaves
+    link = Link(network.delay / 1e3, (network.rate or FORWARDED) * 1e6 / 8)
+    exchange = [Call(name, (size,) * count) for name, size in calls.items()]
+    return communication_seconds(exchange, Ranks(count, count, link, link), transport)
+
+
+def table(columns: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table as its rows come."""
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def report(tools: Path, folder: Path, parts: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of the report."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "mpi4py", "pflmpi"))
+    mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    yield f"{cores()} cores, Python {platform.python_version()}, {versions}, {mpi}."
+    if "calls" in parts:
+        yield from ("", f"## Single calls: {SIZE / 1e6:.1f} MB each, 3 hosts with a rank each", "")
+        columns = ["transport", "call", "counted MB", "sent MB", "sent / counted", "payload / counted", "sent again"]
+        yield from table(columns, bytes_of_calls(tools, folder))
+    if "bytes" in parts:
+        yield from ("", f"## A round of FedAvg with {4 * parameters(WIDE) / 1e6:.1f} MB of parameters", "")
+        columns = ["transport", "ranks", "counted MB", "of it between hosts", "sent between hosts", "sent / counted"]
+        columns += ["by the algorithm MB", "sent / algorithm", "payload / algorithm", "sent again"]
+        yield from table(columns, bytes_of_runs(tools, folder))
+        yield from ("", _BYTES)
+    if "seconds" in parts:
+        yield from ("", "## Seconds of communication per round, 3 hosts with a rank each", "")
+        columns = ["network", "parameters MB", "transport", "exchange s", "quartiles apart", "predicted s"]
+        columns += ["exchange / predicted", "exchange / (predicted + no limit)"]
+        yield from table(columns, seconds_of_rounds(tools, folder))
+        yield from ("", _SECONDS)
+
+
+_BYTES = """`counted`: `wire_up_bytes` and `wire_down_bytes`; of a call between R ranks, R - 1 times its size.
+`payload`: what was sent without headers (66 bytes a packet) and without what TCP sent again (`sent again`: segments).
+`by the algorithm`: as counted for Open MPI; for torch, gloo's reduce is a ring and moves more than the R - 1 times that
+are counted: see `ring` in `benchmarks/several_hosts.py`."""
+_SECONDS = f"""Medians over {TIMED - WARM} rounds of one run each. `exchange`: `exchange_seconds`, on rank 0: the calls
+and, besides, the arithmetic of the sums and waiting for the rank that trains longest, which are most of it where the
+network has no limit. Predicted are the calls alone (maximum, sum and broadcast; `plan` adds those after the exchange),
+so the truth lies between the two ratios."""
+
+
+def main() -> None:
+    """Measure and print, and leave no host behind."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this")
+    parser.add_argument("--netns", type=Path, metavar="DIR", help="folder of nsup, nsdown, nsagent and delaysw.py")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report there too")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.worker)
+        return
+    if options.netns is None or not (options.netns / "nsup").exists():
+        parser.error("--netns DIR: a folder with nsup, nsdown, nsagent and delaysw.py")
+    if os.geteuid() != 0:
+        parser.error("network namespaces need root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for line in report(options.netns.resolve(), Path(folder), options.only or PARTS):
+                print(line, flush=True)
+                lines.append(line)
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+    if options.out:
+        options.out.write_text("\n".join(["# Several hosts", "", *lines]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

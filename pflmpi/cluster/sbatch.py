@@ -1,0 +1,122 @@
+"""The options of sbatch: told apart from ours on a command line, and checked before Slurm sees them."""
+
+from collections.abc import Mapping, Sequence
+
+from pflmpi.errors import ConfigError
+from pflmpi.registry import unknown
+
+# Long names, with the letter where there is one, up to Slurm 25.05. `--array`, `--requeue` and `--help` are ours.
+_VALUED = """
+account:A acctg-freq batch bb bbf begin:b chdir:D cluster-constraint clusters:M comment constraint:C container
+container-id core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d
+distribution:m error:e exclude:x export export-file extra extra-node-info:B gid gpu-bind gpu-freq gpus:G gpus-per-node
+gpus-per-socket gpus-per-task gres gres-flags hint input:i job-name:J kill-on-invalid-dep licenses:L mail-type mail-user
+mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile:F nodelist:w nodes:N ntasks:n ntasks-per-core
+ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output:o partition:p power prefer priority profile qos:q
+reservation segment signal sockets-per-node switches thread-spec threads-per-core time:t time-min tmp tres-bind
+tres-per-task uid wait-all-nodes wckey wrap
+"""
+_OPTIONAL = "exclusive get-user-env nice no-kill:k oom-kill-step propagate resv-ports"  # a value only after `=`
+_FLAGS = """
+consolidate-segments contiguous hold:H ignore-pbs no-requeue overcommit:O oversubscribe parsable quiet:Q reboot
+spread-job stepmgr test-only usage use-min-nodes verbose:v version:V wait:W
+"""
+
+_REFUSED = {
+    "chdir": "the job starts in the folder where submit is started; go there first",
+    "comment": "`pflmpi status` finds the run of a job by it",
+    "parsable": "submit reads what sbatch prints",
+    "quiet": "submit reads what sbatch prints",
+    "test-only": "use --dry-run",
+    "usage": "use --help",
+    "verbose": "submit reads what sbatch prints",
+    "version": "ask sbatch for it",
+    "wait": "submit ends when the job is queued; `pflmpi status` shows how it goes",
+    "wrap": "submit writes the batch script itself",
+}
+
+Options = Mapping[str, str | None]
+
+
+def _names(text: str) -> dict[str, str]:
+    return {word.partition(":")[0]: word.partition(":")[2] for word in text.split()}
+
+
+_KNOWN = {**_names(_VALUED), **_names(_OPTIONAL), **_names(_FLAGS)}
+_LETTERS = {letter: name for name, letter in _KNOWN.items() if letter}
+
+
+def split(words: Sequence[str]) -> tuple[list[str], Options]:
+    """Return the words of a command line that are not sbatch's, and its options: from long name to value or None.
+
+    >>> split(["run.yaml", "-N2", "--time", "1:00:00", "--exclusive", "--requeue"])
+    (['run.yaml', '--requeue'], {'nodes': '2', 'time': '1:00:00', 'exclusive': None})
+
+    Raises:
+        ConfigError: one of sbatch's is given twice, without its value, or is not for a job of ours.
+    """
+    ours: list[str] = []
+    found: dict[str, str | None] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, value = _read(word)
+        if name is None:
+            ours.append(word)
+            continue
+        if name in _names(_VALUED):
+            if value is None and not left:
+                raise ConfigError(f"{word} needs a value, as in --{name}=VALUE")
+            value = left.pop(0) if value is None else value
+        elif value is not None and name not in _names(_OPTIONAL):
+            raise ConfigError(f"{word}: --{name} takes no value")
+        _check(name, value, found)
+        found[name] = value
+    return ours, found
+
+
+def refuse_unknown(words: Sequence[str], ours: Sequence[str]) -> None:
+    """Refuse words that are neither sbatch's options nor ours.
+
+    Args:
+        words: those that nobody has taken.
+        ours: our own options.
+    """
+    for word in words:
+        if not word.startswith("-"):
+            raise ConfigError(f"unexpected argument {word!r}: submit takes one CONFIG, or --array TABLE")
+        if word.startswith("-a"):
+            raise ConfigError(f"{word}: the numbers of an array follow from its table; use --array TABLE")
+        name = word.partition("=")[0]
+        known = [*ours, *(f"--{name}" for name in _KNOWN if name not in _REFUSED)]
+        raise ConfigError(unknown("option", name, known))
+
+
+def words_of(options: Options) -> list[str]:
+    """Return options as they are written on a command line and, quoted as for a shell, in a batch script.
+
+    >>> words_of({"nodes": "2", "exclusive": None})
+    ['--nodes=2', '--exclusive']
+    """
+    words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
+    for word in words:
+        if "\n" in word or "\\" in word:
+            raise ConfigError(f"{word!r}: sbatch cannot read a line break or a backslash here; choose other names")
+    return words
+
+
+def _read(word: str) -> tuple[str | None, str | None]:
+    """Return the long name and the value in a word, None for what is not there."""
+    if word.startswith("--"):
+        name, equals, value = word.removeprefix("--").partition("=")
+        return (name if name in _KNOWN else None), (value if equals else None)
+    if len(word) > 1 and word[0] == "-" and word[1] in _LETTERS:
+        return _LETTERS[word[1]], word[2:] or None
+    return None, None
+
+
+def _check(name: str, value: str | None, before: Options) -> None:
+    if name in _REFUSED:
+        raise ConfigError(f"--{name} cannot be given to submit: {_REFUSED[name]}")
+    if name in before:
+        raise ConfigError(f"--{name} is given twice, as {before[name]!r} and {value!r}; give it once")

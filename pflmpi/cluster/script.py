@@ -1,0 +1,76 @@
+"""The batch script of a job: a text, made from nothing but what a `Job` says."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pflmpi.cluster.sbatch import Options, words_of
+from pflmpi.errors import Stopped
+
+_HEAD = """\
+# A rank computes with the threads that its configuration says, numpy and others with one.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# A rank that waits in Open MPI leaves its core to others.
+export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
+# srun does not take this over from sbatch by itself.
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi
+"""
+
+_REQUEUE = f"""\
+code=$?
+if [ "$code" -eq {Stopped.exit_code} ]; then
+    # Stopped in time, after a complete round: the same job goes on when it is its turn again.
+    scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job; submit it again, and it goes on" >&2
+fi
+exit "$code"
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a batch script does.
+
+    Attributes:
+        options: of sbatch.
+        python: the interpreter of the environment in which pflmpi is.
+        arguments: for `pflmpi`, on every rank, or of an array for `pflmpi sweep`, once.
+        mpi: what srun connects the ranks with: none, pmix, pmi2.
+        array: whether each task runs one cell of a table.
+        requeue: whether a run that was stopped in time requeues its job.
+    """
+
+    options: Options
+    python: str
+    arguments: Sequence[str]
+    mpi: str = "none"
+    array: bool = False
+    requeue: bool = False
+
+
+def script(job: Job) -> str:
+    """Return the text of the batch script."""
+    directives = "".join(f"#SBATCH {shlex.quote(word)}\n" for word in words_of(job.options))
+    # Without the second option srun leaves the other ranks alone when one has failed.
+    launcher = ["srun", f"--mpi={job.mpi}", "--kill-on-bad-exit=1"]
+    command = shlex.join([job.python, "-m", "pflmpi", *job.arguments])
+    if job.array:
+        command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(shlex.join(launcher))}'
+    else:
+        command = f"{shlex.join(launcher)} {command}"
+    return f"#!/bin/bash\n{directives}\n{_HEAD}\n{command}\n{_REQUEUE if job.requeue else ''}"
+
+
+def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:
+    """Return the numbers of an array's tasks as sbatch takes them.
+
+    >>> tasks([0, 1, 2, 5, 7, 8], None), tasks([3], 2)
+    ('0-2,5,7-8', '3%2')
+    """
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    text = ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
+    return text if at_a_time is None else f"{text}%{at_a_time}"

@@ -1,0 +1,17 @@
+"""A rank that times the link to another one, for `pflmpi plan`: python -m pflmpi.commands.links FILE."""
+
+import os
+import sys
+from pathlib import Path
+
+from pflmpi.commands import running  # noqa: F401  so that this rank is as large as one of a run
+from pflmpi.forecast.links import work
+from pflmpi.transports import open_transport
+from pflmpi.transports.detect import detect
+
+_TIMEOUT = 60.0  # seconds
+
+if __name__ == "__main__":
+    transport = open_transport("torch", detect(os.environ), _TIMEOUT)
+    work(transport, Path(sys.argv[1]))
+    transport.exit(0)

@@ -1,0 +1,162 @@
+"""What this machine was found to be: measured once, stored, and found again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pflmpi.experiment import Experiment
+from pflmpi.forecast import machine, stored
+from pflmpi.forecast.calibration import Calibration, calibrate
+from pflmpi.forecast.links import Measured, measure_link
+from pflmpi.forecast.memory import data_bytes
+from pflmpi.forecast.network import Link
+from pflmpi.forecast.rounds_ahead import RoundAhead
+from pflmpi.forecast.sizes import StateSizes
+from pflmpi.runtime.rounds import Setup
+from pflmpi.task import HOST
+
+_MACHINE = ("cpu", "device", "torch")  # facts that say where something was measured
+_FREE = {"rounds", "participation", "lr", "lr_decay"}  # of `training`: no call takes longer for them
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of the machine.
+
+    Attributes:
+        calibrations: by cohort; None where they could not be measured.
+        device: what they were measured on.
+        link: between two ranks of a node; None where it was not asked for, or could not be measured.
+        base: bytes of a rank that has done nothing, and what of it ranks share; None as for the link.
+        remarks: what the user should know of all this.
+    """
+
+    calibrations: Mapping[int, Calibration] | None
+    device: str
+    link: Link | None = None
+    base: tuple[float, float] | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def calls_found(
+    experiment: Experiment,
+    ready: Setup,
+    ahead: Sequence[RoundAhead],
+    sizes: StateSizes,
+    on_gpu: bool,
+    folder: Path,
+    anew: bool,
+    before: float,
+) -> Found:
+    """Return the calibrations of all cohorts, measured on the device of the experiment if they are not stored.
+
+    Args:
+        on_gpu: whether ranks compute on GPUs; if there is none here, one measured elsewhere will do.
+        folder: of the stored measurements.
+        anew: whether to measure again.
+        before: bytes of this process without the data.
+    """
+    device = experiment.tasks[0].device
+    missing = on_gpu and device.type != "cuda"
+    calibrations, places, remarks = {}, set(), []
+    for cohort in range(len(experiment.tasks)):
+        units = _units(ready, ahead, cohort)
+        facts = _facts(experiment, ready, cohort, units, device)
+        elsewhere = (
+            stored.find(folder, {**facts}, _MACHINE, lambda found: found["device"] != "cpu") if missing else None
+        )
+        known = None if anew else elsewhere or stored.find(folder, facts)
+        calibration = _read(known)
+        if calibration is None:
+            needed = 2 * sizes.server_bytes + 4 * len(units[-1]) * int(sizes.client.max())
+            if needed > machine.available() / 2:
+                remark = (
+                    "seconds and activations are not predicted: measuring them needs more memory than there is here"
+                )
+                return Found(None, "", remarks=(remark,))
+            calibration, known = calibrate(ready, units, before + data_bytes(experiment)[0]), None
+            if problem := stored.keep(folder, facts, calibration.plain()):
+                remarks.append(f"the measurements are not stored ({problem})")
+        calibrations[cohort] = calibration
+        places.add(str((known or (facts, {}))[0]["device"]))
+    name = " and ".join(sorted(places)).replace("cpu", facts["cpu"])
+    if missing and "cpu" in places:
+        remarks.append(
+            "there is no GPU here: seconds and memory of calls are those of this machine's CPU; run this once where a "
+            "GPU is (srun --gpus=1 pflmpi plan ...), it is stored and found again"
+        )
+    return Found(calibrations, name, remarks=tuple(dict.fromkeys(remarks)))
+
+
+def link_found(found: Found, worker: str, folder: Path, anew: bool) -> Found:
+    """Return what is known, with the link between two ranks of this node and what a rank is without work."""
+    facts = {"link": "torch", **machine.facts(HOST)}
+    known = None if anew else stored.find(folder, facts)
+    if known is not None:
+        try:
+            numbers = {name: float(value) for name, value in known[1].items()}
+            return replace(
+                found, link=Link(numbers["delay"], numbers["rate"]), base=(numbers["base"], numbers["shared"])
+            )
+        except (KeyError, TypeError, ValueError):
+            pass  # damaged: measured again
+    measured = measure_link(worker)
+    if measured is None:
+        remark = "communication is not predicted: two ranks could not talk on this machine"
+        return replace(found, remarks=(*found.remarks, remark))
+    problem = stored.keep(folder, facts, _numbers(measured))
+    remarks = [*found.remarks, *([f"the measurements are not stored ({problem})"] if problem else [])]
+    return replace(
+        found,
+        link=measured.link,
+        base=(float(measured.base), float(measured.shared)),
+        remarks=tuple(dict.fromkeys(remarks)),
+    )
+
+
+def _numbers(measured: Measured) -> dict[str, Any]:
+    return {**asdict(measured.link), "base": measured.base, "shared": measured.shared}
+
+
+def _read(known: tuple[stored.Facts, stored.Facts] | None) -> Calibration | None:
+    if known is None:
+        return None
+    try:
+        return Calibration.read(dict(known[1]))
+    except (KeyError, TypeError, ValueError):
+        return None  # damaged: measured again
+
+
+def _units(ready: Setup, ahead: Sequence[RoundAhead], cohort: int) -> list[np.ndarray]:
+    """Return clients of a cohort as they are computed in one call: those of the smallest call, and of the largest."""
+    calls = [unit for one in ahead for units in (*one.assigned, *one.testing) for unit in units]
+    calls = [unit for unit in (calls or ready.plan.units) if ready.place.cohort[unit[0]] == cohort]
+    calls = calls or [unit for unit in ready.plan.units if ready.place.cohort[unit[0]] == cohort]
+    least, most = min(calls, key=len), max(calls, key=len)
+    return [least, most] if len(least) < len(most) else [most]
+
+
+def _facts(
+    experiment: Experiment, ready: Setup, cohort: int, units: Sequence[np.ndarray], device: torch.device
+) -> dict[str, Any]:
+    """Return what the calibration of a cohort depends on."""
+    config = experiment.config
+    members = experiment.cohort == cohort
+    return {
+        **machine.facts(device),
+        "architecture": str(experiment.architectures[cohort]),
+        "algorithm": str(config.algorithm),
+        "training": config.training.model_dump(exclude=_FREE),
+        "evaluation": config.evaluation.model_dump(exclude={"every"}),
+        "executor": config.runtime.executor,
+        "threads": config.runtime.threads,
+        "lanes": [len(unit) for unit in units],
+        "clients": experiment.federation.num_clients,
+        "participants": len(ready.task.training.participants(config.seed, 1, experiment.federation.num_clients)),
+        "samples": int(ready.place.federation.num_train[members].max()),
+        "tests": int(ready.num_test[members].max()),
+    }

@@ -1,0 +1,226 @@
+"""Jobs on a real Slurm: the files in slurm/ as the README uses them, and `submit` from the script to the result."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import harness
+import processes
+import pytest
+import table_file
+import testbed
+import yaml
+
+from pflmpi.store import run_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {
+    **processes.ENVIRONMENT,
+    "PATH": f"{processes.BIN}{os.pathsep}{os.environ['PATH']}",
+    "VIRTUAL_ENV": str(processes.BIN.parent),
+}
+MANY = 16  # rounds: still going on when a test has seen the first of them
+PATIENCE = 200.0  # seconds: a job may wait for jobs of others, and a loaded machine takes long to start ranks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as a checkout is, which all nodes see."""
+    for name in ("launch", "slurm"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def write(folder: Path, rounds: int = 3) -> str:
+    """Write a configuration and return its name."""
+    raw = harness.settings(training={"rounds": rounds, "epochs": 4, "batch_size": 4})
+    (folder / "small.yaml").write_text(yaml.safe_dump(raw))
+    return "small.yaml"
+
+
+def plain(folder: Path, rounds: int | None = None) -> str:
+    """The digest of the same run in this process, with as many rounds."""
+    raw = yaml.safe_load((folder / "small.yaml").read_text())
+    raw["training"]["rounds"] = rounds or raw["training"]["rounds"]
+    return harness.run(raw, folder / "plain")
+
+
+def sbatch(folder: Path, *words: str, **variables: str) -> str:
+    """Submit a batch script as one does in the folder; return the job's id."""
+    limit = () if any(word.startswith("--time") for word in words) else ("--time=5",)
+    return testbed.sbatch(f"--chdir={folder}", *limit, *words, env={**ENVIRONMENT, **variables})
+
+
+def submit(folder: Path, *words: str) -> tuple[str, str]:
+    """Submit with `pflmpi submit`; return the job's id and what was printed."""
+    done = processes.call([*processes.PFLMPI, "submit", *words, "--time=5"], env=ENVIRONMENT, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"^job (\d+)", done.stdout)[0], done.stdout
+
+
+def completed(job: str, log: Path) -> None:
+    """Wait until a job has ended well."""
+    state = testbed.wait_until(job, timeout=PATIENCE)
+    assert state == "COMPLETED", f"{state}\n{log.read_text()}"
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds, with pauses: asking Slurm takes the cores that the jobs need."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"waited {PATIENCE} s for {what}"
+        time.sleep(0.2)
+
+
+def reach(run: Path, round: int) -> None:
+    """Wait until a run has a checkpoint of this round or a later one."""
+    wait_for(lambda: run_folder.rounds(run)[-1:] >= [round], f"round {round} of {run}")
+
+
+def again(job: str, restarts: int) -> None:
+    """Wait until a job was requeued so often, and let it start soon: Slurm holds it back for two minutes.
+
+    Not at once: a node refuses a job that comes back in the second in which it was ended ("credential revoked").
+    """
+
+    def waits() -> bool:
+        now = testbed.fields(job)
+        assert now["JobState"] not in ("COMPLETED", "FAILED", "TIMEOUT"), now
+        return (now["JobState"], now["Restarts"]) == ("PENDING", str(restarts))
+
+    wait_for(waits, f"restart {restarts} of job {job}")
+    subprocess.run(["scontrol", "update", f"jobid={job}", "StartTime=now+3"], check=True, timeout=30)
+
+
+# --- the files in slurm/ ------------------------------------------------------------------------------------------
+
+
+def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
+    options = ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-task=1", "--output=log"]
+    job = sbatch(folder, *options, "slurm/train.sbatch", write(folder), "run", "-s", "training.rounds=3")
+    completed(job, folder / "log")
+    assert harness.digest(folder / "run") == plain(folder)
+    assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
+
+
+def test_scaling_shows_a_line_for_each_number_of_ranks(folder: Path) -> None:
+    options = ["--nodes=2", "--ntasks-per-node=1", "--output=log"]
+    completed(sbatch(folder, *options, "slurm/scaling.sbatch", write(folder)), folder / "log")
+    shown = (folder / "log").read_text().splitlines()
+    table = [line.split() for line in shown[shown.index("ranks  seconds per round  speed-up  same bits") + 1 :]]
+    assert [(line[0], line[2] if line[0] == "1" else "", line[3]) for line in table] == [
+        ("1", "1.00", "yes"),
+        ("2", "", "yes"),
+    ]
+
+
+def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(folder: Path) -> None:
+    config = write(folder, rounds=100_000)
+    options = ["--nodes=1", "--ntasks-per-node=2", "--time=2", "--signal=USR1@40", "--output=log"]
+    job = sbatch(folder, *options, "slurm/requeue.sbatch", config, "run")
+    try:
+        again(job, 1)
+        # Slurm may send the signal a minute early, so also while the ranks still start; then they see the limit itself.
+        stopped = r"(?:SIGUSR1 came|time limit is near): stopped after round (\d+)"
+        found = re.findall(stopped, (folder / "log").read_text())
+        reach(folder / "run", int(found[0]) + 1)
+    finally:
+        subprocess.run(["scancel", job], check=True, timeout=30)
+    testbed.wait_until(job, timeout=PATIENCE)
+    last, damaged = run_folder.newest_good(folder / "run")
+    assert not damaged
+    assert harness.resume(folder / "run", (f"training.rounds={last + 1}",)) == plain(folder, last + 1)
+
+
+def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
+    rows = {name: {"algorithm": {"name": name}} for name in ("fedavg", "local", "fedper")}
+    failing = {"row": "local", "column": "many", "set": {"data": {"name": "mnist", "root": "nowhere"}}}
+    columns = {"few": {"training": {"lr": 0.1}}, "many": {"training": {"lr": 0.2}}}
+    table_file.write(folder, seeds=[0], rows=rows, columns=columns, exceptions=[failing])
+    sweep = [*processes.PFLMPI, "sweep", "small.yaml", "--out", "cells"]
+    done = processes.call([*sweep, "--only", "fedper/few", "--ranks", "1"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    options = ["--array=0-5%3", "--ntasks-per-node=1", "--output=log.%a"]
+    job = sbatch(folder, *options, "slurm/array.sbatch", "small.yaml", "--out", "cells", MPI="pmix")
+    ends = [testbed.wait_until(f"{job}_{task}", timeout=PATIENCE) for task in range(6)]
+    assert ends == ["COMPLETED"] * 3 + ["FAILED"] + ["COMPLETED"] * 2
+    assert testbed.fields(f"{job}_3")["ExitCode"] == "1:0"
+    assert "failed: dataset 'mnist' was not found" in (folder / "log.3").read_text()
+    assert (folder / "log.4").read_text() == "cell 4: fedper/few/seed0: 2 of 2 rounds done\n"
+    plainly = processes.call([*sweep[:-1], "plain", "--only", "fedavg/many", "--ranks", "1"], cwd=folder)
+    assert plainly.returncode == 0, plainly.stderr
+    assert harness.digest(folder / "cells/fedavg/many/seed0") == harness.digest(folder / "plain/fedavg/many/seed0")
+    # What is submitted now is the one cell that is left.
+    last, shown = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--mpi=pmix")
+    assert "1 of 6 cells" in shown
+    assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "FAILED"
+
+
+# --- submit -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(folder: Path) -> None:
+    command = [write(folder), "--nodes=2", "--ntasks-per-node=1", "--mpi=pmix"]
+    shown = processes.call([*processes.PFLMPI, "submit", *command, "--time=5", "--dry-run"], cwd=folder)
+    job, printed = submit(folder, *command)
+    text = subprocess.run(["scontrol", "write", "batch_script", job, "-"], capture_output=True, text=True, timeout=30)
+    assert text.stdout.strip() == shown.stdout.strip()
+    log = folder / re.findall(r"^log: (.*)$", printed, re.MULTILINE)[0]
+    completed(job, log)
+    assert "run: runs/small" in log.read_text()
+    assert harness.digest(folder / "runs" / "small") == plain(folder)
+
+
+def requeue(job: str) -> None:
+    subprocess.run(["scontrol", "requeue", job], check=True, timeout=30)
+
+
+def warn(job: str) -> None:
+    subprocess.run(["scancel", "--signal=USR1", job], check=True, timeout=30)
+
+
+def test_three_requeues_in_one_run_lose_nothing(folder: Path) -> None:
+    job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--ntasks=2")
+    stops: list[Callable[[str], None]] = [warn, requeue, warn]
+    for restarts, stop in enumerate(stops, 1):
+        done = run_folder.rounds(folder / "run")[-1:] or [0]
+        reach(folder / "run", done[0] + 2)
+        stop(job)
+        again(job, restarts)
+    log = folder / f"run.{job}.log"
+    completed(job, log)
+    assert log.read_text().count("SIGUSR1 came: stopped after round") == 2
+    assert testbed.fields(job)["Restarts"] == "3"
+    assert harness.digest(folder / "run") == plain(folder)
+
+
+def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
+    command = [write(folder, MANY), "--out=run", "--ntasks=2"]
+    job, _ = submit(folder, *command)
+    reach(folder / "run", 2)
+    second = processes.call([*processes.PFLMPI, "submit", *command], env=ENVIRONMENT, cwd=folder)
+    assert second.returncode == 2 and f"job {job} is RUNNING and works in run already" in second.stderr
+    subprocess.run(["scancel", job], check=True, timeout=30)
+    testbed.wait_until(job, timeout=PATIENCE)
+    before = run_folder.rounds(folder / "run")[-1]
+    assert before < MANY
+    job, _ = submit(folder, *command)
+    completed(job, folder / f"run.{job}.log")
+    assert f"round {before}/" not in (folder / f"run.{job}.log").read_text()
+    assert harness.digest(folder / "run") == plain(folder)
+
+
+def test_mpi_that_does_not_fit_srun_is_refused_with_the_flag(folder: Path) -> None:
+    if shutil.which(str(processes.BIN / "mpirun")) is None:
+        pytest.skip("needs the Slurm test bed and Open MPI")
+    job, _ = submit(folder, write(folder), "--out=run", "--ntasks=2", "--mpi=pmi2")
+    assert testbed.wait_until(job, timeout=PATIENCE) == "FAILED"
+    text = (folder / f"run.{job}.log").read_text()
+    assert "has started 2 ranks, but MPI sees 1" in text and "srun --mpi=pmix (Open MPI)" in text
+    assert not (folder / "run").exists()
