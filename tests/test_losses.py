@@ -28,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A configuration, and the digest of its undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     raw = harness.settings(
-        training={"rounds": ROUNDS, "epochs": 10, "momentum": 0.5},
+        training={"rounds": ROUNDS, "epochs": 5, "momentum": 0.5},
         partition={"clients": 12, "name": "exdir", "classes_per_client": 2, "alpha": 0.5, "min_samples": 4},
         data={"name": "digits"},
     )

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import harness
@@ -21,6 +21,7 @@ from pflmpi.cluster.wording import course, headline, in_short
 from pflmpi.store import metrics_file
 from pflmpi.yaml_file import dump
 
+PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
 HEAD = """JobId={id} {array}JobName=night JobState=PENDING run
    UserId=me(1000) GroupId=us(1000) MCS_label=N/A
    Priority=4294901757 Nice=0 Account=(null) QOS=(null)
@@ -209,21 +210,29 @@ def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, fake: Path, capsys: 
 
 
 def test_reading_goes_on_while_the_run_writes(tmp_path: Path) -> None:
-    raw = harness.settings(training={"rounds": 40}, checkpoint={"every": 1, "keep": 1})
-    (tmp_path / "config.yaml").write_text(dump(raw))
-    command = [*processes.PFLMPI, "run", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run"), "--ranks", "1"]
-    process = processes.launch([*command, "--quiet"])
+    write(tmp_path, rounds=100, done=0)
+
+    def go_on() -> None:
+        """Do with the files what a run does, one that is continued every ten rounds."""
+        for round in range(1, 101):
+            line = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(round), "seconds": "1.5"}
+            metrics_file.append(tmp_path, list(line.values()))
+            (tmp_path / f"round_{round:05d}.h5").touch()
+            (tmp_path / f"round_{round - 1:05d}.h5").unlink(missing_ok=True)
+            if round % 10 == 0:
+                metrics_file.restart(tmp_path, round)
+                (tmp_path / "config.tmp").write_text((tmp_path / "config.yaml").read_text())
+                os.replace(tmp_path / "config.tmp", tmp_path / "config.yaml")
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
     seen = []
-    try:
-        while process.poll() is None:
-            if state := standing(tmp_path / "run", time.time() - 60):
-                seen.append(state.round)
-    finally:
-        processes.kill_all(process.pid)
-        process.communicate()
-    assert process.returncode == 0 and seen == sorted(seen) and len(set(seen)) > 5
-    state = standing(tmp_path / "run")
-    assert state is not None and state.done
+    while writer.is_alive() or not seen:
+        state = standing(tmp_path, since=0.0)
+        assert state is not None
+        seen.append(state.round)
+    state = standing(tmp_path)
+    assert state is not None and state.done and seen == sorted(seen)
 
 
 def write(folder: Path, rounds: int, done: int, first: float = 2.0) -> None:
@@ -454,9 +463,9 @@ def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Captur
     waiting = submit(tmp_path, "second", f"--dependency=afterok:{running}", "-N2")
     ended = submit(tmp_path, "third", rounds=2)
     try:
-        testbed.wait_until(ended, "COMPLETED")
-        testbed.wait_until(running, "RUNNING")
-        processes.wait_for(lambda: len(metrics_file.read(tmp_path / "first")) > 2, 90, "the first rounds")
+        testbed.wait_until(ended, "COMPLETED", timeout=PATIENCE)
+        testbed.wait_until(running, "RUNNING", timeout=PATIENCE)
+        processes.wait_for(lambda: len(metrics_file.read(tmp_path / "first")) > 2, PATIENCE, "the first rounds")
         shown = blocks(capsys, [])
         assert shown[running].startswith(f"job {running} RUNNING on 1 node (node")
         assert " of 100000, accuracy " in shown[running] and "left of 0:05:00" in shown[running]
@@ -478,7 +487,7 @@ def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Ca
     array = submit(tmp_path, "A/x/seed$SLURM_ARRAY_TASK_ID", "--array=1-3%1", comment=tmp_path)
     queue.cells_file(tmp_path, array).write_text("".join(f"A/x/seed{task}\n" for task in range(4)))
     try:
-        testbed.wait_until(f"{array}_1", "COMPLETED")
+        testbed.wait_until(f"{array}_1", "COMPLETED", timeout=PATIENCE)
         lines = blocks(capsys, [str(tmp_path)])[array].splitlines()
     finally:
         subprocess.run(["scancel", array], check=True, timeout=30)

@@ -39,7 +39,8 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
         launching.report(error)
         return error.exit_code
     problems = advice.problems(forecast, Path("runs"), size)
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if known else _WIDTH)
     console.print(ranks_table(forecast))
     console.print(run_table(forecast))
     for problem in problems:

@@ -78,26 +78,28 @@ class Clocks:
         out = np.where(far, self._node[sources], self._network.nodes + sources)
         into = np.where(far, self._node[targets], self._network.nodes + targets)
         seconds = sizes / rate
-        left = _pass(self._out, out, ready, seconds)
-        arrived = _pass(self._in, into, left - seconds + delay, seconds)
-        return np.array(np.maximum(arrived, ready + delay + sizes / _WINDOW * 2 * delay))
+        begun, left = _pass(self._out, out, ready, seconds)
+        _, arrived = _pass(self._in, into, begun + delay, seconds)
+        alone = begun + delay + sizes / _WINDOW * 2 * delay
+        return np.array(np.maximum.reduce([left + delay, arrived, alone]))
 
 
-def _pass(free: np.ndarray, links: np.ndarray, ready: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Return when each message [M] has passed its link; `free` is brought up to date."""
+def _pass(free: np.ndarray, links: np.ndarray, ready: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return when each message [M] begins to pass its link, and when it has passed; `free` is brought up to date."""
+    begun = np.maximum(free[links], ready)  # messages of earlier calls are on the link before
     if len(np.unique(links)) == len(links):
-        free[links] = np.maximum(free[links], ready) + seconds
-        return np.array(free[links])
+        free[links] = begun + seconds
+        return begun, free[links]
     passed = np.empty(len(links))
     together: dict[int, list[int]] = {}  # by link, the messages that are under way at once
-    for message in np.argsort(ready, kind="stable").tolist():
+    for message in np.argsort(begun, kind="stable").tolist():
         link = int(links[message])
-        if ready[message] >= free[link]:
+        if begun[message] >= free[link]:
             together[link] = []
-        together.setdefault(link, []).append(message)
-        free[link] = max(free[link], ready[message]) + seconds[message]
+        together[link].append(message)
+        free[link] = max(free[link], begun[message]) + seconds[message]
         passed[together[link]] = free[link]
-    return passed
+    return begun, passed
 
 
 def tree(ranks: int) -> list[tuple[int, np.ndarray]]:

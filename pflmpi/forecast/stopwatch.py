@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-_REPEATS = 5
-_LONG = 2.0  # seconds; a longer call is made once
+_REPEATS = 3
+_LONG = 1.0  # seconds; a longer call is made once
 
 
 @dataclass(frozen=True)
