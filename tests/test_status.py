@@ -458,10 +458,10 @@ def test_status_imports_no_torch() -> None:
 @pytest.mark.slow
 def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One runs and takes too long, one waits for it, one has ended; the first is cancelled, and says how to go on."""
-    (tmp_path / "config.yaml").write_text(dump(harness.settings(training={"rounds": 100000})))
+    configure(tmp_path, rounds=100000)
     running = submit(tmp_path, "first", "--time=5")
     waiting = submit(tmp_path, "second", f"--dependency=afterok:{running}", "-N2")
-    ended = submit(tmp_path, "third", rounds=2)
+    ended = submit(tmp_path, "third", ranks=1, rounds=2)
     try:
         testbed.wait_until(ended, "COMPLETED", timeout=PATIENCE)
         testbed.wait_until(running, "RUNNING", timeout=PATIENCE)
@@ -483,7 +483,7 @@ def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.yaml").write_text(dump(harness.settings(training={"rounds": 2})))
+    configure(tmp_path, rounds=2)
     array = submit(tmp_path, "A/x/seed$SLURM_ARRAY_TASK_ID", "--array=1-3%1", comment=tmp_path)
     queue.cells_file(tmp_path, array).write_text("".join(f"A/x/seed{task}\n" for task in range(4)))
     try:
@@ -497,12 +497,21 @@ def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Ca
     assert f"{array}_3  PENDING (JobArrayTaskLimit)  A/x/seed3  not begun" in lines[4]
 
 
-def submit(folder: Path, run: str, *options: str, rounds: int | None = None, comment: Path | None = None) -> str:
-    """Submit a run below the folder on two ranks, and return the job's id."""
-    last = f"-s training.rounds={rounds}" if rounds else ""
-    command = f"srun {sys.executable} -m pflmpi run {folder}/config.yaml --out {folder}/{run} {last} --quiet"
+def configure(folder: Path, rounds: int) -> None:
+    """Write a configuration that is quick to start."""
+    raw = harness.settings(training={"rounds": rounds}, runtime={"executor": "loop"})
+    (folder / "config.yaml").write_text(dump(raw))
+
+
+def submit(
+    folder: Path, run: str, *options: str, ranks: int = 2, rounds: int | None = None, comment: Path | None = None
+) -> str:
+    """Submit a run below the folder, and return the job's id."""
+    words = [f"{folder}/config.yaml --out {folder}/{run} --ranks {ranks} --quiet"]
+    words += [f"-s training.rounds={rounds}"] if rounds else []
+    command = " ".join(["srun", sys.executable, "-m", "pflmpi", "run", *words])
     return testbed.sbatch(
-        "--ntasks=2",
+        f"--ntasks={ranks}",
         f"--comment={queue.comment_of(comment or folder / run)}",
         f"--output={folder / run}.log" if comment is None else f"--output={folder}/%A_%a.log",
         *options,
