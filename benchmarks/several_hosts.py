@@ -39,7 +39,6 @@ from pflmpi.yaml_file import dump
 TRANSPORTS = ("mpi", "torch")
 PARTS = ("calls", "bytes", "seconds")
 SPREAD = (1, 1, 1)  # ranks of each host
-LAYOUTS = (SPREAD, (2, 1, 0))
 WIDE, NARROW = 14000, 100  # hidden units of the MLP on 8 x 8 pictures
 FEW, MANY, TIMED, WARM = 1, 6, 28, 3  # rounds; WARM of the TIMED ones do not count
 RATES, DELAYS = (200.0, 500.0, 1000.0), (5.0, 10.0, 20.0)  # Mbit/s, ms one way
@@ -54,52 +53,23 @@ def parameters(hidden: int) -> int:
 
 
 def bytes_of_runs(tools: Path, folder: Path) -> Iterator[list[str]]:
-    """Yield a line for each layout and transport: bytes per round as counted, and as the hosts have sent them."""
-    for ranks in LAYOUTS:
-        host = [number for number, count in enumerate(ranks) for _ in range(count)]  # of each rank
-        for transport in TRANSPORTS:
-            network, counted = Network(tools, len(ranks)), []
-            moved = []
-            with hosts.up(network):
-                for rounds in (FEW, MANY):
-                    before = hosts.sent(network)
-                    counted.append(wire_bytes(train(network, transport, ranks, rounds, WIDE, folder)))
-                    moved.append(hosts.sent(network) - before)
-            rounds, sent = MANY - FEW, moved[1] - moved[0]
-            down, up = ((many - few) / rounds for few, many in zip(*counted, strict=True))
-            # Each rank but rank 0 has an equal share of what is counted; on rank 0's host it stays there.
-            far = sum(ranks[1:]) / (len(host) - 1)
-            summed = ring(8 * parameters(WIDE), host) if transport == "torch" else up * far
-            yield [
-                transport,
-                " + ".join(str(count) for count in ranks if count),
-                *(f"{value / 1e6:.2f}" for value in (down + up, (down + up) * far, sent.bytes / rounds)),
-                f"{sent.bytes / rounds / (down + up) / far:.4f}",
-                f"{(down * far + summed) / 1e6:.2f}",
-                f"{sent.bytes / rounds / (down * far + summed):.4f}",
-                f"{sent.payload / rounds / (down * far + summed):.4f}",
-                str(sent.again),
-            ]
-
-
-def ring(size: int, host: Sequence[int]) -> int:
-    """Return the bytes that gloo's reduce to rank 0 moves between hosts, for int64 values of `size` bytes in all.
-
-    The array is cut in segments of 1 MiB at most, as many for each rank, two at least. Each rank passes all segments
-    but two on to the rank before it (which sums them); then every rank sends rank 0 the segments it has summed. With
-    two segments per rank that is (R - 1) (R + 1) / R times the array in all, with more of them up to R + (R - 1) / R.
-    """
-    ranks = len(host)
-    segment = min(-(-size // (2 * ranks * 8)) * 8, 2**20)
-    each = max(-(-size // (segment * ranks)), 2)
-    count, total = each * ranks, 0
-    for rank in range(ranks):
-        starts = [((rank + 1) * each + step) % count * segment for step in range(count - 2)]
-        if host[rank] != host[rank - 1]:
-            total += sum(max(min(segment, size - start), 0) for start in starts)
-        if host[rank] != host[0]:
-            total += max(min(each * segment, size - rank * each * segment), 0)
-    return total
+    """Yield a line for each transport: bytes per round as counted, and as the hosts have sent them."""
+    for transport in TRANSPORTS:
+        network, counted = Network(tools, len(SPREAD)), []
+        moved = []
+        with hosts.up(network):
+            for rounds in (FEW, MANY):
+                before = hosts.sent(network)
+                counted.append(sum(wire_bytes(train(network, transport, SPREAD, rounds, WIDE, folder))))
+                moved.append(hosts.sent(network) - before)
+        rounds, sent = MANY - FEW, moved[1] - moved[0]
+        told = (counted[1] - counted[0]) / rounds
+        yield [
+            transport,
+            *(f"{value / 1e6:.2f}" for value in (told, sent.bytes / rounds)),
+            *(f"{value / rounds / told:.4f}" for value in (sent.bytes, sent.payload)),
+            str(sent.again),
+        ]
 
 
 def wire_bytes(lines: Sequence[dict[str, str]]) -> tuple[int, int]:
@@ -241,8 +211,7 @@ def report(tools: Path, folder: Path, parts: Sequence[str]) -> Iterator[str]:
         yield from table(columns, bytes_of_calls(tools, folder))
     if "bytes" in parts:
         yield from ("", f"## A round of FedAvg with {4 * parameters(WIDE) / 1e6:.1f} MB of parameters", "")
-        columns = ["transport", "ranks", "counted MB", "of it between hosts", "sent between hosts", "sent / counted"]
-        columns += ["by the algorithm MB", "sent / algorithm", "payload / algorithm", "sent again"]
+        columns = ["transport", "counted MB", "sent MB", "sent / counted", "payload / counted", "sent again"]
         yield from table(columns, bytes_of_runs(tools, folder))
         yield from ("", _BYTES)
     if "seconds" in parts:
@@ -253,10 +222,9 @@ def report(tools: Path, folder: Path, parts: Sequence[str]) -> Iterator[str]:
         yield from ("", _SECONDS)
 
 
-_BYTES = """`counted`: `wire_up_bytes` and `wire_down_bytes`; of a call between R ranks, R - 1 times its size.
-`payload`: what was sent without headers (66 bytes a packet) and without what TCP sent again (`sent again`: segments).
-`by the algorithm`: as counted for Open MPI; for torch, gloo's reduce is a ring and moves more than the R - 1 times that
-are counted: see `ring` in `benchmarks/several_hosts.py`."""
+_BYTES = """`counted`: `wire_up_bytes` and `wire_down_bytes`. A call between R ranks moves R - 1 times its size; torch's
+sum (gloo's ring) moves (R - 1) (R + 1) / R times, and is counted so. `payload`: what was sent without headers (66 bytes
+a packet) and without what TCP sent again (`sent again`: segments)."""
 _SECONDS = f"""Medians over {TIMED - WARM} rounds of one run each. `exchange`: `exchange_seconds`, on rank 0: the calls
 and, besides, the arithmetic of the sums and waiting for the rank that trains longest, which are most of it where the
 network has no limit. Predicted are the calls alone (maximum, sum and broadcast; `plan` adds those after the exchange),

@@ -27,7 +27,7 @@ class Recorder(Transport):
     name = "inprocess"
 
     def __init__(self, inner: Transport) -> None:
-        super().__init__(inner.rank, inner.size)
+        super().__init__(inner.rank, inner.size, inner.timeout)
         self._inner = inner
         self._now = "control"
         self.sent: list[Payload] = []

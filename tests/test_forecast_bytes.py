@@ -25,7 +25,7 @@ MODELS = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "kernel": 3, "padding":
 
 def check_bytes(raw: dict[str, Any], ranks: int, folder: Path) -> None:
     world = both(raw, ranks, folder)
-    ahead = list(rounds_ahead(world.ready))
+    ahead = list(rounds_ahead(world.ready, "mpi"))
     moved = [[int(row[name]) for name in COLUMNS] for row in metrics_file.read(folder)]
     assert [[one.up, one.down, one.wire_up, one.wire_down] for one in ahead] == moved
     assert ranks == 1 or not moved[0][0] or moved[0][2] > 0, "nothing moved between ranks: the test shows nothing"

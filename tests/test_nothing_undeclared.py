@@ -28,6 +28,7 @@ from pflmpi.task import Task
 from pflmpi.training import TrainingConfig
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
+from pflmpi.transports.order import from_keys
 
 RANKS, ROUNDS, CLIENTS = 3, 3, 7
 START = 4096  # bytes of the run's path, once, to each rank
@@ -179,8 +180,11 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
         assert [len(one) for one in mine[:2]] == [AGREE, AGREE]
-        assert [len(one) for one in mine[2:]] == [8 * (2 + len(tested)) for tested in lists]
-        for round, (content, tested) in enumerate(zip(mine[2:], lists, strict=True), start=1):
+        assert [len(one) for one in mine[2::2]] == [8 * (2 + len(tested)) for tested in lists]
+        for content in mine[3::2]:
+            longest, wish = from_keys(np.frombuffer(content, np.int64))
+            assert 0 <= longest < 60 and wish == 0
+        for round, (content, tested) in enumerate(zip(mine[2::2], lists, strict=True), start=1):
             microseconds, written, *right = np.frombuffer(content, np.int64).tolist()
             assert 0 <= microseconds < 60e6 and 0 <= written < round
             assert right == correct[round][tested].tolist()

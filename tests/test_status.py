@@ -493,8 +493,9 @@ def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Ca
         subprocess.run(["scancel", array], check=True, timeout=30)
     assert lines[0].startswith(f"job {array}, an array: ") and "1 COMPLETED" in lines[0]
     assert lines[2].startswith(f"  {array}_1  COMPLETED  A/x/seed1  round 2 of 2, accuracy ")
-    assert [line.split()[0] for line in lines[3:]] == [f"{array}_2", f"{array}_3"]
+    assert [line.split()[0] for line in lines[3:]] == [f"{array}_2", f"{array}_3", f"{array}_0"]
     assert f"{array}_3  PENDING (JobArrayTaskLimit)  A/x/seed3  not begun" in lines[4]
+    assert lines[5].endswith("no such task now  A/x/seed0  not begun")
 
 
 def configure(folder: Path, rounds: int) -> None:

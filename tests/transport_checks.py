@@ -122,11 +122,19 @@ def check_counters(transport: Transport) -> None:
         transport.sum_int64(np.zeros(4, np.int64))
     check_scatter(transport, [9] * transport.size)
     transport.barrier()
-    assert transport.counter.take("data") == (100 * others, (7 + 32) * others)
+    assert transport.counter.take("data") == (100 * others, 7 * others + sum_bytes(transport, 4))
     down, up = transport.counter.take("control")
     assert up == 24 * others
     assert down == (9 * others if transport.rank == 0 else 9)  # the others know their own part only
     assert transport.counter.take("data") == transport.counter.take("control") == (0, 0)
+
+
+def sum_bytes(transport: Transport, count: int) -> int:
+    """The bytes that a sum of so many int64 moves: gloo's ring sends rank 0 the parts of the others at last."""
+    moved = count * (transport.size - 1)
+    if transport.name == "torch":
+        moved += count - min(2 * -(-count // (2 * transport.size)), count)
+    return 8 * moved
 
 
 def check_large_messages(transport: Transport) -> None:
@@ -166,7 +174,7 @@ def check_a_random_sequence(transport: Transport) -> None:
             found = transport.sum_int64(numbers[transport.rank].copy())
             if found is not None:
                 same(found, numbers.sum(0))
-            moved[1] += 8 * sizes[0] * (transport.size - 1)
+            moved[1] += sum_bytes(transport, sizes[0])
         else:
             transport.barrier()
     assert transport.counter.take("control") == tuple(moved)

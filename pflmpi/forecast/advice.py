@@ -45,14 +45,14 @@ def useless(forecast: Forecast) -> list[str]:
     found = []
     if idle and forecast.ahead:
         units = len(ready.plan.units)
-        reason = f"there are {n} clients: at most {n + 1} ranks are of use"
-        if count <= n + 1 and units < count:
+        reason = "no client is left for them; take fewer ranks"
+        if units < min(n, len(ready.plan.hosts)):
             reason = (
                 f"the {n} clients are computed in {units} calls of up to {forecast.experiment.config.runtime.lanes}; "
                 "set runtime.lanes lower, or take fewer ranks"
             )
-        elif count <= n + 1:
-            reason = "no client is left for them; take fewer ranks"
+        elif count > n + 1:
+            reason = f"there are {n} clients: at most {n + 1} ranks are of use"
         found.append(f"{_names(idle)} will have nothing to do: {reason}")
     training = max((sum(bool(units) for units in one.assigned) for one in forecast.ahead), default=0)
     able = len(busy)

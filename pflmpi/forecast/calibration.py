@@ -80,10 +80,8 @@ def calibrate(ready: Setup, units: Sequence[np.ndarray], before: float) -> Calib
     """
     place, device = ready.place, ready.place.pool.images.device
     members = place.cohort == place.cohort[units[-1][0]]
-    samples, tests = int(place.federation.num_train[members].max()), int(ready.num_test[members].max())
-    width = min(ready.task.training.batch_size, samples)
-    few, many = max(tests // 4, 1), max(tests, 2)
-
+    samples, tests = int(place.federation.num_train[members].max()), max(int(ready.num_test[members].max()), 2)
+    width, few = min(ready.task.training.batch_size, samples), max(tests // 4, 1)
     wide = sample(ready, units[-1], 1, width, few)
     measure(wide.train, device)
     measure(wide.test, device)
@@ -91,23 +89,18 @@ def calibrate(ready: Setup, units: Sequence[np.ndarray], before: float) -> Calib
 
     brief = measure(wide.train, device).seconds
     batches = min(-(-samples // width), max(2, int(_SHORT / max(brief, 1e-6))))
-    points = []
-    for unit in units:
-        for amount, count in ((1, few), (batches, many)):
-            one = sample(ready, unit, amount, width, count)
-            points.append((one, measure(one.train, device), measure(one.test, device)))
-    adapt = _adapt(sample(ready, units[-1], batches, width, few), wide) if place.adapts and batches > 1 else 0.0
-    fold, serve = _server(wide)
-    participants = len(ready.task.training.participants(ready.task.seed, 1, ready.task.num_clients))
-    trained = [(len(one.clients), one.steps, taken) for one, taken, _ in points]
-    tested = [
-        (len(one.clients), one.tests, _without(taken, adapt * one.steps * len(one.clients))) for one, _, taken in points
+    cases = [
+        sample(ready, unit, *size, wide.server) for unit in units for size in ((1, width, few), (batches, width, tests))
     ]
+    adapt = 0.0
+    if place.adapts and batches > 1:
+        adapt = _adapt(sample(ready, units[-1], batches, width, few, wide.server), wide)
+    fold, serve = _server(wide)
     return Calibration(
-        *_planes(trained),
-        *_planes(tested),
+        *_planes([(len(one.clients), one.steps, measure(one.train, device)) for one in cases]),
+        *_planes([(len(one.clients), one.tests, _without(measure(one.test, device), one, adapt)) for one in cases]),
         adapt=adapt,
-        fold=fold.seconds / participants,
+        fold=fold.seconds,
         serve=serve.seconds,
         fold_memory=fold.memory,
         serve_memory=serve.memory,
@@ -123,17 +116,19 @@ def _adapt(long: Sample, short: Sample) -> float:
 
 
 def _server(wide: Sample) -> tuple[Taken, Taken]:
-    """Return what it takes to fold all participants' messages, and to update the server and publish."""
+    """Return what it takes to fold the messages (seconds of one of them), and to update the server and publish."""
     ready, host = wide.ready, torch.device("cpu")
     participants = ready.task.training.participants(ready.task.seed, 1, ready.task.num_clients)
     ups, receivers = wide.repeated(wide.train(), participants), receivers_of(ready, 1)
     folded = wide.fold(ups, participants)
     fold = measure(lambda: wide.fold(ups, participants), host)
+    fold = replace(fold, seconds=fold.seconds / len(participants))
     return fold, measure(lambda: wide.serve(folded, participants, receivers), host)
 
 
-def _without(taken: Taken, seconds: float) -> Taken:
-    return replace(taken, seconds=taken.seconds - seconds)
+def _without(taken: Taken, one: Sample, adapt: float) -> Taken:
+    """Return what a test takes without the adapting before it."""
+    return replace(taken, seconds=taken.seconds - adapt * one.steps * len(one.clients))
 
 
 def _planes(points: list[tuple[int, int, Taken]]) -> tuple[Plane, Plane, Plane]:

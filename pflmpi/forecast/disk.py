@@ -24,7 +24,7 @@ from pflmpi.transports.detect import ALONE
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.yaml_file import dump
 
-_LOOKED_AT = 500  # checkpoints; later ones are taken to go on like these
+_LOOKED_AT = 200  # checkpoints; later ones are taken to go on like these
 _WRITTEN = 12  # round files that are written to see their size; between them it changes evenly
 _ROW = 12  # bytes of a client's id and checksum in a shard
 _SMALL = 256  # values of a leaf that are written instead of all

@@ -106,7 +106,7 @@ def foresee(config: Config, question: Question) -> Forecast:
     ready = setup(experiment, Launch("mpi", 0, ranks.count, 0, len(ranks.of_node(0))), ranks.slots)
     sizes = state_sizes(experiment)
     looked_at = min(max(_LEAST, decided.evaluation.every), _MOST)
-    ahead = list(islice(rounds_ahead(ready), looked_at))
+    ahead = list(islice(rounds_ahead(ready, transport), looked_at))
     measured = calls_found(experiment, ready, ahead, sizes, on_gpu, question.folder, question.anew, base[0])
     if question.ranks > 1:
         measured = link_found(measured, question.worker, question.folder, question.anew)

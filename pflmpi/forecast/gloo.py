@@ -7,8 +7,7 @@ Found by counting bytes and timing calls between hosts with delays of 5 to 20 ms
 import numpy as np
 
 from pflmpi.forecast.network import Clocks, tree
-
-_SEGMENT = 2**20  # bytes of a piece in a ring, at most
+from pflmpi.transports import ring
 
 
 def broadcast(clocks: Clocks, size: int) -> None:
@@ -17,20 +16,22 @@ def broadcast(clocks: Clocks, size: int) -> None:
         exchange(clocks, np.full(len(targets), source), targets, np.full(len(targets), size))
 
 
-def everywhere(clocks: Clocks, size: int, item: int = 8) -> None:
-    """All-reduce: pieces go around the ring once to be reduced, and once more to be known by all."""
-    _ring(clocks, size, item, first=1)
-    _ring(clocks, size, item, first=0)
+def everywhere(clocks: Clocks, size: int) -> None:
+    """All-reduce: segments go around the ring once to be reduced, and once more to be known by all."""
+    _ring(clocks, size, first=1)
+    _ring(clocks, size, first=0)
 
 
-def total(clocks: Clocks, size: int, item: int = 8) -> None:
-    """Reduce: pieces go around the ring to be reduced, then each rank sends the root its part."""
-    _ring(clocks, size, item, first=1)
-    segments, piece = _pieces(clocks.ranks, size, item)
-    part = segments // clocks.ranks * piece
-    sizes = np.clip(size - np.arange(clocks.ranks) * part, 0, part)
-    sources = np.flatnonzero(sizes[1:] > 0) + 1
-    exchange(clocks, sources, np.zeros_like(sources), sizes[sources])
+def total(clocks: Clocks, size: int) -> None:
+    """Reduce, piece by piece: segments go around the ring to be reduced, then each rank sends the root its part."""
+    most = ring.piece(clocks.ranks)
+    for start in range(0, size, most):
+        piece = min(size - start, most)
+        _ring(clocks, piece, first=1)
+        part = ring.SEGMENTS * ring.segment(piece, clocks.ranks)
+        sizes = np.clip(piece - np.arange(clocks.ranks) * part, 0, part)
+        sources = np.flatnonzero(sizes[1:] > 0) + 1
+        exchange(clocks, sources, np.zeros_like(sources), sizes[sources])
 
 
 def exchange(clocks: Clocks, sources: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> None:
@@ -44,29 +45,21 @@ def exchange(clocks: Clocks, sources: np.ndarray, targets: np.ndarray, sizes: np
     np.maximum.at(clocks.now, targets, arrived)
 
 
-def _pieces(ranks: int, size: int, item: int) -> tuple[int, int]:
-    """Return into how many pieces a buffer is cut, as many for each rank and two at least, and their bytes."""
-    count = -(-max(-(-size // _SEGMENT), 2 * ranks) // ranks) * ranks
-    piece = -(-size // count)
-    return count, -(-piece // item) * item
-
-
-def _ring(clocks: Clocks, size: int, item: int, first: int) -> None:
-    """Each rank sends piece after piece to the rank before it, two under way at a time.
+def _ring(clocks: Clocks, size: int, first: int) -> None:
+    """Each rank sends segment after segment to the rank before it, two under way at a time.
 
     Args:
         first: how many ranks after its own the part is that a rank begins with.
     """
-    count, piece = _pieces(clocks.ranks, size, item)
-    each = count // clocks.ranks
+    segment, count = ring.segment(size, clocks.ranks), ring.SEGMENTS * clocks.ranks
     ranks = np.arange(clocks.ranks)
     before = (ranks - 1) % clocks.ranks
     waits: list[np.ndarray] = []  # for each step, when a rank may go on after it
-    for step in range(count - each):
+    for step in range(count - ring.SEGMENTS):
         if step >= 2:
             clocks.now = np.maximum(clocks.now, waits[step - 2])
-        offset = ((ranks + first) * each + step) * piece % (count * piece)
-        sizes = np.clip(size - offset, 0, piece)
+        offset = ((ranks + first) * ring.SEGMENTS + step) % count * segment
+        sizes = np.clip(size - offset, 0, segment)
         moved = np.flatnonzero(sizes > 0)
         sources, targets = ranks[moved], before[moved]
         said = clocks.now[targets] + clocks.delay(targets, sources)

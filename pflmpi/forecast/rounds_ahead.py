@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from pflmpi.runtime import evaluation, rounds
 from pflmpi.runtime.declared import Declared
 from pflmpi.runtime.plan import Unit, clients_of
 from pflmpi.runtime.rounds import Setup
+from pflmpi.transports import ring
 
 _NUMBER = 8  # bytes of a float64 or int64
 _NEWS, _AGREED = 2, 2  # numbers that a rank reports after a round besides its scores, and that ranks agree on
@@ -43,8 +45,8 @@ class RoundAhead:
     wire_down: int
 
 
-def rounds_ahead(ready: Setup) -> Iterator[RoundAhead]:
-    """Yield the rounds of a run from its first to its last."""
+def rounds_ahead(ready: Setup, transport: Literal["inprocess", "mpi", "torch"]) -> Iterator[RoundAhead]:
+    """Yield the rounds of a run from its first to its last, with messages moved by a transport."""
     training, n = ready.task.training, ready.task.num_clients
     changed, everyone = np.ones(n, bool), np.arange(n)
     before = up_calls(ready.declared, ready.plan.assign(everyone)) if ready.algorithm.introduces else []
@@ -74,8 +76,8 @@ def rounds_ahead(ready: Setup) -> Iterator[RoundAhead]:
             [*data, Call("gather", news), Call("maximum", agreed)],
             up=int(ready.declared.up_bytes(participants).sum() + introduced),
             down=int(ready.declared.down_bytes(participants).sum()),
-            wire_up=sum(_moved(call) for call in moved if call.operation in ("maximum", "sum", "gather")),
-            wire_down=sum(_moved(call) for call in moved if call.operation in ("broadcast", "scatter")),
+            wire_up=sum(_moved(call, transport) for call in moved if call.operation in ("maximum", "sum", "gather")),
+            wire_down=sum(_moved(call, transport) for call in moved if call.operation in ("broadcast", "scatter")),
         )
         before = []
 
@@ -117,6 +119,8 @@ def down_calls(declared: Declared, assigned: list[list[Unit]]) -> list[Call]:
     return calls
 
 
-def _moved(call: Call) -> int:
+def _moved(call: Call, transport: str) -> int:
     """Return the bytes that a transport counts for a call."""
+    if call.operation == "sum" and transport == "torch":
+        return ring.sum_bytes(call.sizes[0], len(call.sizes))
     return sum(call.sizes[1:])

@@ -1,7 +1,6 @@
 """A few clients of an experiment, given a chosen number of samples, to be trained and tested by the real executor."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -68,7 +67,9 @@ class Sample:
         return send_down(_ALONE, self.ready.declared, published, [[self.clients]]).for_clients(self.clients)
 
 
-def sample(ready: Setup, clients: np.ndarray, batches: int, width: int, tests: int) -> Sample:
+def sample(
+    ready: Setup, clients: np.ndarray, batches: int, width: int, tests: int, server: Tree | None = None
+) -> Sample:
     """Return clients of one unit, each with the same number of samples.
 
     Args:
@@ -77,6 +78,7 @@ def sample(ready: Setup, clients: np.ndarray, batches: int, width: int, tests: i
         batches: of training samples; steps where `training.steps` says how many there are.
         width: samples of a batch.
         tests: test samples.
+        server: of another sample; None to make it, which takes long where it has a state for each client.
     """
     training, samples = ready.task.training, batches * width
     if training.steps is not None:
@@ -85,19 +87,26 @@ def sample(ready: Setup, clients: np.ndarray, batches: int, width: int, tests: i
     for client in clients:
         train[client] = np.resize(train[client], samples)
         test[client] = np.resize(test[client] if len(test[client]) else train[client], tests)
-    federation = dataclasses.replace(ready.place.federation, train=tuple(train), test=tuple(test))
+    federation = replace(ready.place.federation, train=tuple(train), test=tuple(test))
     tasks = tuple(task.replace(training=training) for task in ready.place.tasks)
-    place = dataclasses.replace(ready.place, federation=federation, tasks=tasks)
-    stretched = dataclasses.replace(ready, place=place, task=ready.task.replace(training=training))
+    place = replace(ready.place, federation=federation, tasks=tasks)
+    stretched = replace(ready, place=place, task=ready.task.replace(training=training))
     host = tasks[int(place.cohort[clients[0]])].replace(device=HOST)
     states = tree.stack([ready.algorithm.init_client(host, int(client)) for client in clients])
-    server = ready.algorithm.init_server(stretched.task)
-    if ready.algorithm.introduces:
-        introduced = place.introduce(clients, states)
-        folded = send_up(_ALONE, ready.declared, [(clients, introduced)], [[clients]], 0)
-        assert folded is not None
-        server = ready.algorithm.server_update(stretched.task, server, folded, Round(0, clients, ready.task.seed))
+    if server is None:
+        server = _server(stretched, clients, states)
     return Sample(stretched, clients, states, server, training.num_steps(samples), tests)
+
+
+def _server(ready: Setup, clients: np.ndarray, states: Tree) -> Tree:
+    """Return the server's state before the first round, if these clients were all."""
+    server = ready.algorithm.init_server(ready.task)
+    if not ready.algorithm.introduces:
+        return server
+    introduced = ready.place.introduce(clients, states)
+    folded = send_up(_ALONE, ready.declared, [(clients, introduced)], [[clients]], 0)
+    assert folded is not None
+    return ready.algorithm.server_update(ready.task, server, folded, Round(0, clients, ready.task.seed))
 
 
 _ALONE = InProcessTransport()

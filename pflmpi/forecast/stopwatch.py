@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import resource
 import statistics
 import time
@@ -43,7 +42,6 @@ def measure(call: Callable[[], object], device: torch.device) -> Taken:
 def resident() -> int:
     """Return the bytes of memory that this process has; where the system does not say, the most it ever had."""
     with contextlib.suppress(OSError, AttributeError):
-        gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system
     return _status("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

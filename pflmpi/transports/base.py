@@ -125,7 +125,7 @@ class Transport(ABC):
         assert values.flags.c_contiguous and values.flags.writeable, "a contiguous array that may be overwritten"
         if self.size > 1 and len(values):
             self._sum(values)
-        self.counter.add(up=values.nbytes * (self.size - 1))
+        self.counter.add(up=self._sum_bytes(values.nbytes))
         return values if self.rank == 0 else None
 
     def barrier(self) -> None:
@@ -214,6 +214,10 @@ class Transport(ABC):
     def _sum(self, values: np.ndarray) -> None:
         """Put the elementwise sum of int64 values [M] in place on rank 0; not empty."""
 
+    def _sum_bytes(self, size: int) -> int:
+        """Return the bytes that ranks send each other to sum buffers of `size` bytes."""
+        return size * (self.size - 1)
+
     @abstractmethod
     def _barrier(self) -> None:
         """Wait for all ranks."""
@@ -223,9 +227,9 @@ class Transport(ABC):
         """Release what the transport holds; called once."""
 
 
-def chunks(array: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield views of at most `CHUNK` bytes that make up the array [M]."""
-    step = CHUNK // array.itemsize
+def chunks(array: np.ndarray, most: int = CHUNK) -> Iterator[np.ndarray]:
+    """Yield views of at most so many bytes that make up the array [M]."""
+    step = most // array.itemsize
     for start in range(0, len(array), step):
         yield array[start : start + step]
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed does not declare them
 
 from pflmpi.errors import TransportError
+from pflmpi.transports import ring
 from pflmpi.transports.arrivals import Arrivals
-from pflmpi.transports.base import Transport, chunks, flush_output
+from pflmpi.transports.base import CHUNK, Transport, chunks, flush_output
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import names
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
@@ -79,7 +80,11 @@ class TorchTransport(Transport):
         self._collective("maximum", keys, lambda staged: dist.all_reduce(staged, dist.ReduceOp.MAX, async_op=True))
 
     def _sum(self, values: np.ndarray) -> None:
-        self._collective("sum", values, lambda staged: dist.reduce(staged, dst=0, async_op=True))
+        most = ring.piece(self.size) if self._backend == "gloo" else CHUNK
+        self._collective("sum", values, lambda staged: dist.reduce(staged, dst=0, async_op=True), most)
+
+    def _sum_bytes(self, size: int) -> int:
+        return ring.sum_bytes(size, self.size) if self._backend == "gloo" else super()._sum_bytes(size)
 
     def _barrier(self) -> None:
         # One number for all: the same wait, with the same time limit, in both backends.
@@ -92,10 +97,12 @@ class TorchTransport(Transport):
         with self._losses("the end"):
             dist.destroy_process_group()
 
-    def _collective(self, operation: str, array: np.ndarray, start: Callable[[Tensor], dist.Work | None]) -> None:
+    def _collective(
+        self, operation: str, array: np.ndarray, start: Callable[[Tensor], dist.Work | None], most: int = CHUNK
+    ) -> None:
         """Start a collective call on each chunk of the array, and bring what it makes back into the array."""
         with self._call(operation):
-            for chunk in chunks(array):
+            for chunk in chunks(array, most):
                 staged = self._stage(chunk)
                 self._wait(start(staged))
                 self._unstage(staged, chunk)
