@@ -25,7 +25,8 @@ from pathlib import Path
 
 import yaml
 
-ROUNDS = 20
+ROUNDS = 40
+SOON = 0.5  # seconds after a round of the first half; some rounds long
 CONFIG = {
     "seed": 3,
     "data": {"name": "digits"},
@@ -115,10 +116,11 @@ def kill(way: str, number: int, config: Path, run: Path, draw: random.Random, ex
     seen: queue.Queue[tuple[float, str]] = queue.Queue()
     reader = threading.Thread(target=lambda: [seen.put((time.monotonic(), line)) for line in process.stdout or ()])
     reader.start()
-    while not (run / "round_00000.h5").exists():
+    begin = draw.randrange(ROUNDS // 2)
+    while not (run / f"round_{begin:05}.h5").exists():
         assert process.poll() is None, "it ended before the kill"
-        time.sleep(0.01)
-    time.sleep(draw.random() * 5)
+        time.sleep(0.005)
+    time.sleep(draw.random() * SOON)
     alive = sorted(ranks_below(process.pid))
     if len(alive) < ranks:
         process.kill()

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from pflmpi.errors import ConfigError
+from pflmpi.runtime import devices
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import for_peers, gpu_of
 from pflmpi.transports.detect import Launch, detect
@@ -45,6 +47,20 @@ def node(ranks: int, first: int = 0, size: int | None = None) -> list[Launch]:
 )
 def test_the_gpu_follows_from_the_local_rank(ranks: list[Launch], gpus: int, expected: list[int | None]) -> None:
     assert [gpu_of(rank, gpus, server_apart=True) for rank in ranks] == expected
+
+
+def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[float, torch.device]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: taken.append(limit))
+    for rank in range(5):
+        launch = Launch("mpi", rank, 5, rank, 5)
+        device = torch.device("cuda", rank % 2)
+        devices.limit_memory(device, RuntimeConfig(gpu_memory=0.5), launch)
+        devices.limit_memory(device, RuntimeConfig(), launch)  # all of it: nothing to say
+        devices.limit_memory(torch.device("cpu"), RuntimeConfig(gpu_memory=0.5), launch)
+    assert [share for share, _ in taken] == pytest.approx([0.5 / 3, 0.25, 0.5 / 3, 0.25, 0.5 / 3])
+    assert [device.index for _, device in taken] == [0, 1, 0, 1, 0]
 
 
 def test_a_server_that_computes_too_keeps_its_gpu() -> None:

@@ -105,7 +105,7 @@ def run_table(forecast: Forecast) -> Table:
     node = max(advice.node_bytes(forecast, number) for number in range(question.nodes))
     table.add_row("a node: needs, has", f"{size(node)}, {size(question.memory)}")
     if on_gpus := advice.gpu_bytes(forecast):
-        has = "unknown (--gpu-memory)" if question.gpu_memory is None else size(question.gpu_memory)
+        has = "unknown (--gpu-memory)" if forecast.gpu_memory is None else size(forecast.gpu_memory)
         table.add_row("a GPU: needs, has", f"{size(max(on_gpus.values()))}, {has}")
     for way in ("up", "down"):
         logical, wire = (_mean([getattr(one, name) for one in ahead]) for name in (way, f"wire_{way}"))

@@ -20,7 +20,7 @@ from pflmpi.commands.display import Display
 from pflmpi.config import Config
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, TransportError
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.devices import choose, fix_kernels, for_peers, gpu_of_its_own, slots
+from pflmpi.runtime.devices import choose, fix_kernels, for_peers, gpu_of_its_own, limit_memory, slots
 from pflmpi.runtime.faults import Agreed
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.transports import open_transport, refuse_unless_lasting
@@ -50,6 +50,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
             return launching.spawn(ranks, given)
         device = choose(config.runtime, config.training, launch)
         fix_kernels(device, config.runtime, config.training)
+        limit_memory(device, config.runtime, launch)
         transport = _connect(config, launch, device)
         config = replace(config, runtime=for_peers(config.runtime, transport.peers))
         stop = Stop(end_of_job(os.environ) if transport.rank == 0 else None, config.runtime.spare)

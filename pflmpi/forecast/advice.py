@@ -111,7 +111,7 @@ def _keeps_replies(forecast: Forecast) -> bool:
 
 
 def _gpus(forecast: Forecast, size: Size) -> list[str]:
-    needs, there = gpu_bytes(forecast), forecast.question.gpu_memory
+    needs, there = gpu_bytes(forecast), forecast.gpu_memory
     if not needs or there is None or max(needs.values()) <= there:
         return []
     (node, number), needed = max(needs.items(), key=lambda item: item[1])

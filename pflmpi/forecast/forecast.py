@@ -84,6 +84,12 @@ class Forecast:
     transport: Literal["inprocess", "mpi", "torch"]
     measured: Found
 
+    @property
+    def gpu_memory(self) -> float | None:
+        """Bytes of a GPU that the run may take; None where they are not known."""
+        whole = self.question.gpu_memory
+        return None if whole is None else whole * self.ranks.runtime.gpu_memory
+
 
 def foresee(config: Config, question: Question) -> Forecast:
     """Return what is foreseen; the data is read, nothing is trained but what the measurements need.

@@ -37,6 +37,9 @@ class RuntimeConfig(BaseModel):
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: cuda where there is one")] = "auto"
     gpus: Annotated[int | None, Field(ge=1, description="GPUs to use on each node; null for all")] = None
+    gpu_memory: Annotated[
+        float, Field(gt=0, le=1, description="share of each GPU's memory for this run, where several runs share GPUs")
+    ] = 1.0
     executor: Annotated[
         Literal["auto", "loop", "lanes"],
         Field(description="client by client, or many clients in one call; auto chooses by device and model"),
@@ -66,7 +69,10 @@ LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 
 # A continuation may change these; the rest decides bits.
 FREE_ON_RESUME = {
-    *(f"runtime.{key}" for key in ("transport", "device", "gpus", "timeout", "spare", "server", "faults")),
+    *(
+        f"runtime.{key}"
+        for key in ("transport", "device", "gpus", "gpu_memory", "timeout", "spare", "server", "faults")
+    ),
     "training.rounds",
     "checkpoint.every",
     "checkpoint.keep",

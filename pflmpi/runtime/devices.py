@@ -4,6 +4,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -59,6 +60,28 @@ def gpu_of(launch: Launch, gpus: int, server_apart: bool) -> int | None:
     if server_apart and launch.beside_server and launch.local_size == gpus + 1 and launch.size > 1:
         return None if launch.rank == 0 else launch.local_rank - 1
     return launch.local_rank % gpus
+
+
+def limit_memory(device: torch.device, runtime: RuntimeConfig, launch: Launch) -> None:
+    """Let this rank take no more of its GPU than its part of `runtime.gpu_memory`, which its ranks have together."""
+    if device.type != "cuda" or runtime.gpu_memory == 1:
+        return
+    sharing = ranks_on(launch, runtime.gpus or torch.cuda.device_count(), runtime.server != "shared")
+    torch.cuda.set_per_process_memory_fraction(runtime.gpu_memory / sharing, device)
+
+
+def ranks_on(launch: Launch, gpus: int, server_apart: bool) -> int:
+    """Return how many ranks of this node, this one among them, have the same GPU; for arguments see `gpu_of`.
+
+    >>> [ranks_on(Launch("mpi", rank, 5, rank, 5), 2, True) for rank in range(5)]
+    [3, 2, 3, 2, 3]
+    """
+    if launch.bound:
+        return 1
+    first = launch.rank - launch.local_rank
+    others = [replace(launch, rank=first + local, local_rank=local) for local in range(launch.local_size)]
+    mine = gpu_of(launch, gpus, server_apart)
+    return sum(gpu_of(other, gpus, server_apart) == mine for other in others)
 
 
 def gpu_of_its_own(device: torch.device, runtime: RuntimeConfig, launch: Launch) -> bool:
