@@ -29,7 +29,7 @@ def doctor(
     if way == "mpi":
         only = f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {{ {rank_1 or ":"}; }}; exec "$@"'
         command = [command[0], *mpirun, *command[1:3], "sh", "-c", only, "sh", *command[3:]]
-    done = processes.call(command, cwd=folder, env={**ENVIRONMENT, **variables})
+    done = processes.call(command, cwd=folder, env={**ENVIRONMENT, "COLUMNS": "400", **variables})
     return done.returncode, done.stdout
 
 

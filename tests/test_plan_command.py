@@ -135,7 +135,7 @@ def test_goes_on_where_nothing_can_be_stored(machine: Machine, monkeypatch: pyte
 def test_says_what_does_not_fit_on_a_node(machine: Machine) -> None:
     code, shown, _ = machine.plan(machine.config(), "--memory", 0.01)
     assert code == 1
-    assert re.search(r"will not fit: node 0 needs .*MiB of memory and has 10.24 MiB: take fewer ranks per node", shown)
+    assert re.search(r"will not fit: node 0 needs .*iB of memory and has 10.24 MiB: take fewer ranks per node", shown)
 
 
 def test_says_that_the_state_is_what_does_not_fit(machine: Machine) -> None:

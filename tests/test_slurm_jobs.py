@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -228,6 +229,24 @@ def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
     job, _ = submit(folder, *command)
     completed(job, folder / f"run.{job}.log")
     assert f"round {before}/" not in (folder / f"run.{job}.log").read_text()
+    assert harness.digest(folder / "run") == plain(folder)
+
+
+def test_a_lost_node_loses_nothing(folder: Path) -> None:
+    job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--nodes=2", "--ntasks-per-node=1")
+    reach(folder / "run", 2)
+    batch, nodes = testbed.fields(job)["BatchHost"], testbed.fields(job)["NodeList"]
+    other = next(node for node in testbed.expand(nodes) if node != batch)
+    try:
+        for process in testbed.node_processes(other):
+            os.kill(process, signal.SIGKILL)
+        requeued(job, 1)
+        shorten(folder)
+    finally:
+        testbed.rebuild()
+    release(job)
+    log = folder / f"run.{job}.log"
+    completed(job, log)
     assert harness.digest(folder / "run") == plain(folder)
 
 

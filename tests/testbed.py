@@ -63,6 +63,11 @@ def wait_until(job: str, *states: str, timeout: float = 90) -> str:
     return now
 
 
+def expand(nodes: str) -> list[str]:
+    """The names in a list such as `node[1-3]`."""
+    return _call("scontrol", "show", "hostnames", nodes).split()
+
+
 def node_processes(node: str) -> list[int]:
     """The processes that live on a node, its slurmd among them."""
     return [int(pid) for pid in _call("ip", "netns", "pids", f"slurmtb-{node}").split()]

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed does not declare them
 
 from pflmpi.errors import TransportError
-from pflmpi.transports import ring
 from pflmpi.transports.arrivals import Arrivals
 from pflmpi.transports.base import CHUNK, Transport, chunks, flush_output
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import names
+from pflmpi.transports.ring import piece, sum_bytes
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
 
 _DYING = 0.5  # seconds from the end of a connection to that of the process
@@ -80,11 +80,11 @@ class TorchTransport(Transport):
         self._collective("maximum", keys, lambda staged: dist.all_reduce(staged, dist.ReduceOp.MAX, async_op=True))
 
     def _sum(self, values: np.ndarray) -> None:
-        most = ring.piece(self.size) if self._backend == "gloo" else CHUNK
+        most = piece(self.size) if self._backend == "gloo" else CHUNK
         self._collective("sum", values, lambda staged: dist.reduce(staged, dst=0, async_op=True), most)
 
     def _sum_bytes(self, size: int) -> int:
-        return ring.sum_bytes(size, self.size) if self._backend == "gloo" else super()._sum_bytes(size)
+        return sum_bytes(size, self.size) if self._backend == "gloo" else super()._sum_bytes(size)
 
     def _barrier(self) -> None:
         # One number for all: the same wait, with the same time limit, in both backends.
