@@ -33,7 +33,7 @@ def cluster() -> Iterator[None]:
 
 
 def rebuild() -> None:
-    """Bring back a node that a test has killed."""
+    """Bring back a node that a test has killed; Slurm then knows no job of before."""
     _call(f"{os.environ['PFLMPI_SLURM_TESTBED']}/up", *OPTIONS, timeout=120)
 
 
