@@ -11,10 +11,11 @@ from pflmpi.commands.options import add_options
 _COMMANDS = {
     "run": "run an experiment",
     "resume": "continue a run from its newest good checkpoint",
-    "inspect": "show what a run holds, check it, print its digest",
+    "inspect": "show what a run holds, check it, compare two rounds, print its digest",
+    "export": "write a client's model, or the server's state, as a file for other programs",
     "partition": "show who holds what, without running anything",
     "sweep": "run the cells of a table that are not done yet",
-    "report": "print and write the table of a sweep",
+    "report": "make a page with figures over runs, or the table of a sweep",
     "plan": "predict memory, bytes, disk and seconds of a run before it is submitted",
     "submit": "write a Slurm batch script and submit it",
     "status": "show jobs, their rounds, accuracy and time left",
@@ -38,8 +39,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pflmpi",
         description="Personalised federated learning on clusters: alone, or under mpirun, torchrun or srun.",
-        epilog="exit codes: 0 done; 1 a run of a sweep failed, or the doctor found a problem; 2 wrong input, nothing "
-        "was started; 3 a fault during the run, continue it; 75 stopped after a complete round on a signal, continue",
+        epilog="exit codes: 0 done; 1 a run of a sweep failed, the doctor found a problem, or a report left a run out; "
+        "2 wrong input, nothing was started; 3 a fault during the run, continue it; 75 stopped after a complete round "
+        "on a signal, continue",
     )
     top.add_argument("--version", action="version", version=f"pflmpi {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -15,7 +15,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry, unknown
-from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, RuntimeConfig
+from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
 from pflmpi.sections import KEYS, mapping, override, section
 from pflmpi.training import TrainingConfig
 from pflmpi.yaml_file import read
@@ -27,6 +27,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "training": TrainingConfig,
     "evaluation": EvaluationConfig,
     "checkpoint": CheckpointConfig,
+    "output": OutputConfig,
     "runtime": RuntimeConfig,
 }
 
@@ -43,6 +44,7 @@ class Config:
     training: TrainingConfig
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
+    output: OutputConfig
     runtime: RuntimeConfig
 
     def resolved(self) -> dict[str, Any]:
@@ -54,7 +56,7 @@ class Config:
             "partition": self.partition.resolved(),
             "model": models[0] if len(models) == 1 else models,
             "algorithm": _named(ALGORITHMS, self.algorithm),
-            **{name: getattr(self, name).model_dump() for name in ("training", "evaluation", "checkpoint", "runtime")},
+            **{name: getattr(self, name).model_dump() for name in SECTIONS if name != "data"},
         }
 
 

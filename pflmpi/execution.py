@@ -15,7 +15,7 @@ import pflmpi
 from pflmpi.errors import CheckpointError, RankLost
 from pflmpi.experiment import Experiment, client_templates, kept_reply, setup
 from pflmpi.runtime import checkpoints as saving
-from pflmpi.runtime import rounds
+from pflmpi.runtime import events, rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.faults import together
 from pflmpi.runtime.progress import Observer
@@ -71,7 +71,9 @@ def carry_out(experiment: Experiment, run: Path, place: Place, done: int | None,
                 else _restore(run, ready, population, place, done)
             )
             keeper = _checkpoints(run, experiment, ready, place, stand)
-            rounds.run(ready, place.transport, keeper, stand.server, population, stand.done, observe, place.stop)
+            wanted = experiment.config.output.tensorboard and place.transport.rank == 0
+            with events.writing(run, wanted, observe) as watch:
+                rounds.run(ready, place.transport, keeper, stand.server, population, stand.done, watch, place.stop)
             return
         except RankLost as loss:
             done = _recover(run, place, keeper, loss)

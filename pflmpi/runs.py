@@ -12,11 +12,12 @@ from pflmpi.config import Config
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.execution import Place, carry_out, despite_losses, newest, number_from_root, recorded
 from pflmpi.experiment import Experiment, prepare
+from pflmpi.runtime import events
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.runtime.faults import together
 from pflmpi.runtime.progress import Observer
 from pflmpi.sections import flat, override
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import metrics_file, partition_file, run_folder
 from pflmpi.transports.base import Transport
 from pflmpi.yaml_file import dump, read
 
@@ -131,6 +132,8 @@ def _prepared(config: Config, place: Place, run: Path | None = None) -> Experime
     """Return the experiment, on the data that the run to be continued was made with."""
 
     def make() -> Experiment:
+        if config.output.tensorboard and place.transport.rank == 0:
+            events.check_installed()
         experiment = prepare(config, place.device)
         return experiment if run is None else _same_data(experiment, run)
 
@@ -138,6 +141,9 @@ def _prepared(config: Config, place: Place, run: Path | None = None) -> Experime
 
 
 def _write_config(run: Path, experiment: Experiment, place: Place) -> None:
+    """Write what the run is: who holds how many samples of which class, and, last, its configuration."""
+    federation = experiment.federation
+    partition_file.write(run, partition_file.Counts(federation.class_counts, federation.test_class_counts))
     content = dump({**experiment.config.resolved(), "recorded": recorded(experiment, place)})
     temporary = run / "config.yaml.tmp"
     temporary.write_text(content)

@@ -11,7 +11,7 @@ from pflmpi.registry import unknown
 
 Section = TypeVar("Section", bound=BaseModel)
 
-KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluation", "checkpoint", "runtime")
+KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluation", "checkpoint", "output", "runtime")
 
 
 def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import yaml
 from every_algorithm import every_algorithm
 
 from pflmpi.cli import main
-from pflmpi.commands.display import size
+from pflmpi.commands.sizes import size
 from pflmpi.forecast import advice, stored
 from pflmpi.forecast.machine import facts
 from pflmpi.store import metrics_file

@@ -43,6 +43,7 @@ WRAPPED = [line for line in COMMANDS[2:] if line.startswith("launch/")]
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
+READING = [line for line in COMMANDS if re.match(r"(pflmpi (inspect|export|report runs/)|python examples/)", line)]
 ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
 
 
@@ -83,7 +84,7 @@ def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
     folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
     assert len(set(folders)) == len(folders), "each run has a folder of its own"
     assert [line.split()[1] for line in TABLES] == ["sweep", "report"]
-    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE]
+    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE, *READING]
     assert sorted(COMMANDS) == sorted(tested), "a command that no test runs"
 
 
@@ -117,12 +118,27 @@ def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ADVICE)
-def test_advice_is_given(command: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_advice_is_given(
+    command: str, request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path
+) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    if "status" in command and shutil.which("squeue") is None:
-        pytest.skip("needs the Slurm test bed")
+    if "status" in command:
+        request.getfixturevalue("slurm")
     done = processes.call(shlex.split(command), env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_is_read_as_it_says(alone: tuple[Path, str], environment: dict[str, str], tmp_path: Path) -> None:
+    shutil.copytree(alone[0] / "quickstart", tmp_path / "runs" / "alone")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    assert READING
+    for command in READING:
+        done = processes.call(shlex.split(command), env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for block in blocks("python"):
+        done = processes.call([sys.executable, "-c", block], env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -236,7 +236,7 @@ def test_overrides_choose_the_runs_that_were_made_with_them(
     assert "80.00" not in shown and "other configuration" in shown
 
 
-def test_a_run_folder_is_refused_for_now(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path)]) == 2
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     shown = capfd.readouterr()
-    assert shown.out == "" and "is a folder; expected is a table file" in shown.err
+    assert shown.out == "" and f"{tmp_path} is not a run" in shown.err and not (tmp_path / "out").exists()

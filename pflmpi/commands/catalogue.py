@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.commands.display import size
+from pflmpi.commands.sizes import size
 from pflmpi.config import SECTIONS, fields_model
 from pflmpi.data import SOURCES
 from pflmpi.data.config import partition_parameters

@@ -8,11 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from pflmpi.commands.sizes import size
 from pflmpi.config import Config
 from pflmpi.runtime.progress import Progress as Round
 from pflmpi.store import metrics_file
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Display:
@@ -81,16 +80,3 @@ def table(run: Path, config: Config) -> Table:
     seconds = sum(float(row["seconds"]) for row in rows)
     summary.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
     return summary
-
-
-def size(count: float) -> str:
-    """Return bytes for people.
-
-    >>> size(2048)
-    '2.00 KiB'
-    """
-    for unit in _UNITS[:-1]:
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:.2f} {_UNITS[-1]}"

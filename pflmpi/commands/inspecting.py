@@ -1,22 +1,39 @@
-"""`pflmpi inspect`: what is in a checkpoint, whether it is whole, and its digest."""
+"""`pflmpi inspect`: what is in a checkpoint, whether files are whole, what changed between two rounds, the digest."""
 
+import argparse
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pflmpi.commands.display import size
-from pflmpi.errors import CheckpointError
+from pflmpi.analysis import integrity
+from pflmpi.analysis.difference import Change, difference
+from pflmpi.analysis.run import open_run, spans
+from pflmpi.commands.bars import bar
+from pflmpi.commands.sizes import size
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import run_folder
 
 
-def inspect(run: Path, round: int | None, digest_only: bool) -> None:
-    """Show one checkpoint of a run (the newest good one by default), or only its digest.
+def inspect(options: argparse.Namespace) -> None:
+    """Show what the options ask for: a checkpoint, its digest alone, what changed, or the state of all files.
 
     Raises:
         CheckpointError: no run, no such round, or a damaged one, with everything that is wrong.
     """
+    if options.round is not None and (options.diff is not None or options.verify):
+        other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
+        raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
+    if options.verify:
+        verify(options.run)
+    elif options.diff is not None:
+        show_difference(options.run, *options.diff)
+    else:
+        show_round(options.run, options.round, options.digest)
+
+
+def show_round(run: Path, round: int | None, digest_only: bool) -> None:
+    """Show one checkpoint of a run (the newest good one by default), or only its digest."""
     newest, passed_over = run_folder.newest_good(run)
     console = Console()
     for problem in passed_over if not digest_only else []:
@@ -35,16 +52,70 @@ def inspect(run: Path, round: int | None, digest_only: bool) -> None:
     console.print(f"digest: {run_folder.digest(run, chosen)}", soft_wrap=True)
 
 
+def show_difference(run: Path, before: int, after: int) -> None:
+    """Show, for each leaf, how far it moved between two rounds."""
+    opened = open_run(run)
+    with bar("leaves") as step:
+        changes = difference(opened.round(before), opened.round(after), step)
+    caption = "relative change: the norm of the difference over the norm before, of each client by itself"
+    table = Table(title=f"{run}, round {before} to {after}", caption=caption, title_justify="left", style="")
+    for name in ("array", "shape", "changed", "mean", "largest"):
+        table.add_column(name, overflow="fold")
+    for change in changes:
+        table.add_row(*_row(change, before, after))
+    console = Console()
+    console.print(table)
+    console.print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
+
+
+def verify(run: Path) -> None:
+    """Read every byte of every file of a run, and name each problem.
+
+    Raises:
+        CheckpointError: there are problems, or nothing to check.
+    """
+    open_run(run)
+    console = Console()
+    count, found, bytes, bad = len(integrity.files(run)), 0, 0, 0
+    with bar("files") as step:
+        for found, checked in enumerate(integrity.check(run), 1):
+            step(found, max(count, found))
+            bytes += checked.bytes
+            bad += bool(checked.problems)
+            for problem in checked.problems:
+                console.print(f"damaged: {problem}", style="red", soft_wrap=True, markup=False, highlight=False)
+    there = run_folder.rounds(run)
+    if not there:
+        raise CheckpointError(f"{run} has no checkpoint to check")
+    text = f"{found} files, {size(bytes)}, checkpoints {spans(there)}"
+    if bad:
+        newest, _ = run_folder.newest_good(run)
+        raise CheckpointError(
+            f"{bad} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
+        )
+    console.print(f"good: {text}", markup=False, highlight=False)
+
+
+def _row(change: Change, before: int, after: int) -> tuple[str, ...]:
+    shapes = ["" if shape is None else str(list(shape)) for shape in change.shapes]
+    if not all(shapes):
+        return change.leaf, "".join(shapes), f"only in round {before if shapes[0] else after}", "", ""
+    if shapes[0] != shapes[1]:
+        return change.leaf, " to ".join(shapes), "in shape", "", ""
+    if not change.changed:
+        return change.leaf, shapes[0], "unchanged", "", ""
+    if not change.clients:
+        return change.leaf, shapes[0], "changed", f"{change.mean:.3g}", ""
+    where = f" (client {change.where})" if change.where >= 0 else ""
+    count = f"{change.changed} of {change.clients} clients"
+    return change.leaf, shapes[0], count, f"{change.mean:.3g}", f"{change.largest:.3g}{where}"
+
+
 def _contents(run: Path, round: int) -> Table:
     table = Table("array", "shape", "type", "size", title=f"{run}, round {round}", title_justify="left")
-    layout = run_folder.read_layout(run, round)
-    everyone = np.flatnonzero(layout.file >= 0)
-    groups = {"server": run_folder.read_server(run, round)}
-    for cohort, (_, arrays) in run_folder.read_clients(run, round, everyone).items():
-        groups["clients" if len(layout.cohorts) == 1 else f"clients/{cohort}"] = arrays
-    groups["metrics"], groups["bytes"] = run_folder.read_metrics(run, round), run_folder.read_bytes(run, round)
-    for group, arrays in groups.items():
-        for path, array in sorted(arrays.items()):
+    opened = open_run(run).round(round)
+    for group in ("server", "clients", "metrics", "bytes"):
+        for path, array in sorted(getattr(opened, group).items()):
             value = f" = {array.item():.6g}" if array.ndim == 0 else ""
             table.add_row(f"{group}/{path}{value}", str(list(array.shape)), str(array.dtype), size(array.nbytes))
     return table

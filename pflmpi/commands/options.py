@@ -21,10 +21,11 @@ def add_options(commands: Parsers) -> None:
         )
     for name in ("run", "partition", "plan"):
         commands[name].add_argument("config", type=Path, help="a YAML file (see `pflmpi schema`)")
-    for name in ("resume", "inspect"):
+    for name in ("resume", "inspect", "export"):
         commands[name].add_argument("run", type=Path, help="the folder of a run")
     _add_run_options(commands["run"], commands["resume"])
     _add_inspect_options(commands["inspect"])
+    _add_export_options(commands["export"])
     _add_table_options(commands["sweep"], commands["report"], commands["submit"])
     _add_cluster_options(commands["submit"], commands["status"])
     _add_place_options(commands["plan"], commands["doctor"])
@@ -56,16 +57,54 @@ def _add_run_options(run: argparse.ArgumentParser, resume: argparse.ArgumentPars
 
 
 def _add_inspect_options(inspect: argparse.ArgumentParser) -> None:
-    inspect.add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
+    asked = inspect.add_mutually_exclusive_group()
+    asked.add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
+    asked.add_argument(
+        "--diff", type=int, nargs=2, metavar=("A", "B"), help="what changed from round A to round B, array by array"
+    )
+    asked.add_argument(
+        "--verify", action="store_true", help="read every file of the run and name each problem; exit code 2 if any"
+    )
     inspect.add_argument("--round", type=int, metavar="N", help="the checkpoint to look at (default: the newest)")
+
+
+def _add_export_options(export: argparse.ArgumentParser) -> None:
+    whose = export.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--client", type=int, metavar="K", help="the model that this client predicts with")
+    whose.add_argument("--server", action="store_true", help="everything that the server keeps")
+    export.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
+    export.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a state dict: .pt (torch), .safetensors (library safetensors) or .npz (NumPy)",
+    )
+    export.add_argument(
+        "--leaf",
+        metavar="PATH",
+        help="instead only this part of what the client or the server keeps, such as model or model/head; "
+        "a dot for all of it (`pflmpi inspect RUN` lists the paths)",
+    )
+    export.add_argument("--force", action="store_true", help="overwrite FILE")
 
 
 def _add_table_options(
     sweep: argparse.ArgumentParser, report: argparse.ArgumentParser, submit: argparse.ArgumentParser
 ) -> None:
-    for command in (sweep, report):
-        command.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
-        command.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
+    sweep.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
+    sweep.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
+    report.add_argument(
+        "paths", type=Path, nargs="+", metavar="RUN|TABLE", help="folders of runs, or one YAML file with a table"
+    )
+    report.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="of runs: folder for the page and its figures (default: report); of a table: folder of its runs "
+        "(default: sweeps/NAME)",
+    )
     for command in (sweep, report, submit):
         command.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds of the table")
         command.add_argument(

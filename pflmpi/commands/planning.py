@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pflmpi import config as configuration
 from pflmpi.commands import launch as launching
-from pflmpi.commands.display import size
+from pflmpi.commands.sizes import size
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.forecast import advice, machine, stored
 from pflmpi.forecast.forecast import Forecast, Question, foresee

@@ -1,4 +1,4 @@
-"""`pflmpi report`: the table of a sweep, printed and written."""
+"""`pflmpi report`: a page over runs, or the table of a sweep, printed and written."""
 
 import argparse
 import shlex
@@ -11,6 +11,7 @@ from pflmpi import cells as listing
 from pflmpi import tables
 from pflmpi.analysis import formats
 from pflmpi.analysis.table import entries
+from pflmpi.commands.run_report import run_report
 from pflmpi.errors import ConfigError
 
 
@@ -24,7 +25,24 @@ def command(name: str, options: argparse.Namespace) -> str:
     return shlex.join(["pflmpi", *words])
 
 
-def show(options: argparse.Namespace) -> None:
+def show(options: argparse.Namespace) -> int:
+    """Write the page over the runs that are named, or print and write the table; return the exit code."""
+    if len(options.paths) > 1 or options.paths[0].is_dir():
+        _refuse_table_options(options)
+        return run_report(options.paths, options.out or Path("report"))
+    options.table = options.paths[0]
+    _show_table(options)
+    return 0
+
+
+def _refuse_table_options(options: argparse.Namespace) -> None:
+    given = {"--seeds": options.seeds, "--only": options.only, "--write": options.write, "-s": options.overrides}
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{name} is for the report of a table file, not of runs; leave it out")
+
+
+def _show_table(options: argparse.Namespace) -> None:
     """Print the table and write it."""
     table = tables.load(options.table)
     out = listing.folder(options.table, options.out)

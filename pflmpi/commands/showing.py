@@ -1,9 +1,9 @@
-"""`pflmpi inspect`, `partition`, `report`, `list` and `schema`: they show, and start nothing."""
+"""`pflmpi inspect`, `export`, `partition`, `report`, `list` and `schema`: they show, and start nothing."""
 
 import argparse
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -15,19 +15,25 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
     """Show what was asked for; return the exit code."""
     logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
     try:
-        _SHOW[options.command](options)
+        code = _SHOW[options.command](options)
     except PflmpiError as error:
         if options.debug:
             traceback.print_exception(error)
         report(error)
         return error.exit_code
-    return 0
+    return code or 0
 
 
 def _inspect(options: argparse.Namespace) -> None:
     from pflmpi.commands.inspecting import inspect
 
-    inspect(options.run, options.round, options.digest)
+    inspect(options)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from pflmpi.commands.exporting import export
+
+    export(options)
 
 
 def _partition(options: argparse.Namespace) -> None:
@@ -44,10 +50,10 @@ def _partition(options: argparse.Namespace) -> None:
         console.print(f"saved: partition: {{path: {options.save}}}")
 
 
-def _report(options: argparse.Namespace) -> None:
+def _report(options: argparse.Namespace) -> int:
     from pflmpi.commands.reporting import show
 
-    show(options)
+    return show(options)
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -62,4 +68,11 @@ def _schema(options: argparse.Namespace) -> None:
     Console().print(schema())
 
 
-_SHOW = {"inspect": _inspect, "partition": _partition, "report": _report, "list": _list, "schema": _schema}
+_SHOW: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "inspect": _inspect,
+    "export": _export,
+    "partition": _partition,
+    "report": _report,
+    "list": _list,
+    "schema": _schema,
+}

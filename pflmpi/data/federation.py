@@ -44,6 +44,11 @@ class Federation:
         return np.array([len(samples) for samples in self.test], dtype=np.int64)
 
     @property
+    def test_class_counts(self) -> np.ndarray:
+        """int64 [N, K], test samples of each client and class."""
+        return _class_counts(self.dataset, list(self.test))
+
+    @property
     def num_shared(self) -> int:
         """How many samples were given out more than once (only `nway_kshot` does, when its pool runs out)."""
         samples = np.concatenate([*self.train, *self.test])

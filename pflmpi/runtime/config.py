@@ -1,4 +1,4 @@
-"""The sections `evaluation`, `checkpoint` and `runtime` of a configuration."""
+"""The sections `evaluation`, `checkpoint`, `output` and `runtime` of a configuration."""
 
 from typing import Annotated, Literal
 
@@ -25,6 +25,16 @@ class CheckpointConfig(BaseModel):
 
     every: Annotated[int, Field(ge=1, description="rounds from one checkpoint to the next; the last is always one")] = 1
     keep: Annotated[int, Field(ge=0, description="how many of the newest checkpoints stay on disk; 0 for all")] = 3
+
+
+class OutputConfig(BaseModel):
+    """What is written beside the checkpoints and metrics.csv."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tensorboard: Annotated[
+        bool, Field(description="the metrics as TensorBoard event files too, in RUN/tensorboard (extra `tensorboard`)")
+    ] = False
 
 
 class RuntimeConfig(BaseModel):
@@ -76,4 +86,5 @@ FREE_ON_RESUME = {
     "training.rounds",
     "checkpoint.every",
     "checkpoint.keep",
+    "output.tensorboard",
 }

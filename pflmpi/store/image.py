@@ -29,6 +29,10 @@ _LIBRARY = ("v110", "v110")  # any HDF5 since 1.10 reads it, and its metadata ha
 _HDF5_ERRORS = (OSError, KeyError, ValueError, RuntimeError)
 
 
+class NewerFormatError(CheckpointError):
+    """A file that only a newer pflmpi can read."""
+
+
 def write(path: Path, fill: Callable[[File], None]) -> None:
     """Write an HDF5 file that appears whole or not at all.
 
@@ -112,7 +116,7 @@ def reading(path: Path) -> Iterator[File]:
         with h5py.File(path, "r", locking=False) as file:
             version = int(file.attrs["format_version"])
             if version > FORMAT_VERSION:
-                raise CheckpointError(
+                raise NewerFormatError(
                     f"{path} was written by a newer pflmpi: its format version is {version}, this one reads up to "
                     f"{FORMAT_VERSION}; update pflmpi"
                 )
@@ -125,12 +129,24 @@ def reading(path: Path) -> Iterator[File]:
 
 def damage(path: Path) -> str | None:
     """Return what is wrong with the bytes of a file, or None; every byte is read."""
+    return _problem(path, whole=True)
+
+
+def cut_short(path: Path) -> str | None:
+    """Return what is wrong with the first bytes or the length of a file, or None; only its head is read."""
+    return _problem(path, whole=False)
+
+
+def _problem(path: Path, whole: bool) -> str | None:
     try:
         with path.open("rb") as file:
             head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
             if head is None:
                 return f"{path} is damaged: it does not begin as files of pflmpi do"
-            size, found = _measure(file.fileno())
+            size = os.fstat(file.fileno()).st_size - _HEAD_BYTES
+            found = int(head[2], 16)
+            if whole:
+                size, found = _measure(file.fileno())
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import image
+from pflmpi.store import image, shard
 from pflmpi.store import layout as layouts
 from pflmpi.store.hdf5 import Group
 from pflmpi.store.layout import Layout
@@ -36,6 +36,38 @@ def read_layout(run: Path, round: int) -> Layout:
     """Return where the row of each client is."""
     with image.reading(round_path(run, round)) as file:
         return layouts.get(file["layout"])
+
+
+def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
+    """Return, for each cohort that keeps anything, path -> (shape, dtype) of what one of its clients keeps."""
+    with image.reading(round_path(run, round)) as file:
+        clients: Group = file["clients"]
+        cohorts = sorted(file["layout"]["cohorts"])
+        groups = {cohorts[0]: clients} if len(cohorts) == 1 else {name: clients[name] for name in sorted(clients)}
+        return {
+            cohort: {
+                path: (tuple(group[path].shape[1:]), group[path].dtype)
+                for path in image.names(group)
+                if len(cohorts) == 1 or path != "client"
+            }
+            for cohort, group in groups.items()
+            if image.names(group)
+        }
+
+
+def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Return the rows [m, ...] of one leaf of the given clients [m] of a cohort, in their order; see `shard.read_leaf`.
+
+    Args:
+        clients: each once.
+        like: an array of the shape and type of one row.
+    """
+    found = np.empty((len(clients), *like.shape), like.dtype)
+    order = np.argsort(clients, kind="stable")
+    for name, part in layout.shards(cohort, clients):
+        positions = order[np.searchsorted(clients, part, sorter=order)]
+        found[positions] = shard.read_leaf(run / name, cohort, leaf, layout.row[part])
+    return found
 
 
 def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:

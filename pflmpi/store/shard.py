@@ -14,7 +14,7 @@ from pflmpi.store import image
 from pflmpi.store.hdf5 import Dataset, File
 from pflmpi.store.names import shard_name, shard_path
 
-__all__ = ["read_rows", "rows_problem", "shard_name", "shard_path", "write_shard"]
+__all__ = ["read_leaf", "read_rows", "rows_problem", "shard_name", "shard_path", "write_shard"]
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
@@ -73,6 +73,28 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
     if len(wrong):
         raise CheckpointError(f"{path} is damaged: the rows of {len(wrong)} clients, the first is client {wrong[0]}")
     return leaves
+
+
+def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarray:
+    """Read the given rows [m] of one leaf of a shard as [m, ...], and nothing else of it.
+
+    Only the length of the file is checked, and the leaf's checksum where all of its rows are read.
+
+    Args:
+        rows: ascending.
+
+    Raises:
+        CheckpointError: the file is missing, cut short or damaged, or has not these rows.
+    """
+    if problem := image.cut_short(path):
+        raise CheckpointError(problem)
+    with image.reading(path) as file:
+        stored = file[cohort]["rows"]
+        if len(rows) == len(stored[leaf]):
+            return image.get(stored, leaf)
+        if len(rows) and rows[-1] >= len(stored[leaf]):
+            raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
+        return _take(stored[leaf], rows, consecutive(rows))
 
 
 def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:

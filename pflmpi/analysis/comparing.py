@@ -1,0 +1,84 @@
+"""Which of some folders are runs that can be read, and can be shown in one figure."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pflmpi.analysis.run import Run, open_run
+from pflmpi.errors import CheckpointError
+from pflmpi.sections import flat
+from pflmpi.store.image import cut_short
+from pflmpi.store.names import round_path
+
+_WHERE_ONLY = ("data.root", "data.download")  # these do not change what a run learns from
+
+
+def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run], list[str]]:
+    """Return the runs that can be shown together with the first that can be read, and why the others are left out.
+
+    Also told is which checkpoints of the runs are damaged; what is left of such a run is shown.
+
+    Args:
+        paths: folders; one that is named twice counts once.
+        step: called after each.
+    """
+    runs: list[Run] = []
+    problems: list[str] = []
+    for path in {path.resolve(): path for path in paths}.values():
+        try:
+            run = open_run(path)
+            run.columns  # noqa: B018  damaged metrics are found here
+        except CheckpointError as error:
+            problems.append(str(error))
+        else:
+            reason = unlike(runs[0], run) if runs else None
+            if reason is None:
+                runs.append(run)
+                problems += damaged(run)
+            else:
+                problems.append(f"{path} cannot be compared with {runs[0].path}: {reason}; report it by itself")
+        step()
+    return runs, problems
+
+
+def unlike(first: Run, other: Run) -> str | None:
+    """Return why two runs cannot be compared, naming keys and values; None where they can.
+
+    They can when they have the same data and partition, or came to theirs in the same way from another seed.
+    """
+    a, b = (run.config.get("recorded", {}) for run in (first, other))
+    another_seed = first.config.get("seed") != other.config.get("seed")
+    if a.get("data") != b.get("data"):
+        reason = _differences(first, other, ("data",))
+        # The seed chooses the samples of a limited dataset; otherwise it has no part in the data.
+        if reason or not (another_seed and first.config.get("data", {}).get("limit")):
+            return reason or _hashes("data", a, b)
+    if a.get("partition") == b.get("partition"):
+        return None
+    reason = _differences(first, other, ("data", "partition"))
+    return reason or (None if another_seed else _hashes("partition", a, b))
+
+
+def damaged(run: Run) -> list[str]:
+    """Return which checkpoints of a run have not the length that was written; the newest one's shards too."""
+    there = run.rounds
+    found = [problem for number in there if (problem := cut_short(round_path(run.path, number)))]
+    if there and not found:
+        found = run.round(there[-1]).shortened()
+    return [f"{problem}; its round is left out" for problem in found]
+
+
+def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
+    a, b = (
+        flat({section: run.config[section] for section in sections if section in run.config}) for run in (first, other)
+    )
+    keys = [key for key in sorted(a.keys() | b.keys()) if key not in _WHERE_ONLY and a.get(key) != b.get(key)]
+    return ", ".join(f"{key} is {b.get(key)!r} and not {a.get(key)!r}" for key in keys) or None
+
+
+def _hashes(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:
+    return f"the hash of the {what} is {_short(b.get(what))} and not {_short(a.get(what))} (recorded.{what})"
+
+
+def _short(value: Any) -> str:
+    return str(value)[:12]

@@ -1,0 +1,89 @@
+"""A figure as files, and as SVG to put into a page."""
+
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from pflmpi.analysis.drawing import style
+from pflmpi.analysis.drawing.clouds import clouds
+from pflmpi.analysis.drawing.curves import curves, stack
+from pflmpi.analysis.drawing.matrices import matrices
+from pflmpi.analysis.plots import Clouds, Curves, Matrices, Plot, Stack
+
+_HEAD = re.compile(r"^.*?(?=<svg)", re.DOTALL)
+_METADATA = re.compile(r"<metadata>.*?</metadata>|<!-- .*? -->\n", re.DOTALL)
+_GLOBAL_STYLE = re.compile(r"<style[^>]*>.*?</style>", re.DOTALL)  # it would hold for the whole page
+_GROUP = re.compile(r' id="(?:figure|axes|patch|text|line2d|matplotlib\.axis|[xy]tick|legend|[A-Za-z]*Collection)_\d+"')
+_UNTURNED = re.compile(r' transform="rotate\(-?0 [^"]*"')
+_COORDINATES = re.compile(r' (?:d|x|y)="[^"]*"')
+_FINE, _COARSE = re.compile(r"(\.\d\d)\d+"), re.compile(r"(\.\d)\d+")
+_LONG = 400  # characters of a path that needs no finer coordinates than a tenth of a point
+_INDENTED = re.compile(r"\n\s+")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure in a folder.
+
+    Attributes:
+        png, svg: its files.
+        inline: an <svg> element whose text and colours follow the page: `currentColor`, and --c0, --c1, ...
+    """
+
+    png: Path
+    svg: Path
+    inline: str
+
+
+def draw(plot: Plot, folder: Path) -> Drawn:
+    """Draw a figure into folder/NAME.png (white ground) and folder/NAME.svg (transparent)."""
+    png, svg = folder / f"{plot.name}.png", folder / f"{plot.name}.svg"
+    # Names inside the SVG come from the content and this salt: the same figure is the same file.
+    settings: Any = {**style.SETTINGS, "svg.hashsalt": plot.name}
+    with rc_context(settings):
+        figure = _figure(plot)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # it is laid out; the two files need not do that again
+        figure.savefig(png, facecolor="white", metadata={"Software": None})
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = _tidy(file.getvalue())
+    svg.write_text(text.replace(style.INK, "#000000"), encoding="utf-8")
+    return Drawn(png, svg, _following_page(text))
+
+
+def _figure(plot: Plot) -> Figure:
+    match plot:
+        case Curves():
+            return curves(plot)
+        case Stack():
+            return stack(plot)
+        case Matrices():
+            return matrices(plot)
+        case Clouds():
+            return clouds(plot)
+    raise AssertionError(f"no drawing for {type(plot).__name__}")
+
+
+def _tidy(text: str) -> str:
+    """Leave out what no reader of the file needs, and what is smaller than can be seen."""
+    for superfluous in (_METADATA, _GROUP, _UNTURNED):
+        text = superfluous.sub("", text)
+    text = text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
+    return _INDENTED.sub("\n", _COORDINATES.sub(_rounded, text))
+
+
+def _rounded(found: re.Match[str]) -> str:
+    return (_COARSE if len(found[0]) > _LONG else _FINE).sub(r"\1", found[0])
+
+
+def _following_page(text: str) -> str:
+    text = _GLOBAL_STYLE.sub("", _HEAD.sub("", text)).replace(style.INK, "currentColor")
+    for number, colour in enumerate(style.COLOURS):
+        text = text.replace(colour, f"var(--c{number})")
+    return text.strip()

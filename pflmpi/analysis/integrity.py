@@ -1,0 +1,89 @@
+"""Whether every file of a run is as it was written."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pflmpi.analysis.columns import columns
+from pflmpi.errors import CheckpointError
+from pflmpi.store import metrics_file
+from pflmpi.store.image import damage
+from pflmpi.store.names import SHARDS, round_of, round_path, rounds
+from pflmpi.store.reading import read_layout
+from pflmpi.store.shard import rows_problem
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One file, after every byte of it has been read.
+
+    Attributes:
+        path: of the file.
+        bytes: its length.
+        problems: what is wrong with it, one line each.
+    """
+
+    path: Path
+    bytes: int
+    problems: tuple[str, ...] = ()
+
+
+def files(run: Path) -> list[Path]:
+    """Return the files of a run that carry checksums: shards, also those that no checkpoint needs, and round files."""
+    shards = [path for path in sorted((run / SHARDS).glob("*.h5")) if round_of(path.name) is not None]
+    return [*shards, *(round_path(run, round) for round in rounds(run))]
+
+
+def check(run: Path) -> Iterator[Checked]:
+    """Yield metrics.csv and then each of `files`, checked; a file that a run still going on deletes is left out.
+
+    A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
+    """
+    table = _metrics(run)
+    if table is not None:
+        yield table
+    good: set[Path] = set()
+    for path in files(run):
+        problem = damage(path)
+        problems: tuple[str, ...] = (problem,) if problem else ()
+        if path.parent == run and not problems:
+            problems = _unmet(run, path, good)
+        if not problems:
+            good.add(path)
+        if (length := _length(path)) is not None:
+            yield Checked(path, length, problems)
+
+
+def _unmet(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
+    """Return what a round file needs of its shards and does not find; damage within them is their own."""
+    number = round_of(path.name)
+    assert number is not None
+    try:
+        layout = read_layout(run, number)
+    except CheckpointError as error:
+        return (str(error),)
+    wrong = {name: f"{path} needs {run / name}, which is missing" for name in layout.files if not (run / name).exists()}
+    for cohort in sorted(layout.cohorts):
+        for name, clients in layout.shards(cohort):
+            if run / name in good and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):
+                wrong[name] = f"{path}: {problem}"
+    return tuple(wrong[name] for name in sorted(wrong))
+
+
+def _metrics(run: Path) -> Checked | None:
+    path = metrics_file.path(run)
+    if (length := _length(path)) is None:
+        return None
+    try:
+        columns(run)
+    except CheckpointError as error:
+        return Checked(path, length, (str(error),))
+    return Checked(path, length)
+
+
+def _length(path: Path) -> int | None:
+    """Return the length of a file in bytes; None where it is gone."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,187 @@
+"""What a figure shows, as plain numbers: drawn by `analysis.drawing`, written as CSV, compared by tests."""
+
+import csv
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+Line = Sequence[str | int | float]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plot(ABC):
+    """Base of all figures.
+
+    Attributes:
+        name: of its files, without an ending.
+        title: a few words.
+        caption: what is seen, for those who cannot see it too.
+    """
+
+    name: str
+    title: str
+    caption: str
+
+    @abstractmethod
+    def lines(self) -> Iterable[Line]:
+        """Yield the header and the lines of the table of everything that is drawn."""
+
+    def table(self) -> str:
+        """Return the table as CSV; what is not known is empty."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        for line in self.lines():
+            writer.writerow([_text(value) for value in line])
+        return file.getvalue()
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A figure that cannot be shown, and why."""
+
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One line of a figure.
+
+    Attributes:
+        label: in the legend; curves of one style share it.
+        x, y: [n], NaN in y where nothing is known.
+        low, high: [n] the band, NaN where there is none; None without a band.
+        mark: index of the point that stands out.
+        points: [n] the name of each point, such as the client; None where x says it all.
+        style: number of colour, line style and marker.
+        thin: whether it only accompanies another.
+    """
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    mark: int | None = None
+    points: np.ndarray | None = None
+    style: int = 0
+    thin: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Curves(Plot):
+    """Lines over a common axis."""
+
+    x_label: str
+    y_label: str
+    curves: tuple[Curve, ...]
+    x_log: bool = False
+    y_log: bool = False
+    zero: bool = False  # a line at y = 0
+
+    def lines(self) -> Iterable[Line]:
+        yield ("curve", "point", self.x_label, self.y_label, "low", "high", "marked")
+        for curve in self.curves:
+            nothing = np.full(len(curve.x), np.nan)
+            low, high = (nothing if side is None else side for side in (curve.low, curve.high))
+            for i, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
+                point = "" if curve.points is None else str(curve.points[i])
+                yield (curve.label, point, x, y, float(low[i]), float(high[i]), int(i == curve.mark))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Stack(Plot):
+    """Parts [n] that add up, over x [n].
+
+    Attributes:
+        top: where the drawing ends, so that a few high ones do not hide the others; None for the highest.
+    """
+
+    x_label: str
+    y_label: str
+    x: np.ndarray
+    parts: Mapping[str, np.ndarray]
+    top: float | None = None
+
+    def lines(self) -> Iterable[Line]:
+        yield (self.x_label, *(f"{name} ({self.y_label})" for name in self.parts))
+        for i, x in enumerate(self.x.tolist()):
+            yield (x, *(float(part[i]) for part in self.parts.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """A matrix [R, C] with the names of its rows and columns; NaN where nothing is known."""
+
+    title: str
+    values: np.ndarray
+    rows: Sequence[str | int]
+    columns: Sequence[str | int]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Matrices(Plot):
+    """Matrices on one scale of colours.
+
+    Attributes:
+        limits: values of the first and last colour; None for the smallest and largest.
+        categories: what the values 0, 1, ... are called, where they are no quantities.
+        hide_diagonal: whether the diagonal is left out of the drawing and of its scale, because it outshines the rest.
+    """
+
+    row_label: str
+    column_label: str
+    value_label: str
+    panels: tuple[Panel, ...]
+    limits: tuple[float, float] | None = None
+    categories: tuple[str, ...] = ()
+    hide_diagonal: bool = False
+
+    def lines(self) -> Iterable[Line]:
+        yield ("panel", self.row_label, self.column_label, self.value_label)
+        for panel in self.panels:
+            for row, values in zip(panel.rows, panel.values.tolist(), strict=True):
+                for column, value in zip(panel.columns, values, strict=True):
+                    yield (panel.title, row, column, value)
+
+
+@dataclass(frozen=True, eq=False)
+class Cloud:
+    """Points [n, 2] with their classes [n] and clients [n]; client -1 is the server."""
+
+    title: str
+    points: np.ndarray
+    classes: np.ndarray
+    clients: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Clouds(Plot):
+    """Points on a plane, several of them with common axes."""
+
+    x_label: str
+    y_label: str
+    clouds: tuple[Cloud, ...]
+
+    def lines(self) -> Iterable[Line]:
+        yield ("panel", "class", "client (-1: server)", self.x_label, self.y_label)
+        for cloud in self.clouds:
+            for (x, y), label, client in zip(cloud.points.tolist(), cloud.classes, cloud.clients, strict=True):
+                yield (cloud.title, int(label), int(client), x, y)
+
+
+def write_table(plot: Plot, folder: Path) -> Path:
+    """Write the table of a figure to folder/NAME.csv; return its path."""
+    path = folder / f"{plot.name}.csv"
+    path.write_text(plot.table(), encoding="utf-8")
+    return path
+
+
+def _text(value: str | int | float) -> str:
+    if isinstance(value, float):
+        return "" if np.isnan(value) else f"{value:.10g}"
+    return str(value)

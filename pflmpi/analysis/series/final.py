@@ -1,0 +1,110 @@
+"""The clients at the end: how their accuracies are distributed, and who would be better off alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflmpi.analysis.plots import Curve, Curves, Missing
+from pflmpi.analysis.run import Run
+from pflmpi.analysis.series.scores import client_accuracy
+from pflmpi.analysis.series.selection import Shown
+
+_TITLE = "Distribution over clients at the end"
+_AGAINST = "Against local training"
+_ALONE = "local"  # the algorithm that sends nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Final:
+    """The accuracy of each client in the newest checkpoint with scores.
+
+    Attributes:
+        round: of the checkpoint.
+        accuracy: [N] in percent; NaN for clients without test samples.
+    """
+
+    round: int
+    accuracy: np.ndarray
+
+
+def final(run: Run) -> Final | None:
+    """Return the accuracies of the clients at the end; None where no checkpoint has any."""
+    for number in reversed(run.rounds):
+        for accuracy in client_accuracy(run, [number]).values():
+            return Final(number, 100 * accuracy)
+    return None
+
+
+def distribution(runs: Sequence[Shown], finals: Sequence[Final | None]) -> Curves | Missing:
+    """Return the accuracies of the clients in ascending order, for each run."""
+    known = [(one, end) for one, end in zip(runs, finals, strict=True) if end is not None]
+    if not known:
+        return Missing(_TITLE, "no checkpoint has the accuracies of the clients")
+    without = [one.label for one, end in zip(runs, finals, strict=True) if end is None]
+    caption = "Each point is a client of the newest checkpoint, from the worst to the best."
+    if without:
+        caption += f" Not drawn, without such a checkpoint: {', '.join(without[:5])}{' ...' * (len(without) > 5)}."
+    return Curves(
+        name="clients_at_the_end",
+        title=_TITLE,
+        caption=caption,
+        x_label="share of the clients (%)",
+        y_label="accuracy (%)",
+        curves=tuple(_ascending(one, end.accuracy) for one, end in known),
+    )
+
+
+def against_local(runs: Sequence[Shown], finals: Sequence[Final | None]) -> Curves | Missing:
+    """Return by how much each client is better than when it trains alone, for each run with the same clients."""
+    alone = next(
+        (
+            (one, end)
+            for one, end in zip(runs, finals, strict=True)
+            if one.run.name == _ALONE and end is not None and "partition" in one.run.config.get("recorded", {})
+        ),
+        None,
+    )
+    if alone is None:
+        return Missing(_AGAINST, "no run of algorithm local is among these; add one on the same data and partition")
+    local, end = alone
+    pairs = [
+        (one, other.accuracy - end.accuracy)
+        for one, other in zip(runs, finals, strict=True)
+        if other is not None and one is not local and one.run.name != _ALONE and _same_clients(one.run, local.run)
+    ]
+    if not pairs:
+        return Missing(_AGAINST, f"no other run has the same data and partition as {local.label}")
+    losers = "; ".join(_losers(one, gain) for one, gain in pairs[:8])
+    return Curves(
+        name="against_local",
+        title=_AGAINST,
+        caption=f"Accuracy minus that of the same client in {local.label}, from the worst to the best; below zero are "
+        f"clients that would be better off alone. {losers}.",
+        x_label="share of the clients (%)",
+        y_label="gain over local (percentage points)",
+        curves=tuple(_ascending(one, gain) for one, gain in pairs),
+        zero=True,
+    )
+
+
+def _same_clients(run: Run, other: Run) -> bool:
+    return all(
+        run.config.get("recorded", {}).get(key) == other.config["recorded"].get(key) for key in ("data", "partition")
+    )
+
+
+def _ascending(one: Shown, values: np.ndarray) -> Curve:
+    clients = np.flatnonzero(~np.isnan(values))
+    clients = clients[np.argsort(values[clients], kind="stable")]
+    share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
+    return Curve(one.legend, share, values[clients], points=clients, style=one.style)
+
+
+def _losers(one: Shown, gain: np.ndarray) -> str:
+    losing = np.flatnonzero(gain < 0)
+    if not len(losing):
+        return f"{one.label}: nobody loses"
+    worst = losing[np.argsort(gain[losing], kind="stable")]
+    named = ", ".join(f"{client} ({gain[client]:.1f})" for client in worst[:6].tolist())
+    return f"{one.label}: {len(losing)} of {len(gain)} lose, client {named}{' ...' * (len(worst) > 6)}"

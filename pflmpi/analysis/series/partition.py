@@ -1,0 +1,38 @@
+"""Who holds what: the samples of each client and class."""
+
+import numpy as np
+
+from pflmpi.analysis.plots import Matrices, Missing, Panel
+from pflmpi.analysis.run import Run
+from pflmpi.errors import CheckpointError
+from pflmpi.store import partition_file
+
+_TITLE = "The partition"
+
+
+def partition(run: Run) -> Matrices | Missing:
+    """Return the training and test samples of each client (rows) and class (columns)."""
+    try:
+        counts = partition_file.read(run.path)
+    except CheckpointError as error:
+        return Missing(_TITLE, str(error))
+    if counts is None:
+        return Missing(
+            _TITLE,
+            f"{run.path} has no partition.csv: it was written before runs had one; "
+            "`pflmpi partition` draws it from the configuration",
+        )
+    clients, classes = counts.train.shape
+    parts = {"training samples": counts.train, "test samples": counts.test}
+    return Matrices(
+        name="partition",
+        title=_TITLE,
+        caption=f"Samples of each of the {clients} clients and {classes} classes; an empty cell: none.",
+        row_label="client",
+        column_label="class",
+        value_label="samples",
+        panels=tuple(
+            Panel(name, np.where(held > 0, held, np.nan).astype(np.float64), range(clients), range(classes))
+            for name, held in parts.items()
+        ),
+    )

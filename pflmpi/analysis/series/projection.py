@@ -1,0 +1,112 @@
+"""Class means on a plane: which classes lie together, and whether the clients agree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from pflmpi.analysis.plots import Cloud, Clouds, Missing
+from pflmpi.analysis.run import Round
+from pflmpi.analysis.series.selection import client_leaf
+from pflmpi.analysis.server_leaves import server_leaf
+
+_TITLE = "Class means"
+_SERVER = -1
+_MOST_POINTS = 2000  # of t-SNE, whose time grows faster than their number
+_PERPLEXITY = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Means:
+    """Class means [M, d] of one checkpoint with their classes [M] and clients [M]; client -1 is the server."""
+
+    round: int
+    means: np.ndarray
+    classes: np.ndarray
+    clients: np.ndarray
+
+
+def class_means(state: Round) -> Means | None:
+    """Return the class means that server and clients keep and that are known; None where none is kept."""
+    groups = []
+    everyone, there = server_leaf(state, "means"), server_leaf(state, "known")
+    if everyone is not None and there is not None:
+        groups.append((np.array([_SERVER]), everyone[np.newaxis], there[np.newaxis]))
+    means, known = client_leaf(state, "own/means"), client_leaf(state, "own/known")
+    if means is not None and known is not None:
+        groups.append((*means, known[1]))
+    if not groups:
+        return None
+    found = []
+    for clients, values, has in groups:
+        place, label = np.nonzero(has)
+        found.append((values[place, label].astype(np.float64), label, clients[place]))
+    parts = [np.concatenate(column) for column in zip(*found, strict=True)]
+    return Means(state.number, *parts)
+
+
+def pca(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first two principal components [M, 2] of values [M, d], and their shares of the variance [2].
+
+    Each component's largest loading is positive, so that the picture does not depend on the linear algebra library.
+    """
+    centred = values - values.mean(0)
+    _, singular, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2] * np.sign(axes[np.arange(len(axes[:2])), np.abs(axes[:2]).argmax(1)])[:, np.newaxis]
+    points = np.zeros((len(values), 2))
+    points[:, : len(axes)] = centred @ axes.T
+    shares = np.zeros(2)
+    shares[: len(axes)] = singular[: len(axes)] ** 2 / max(float((singular**2).sum()), np.finfo(np.float64).tiny)
+    return points, shares
+
+
+def tsne(values: np.ndarray) -> np.ndarray:
+    """Return t-SNE of values [M, d] in two dimensions, [M, 2], from a fixed start."""
+    method: Any = import_module("sklearn.manifold").TSNE  # a second, and only where a run keeps class means
+    perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
+    found = method(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.astype(np.float32))
+    return np.asarray(found, np.float64)
+
+
+def projections(states: Sequence[Round]) -> list[Clouds | Missing]:
+    """Return the class means of some checkpoints by PCA and by t-SNE, each fitted to all of them together."""
+    kept = [found for state in states if (found := class_means(state)) is not None]
+    if not kept:
+        return [Missing(_TITLE, "neither the server nor the clients of this algorithm keep class means")]
+    kept = [found for found in kept if len(found.classes)]
+    values = np.concatenate([found.means for found in kept]) if kept else np.empty((0, 0))
+    if len(values) < 4 or not np.isfinite(values).all():
+        return [Missing(_TITLE, f"only {len(values)} class means are known in the checkpoints, or some are not finite")]
+    points, shares = pca(values)
+    percent = [f"principal component {i} ({100 * share:.0f} % of the variance)" for i, share in enumerate(shares, 1)]
+    whose = (
+        "Each class has a colour, and its number where there is room; stars are the server's means, other marks those "
+        "of clients."
+    )
+    plots: list[Clouds | Missing] = [
+        _clouds("class_means_pca", f"{_TITLE}, PCA", f"{whose} One projection for all rounds.", percent, kept, points)
+    ]
+    if len(values) > _MOST_POINTS:
+        return [*plots, Missing(f"{_TITLE}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(values)}")]
+    caption = f"{whose} t-SNE keeps neighbours together; its axes and distances have no unit."
+    axes = ["t-SNE 1", "t-SNE 2"]
+    return [*plots, _clouds("class_means_tsne", f"{_TITLE}, t-SNE", caption, axes, kept, tsne(values))]
+
+
+def _clouds(
+    name: str, title: str, caption: str, axes: Sequence[str], kept: Sequence[Means], points: np.ndarray
+) -> Clouds:
+    ends = np.cumsum([len(found.classes) for found in kept])[:-1]
+    return Clouds(
+        name=name,
+        title=title,
+        caption=caption,
+        x_label=axes[0],
+        y_label=axes[1],
+        clouds=tuple(
+            Cloud(f"round {found.round}", part, found.classes, found.clients)
+            for found, part in zip(kept, np.split(points, ends), strict=True)
+        ),
+    )

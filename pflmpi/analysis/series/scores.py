@@ -1,0 +1,127 @@
+"""Accuracy over rounds, bytes and seconds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pflmpi.analysis.plots import Curve, Curves, Missing
+from pflmpi.analysis.run import Run
+from pflmpi.analysis.series.selection import Shown, spread_over
+from pflmpi.analysis.units import scaled_bytes
+from pflmpi.errors import CheckpointError
+
+QUANTILES = (0.1, 0.9)
+_TITLE = "Accuracy over rounds"
+_MOST_BANDS = 3  # runs in one figure with a band; more would hide each other
+
+
+def accuracy_over_rounds(runs: Sequence[Shown]) -> Curves | Missing:
+    """Return the mean accuracy over clients by round, the best marked, with a band over clients where that is known."""
+    banded = len(runs) <= _MOST_BANDS
+    curves = [_over_rounds(one, banded) for one in runs if _evaluated(one.run).any()]
+    if not curves:
+        return Missing(_TITLE, "no round has been evaluated yet")
+    caption = "Mean over clients; the best round is marked with a ring."
+    if banded:
+        caption += (
+            " The band has the middle 80 % of the clients (quantiles 0.1 and 0.9); it is there only in rounds that "
+            "have a checkpoint, as only these keep the accuracy of each client."
+        )
+    else:
+        caption += " The band over clients is in the figures of single runs."
+    if len(runs) == 1:
+        columns = runs[0].run.columns
+        seen = _evaluated(runs[0].run)
+        x, y, std = (columns[name][seen] for name in ("round", "accuracy_mean", "accuracy_std"))
+        caption += " The thin lines are one standard deviation over clients below and above the mean, in every round."
+        curves += [
+            Curve("mean ± standard deviation", x, 100 * (y + sign * std), style=1, thin=True) for sign in (-1, 1)
+        ]
+    return Curves(
+        name="accuracy_over_rounds",
+        title=_TITLE,
+        caption=caption,
+        x_label="round",
+        y_label="accuracy, mean over clients (%)",
+        curves=tuple(curves),
+    )
+
+
+def accuracy_against_bytes(runs: Sequence[Shown]) -> Curves | Missing:
+    """Return the accuracy over all logical bytes that went up and down so far."""
+    title = "Accuracy against bytes"
+    moved = [np.cumsum(one.run.columns["up_bytes"] + one.run.columns["down_bytes"]) for one in runs]
+    silent = [one.label for one, total in zip(runs, moved, strict=True) if not total.any()]
+    chosen = [(one, total) for one, total in zip(runs, moved, strict=True) if total.any() and _evaluated(one.run).any()]
+    if not chosen:
+        return Missing(title, "nothing was sent by these runs, or no round has been evaluated yet")
+    divisor, unit = scaled_bytes(max(float(total[-1]) for _, total in chosen))
+    caption = "Logical bytes, up and down, of all clients from the first round on: what the messages hold."
+    if silent:
+        caption += f" Not drawn, as nothing is sent: {', '.join(silent[:5])}{' and others' * (len(silent) > 5)}."
+    least, most = (f(float(total[-1]) for _, total in chosen) for f in (min, max))
+    return Curves(
+        name="accuracy_against_bytes",
+        title=title,
+        caption=caption,
+        x_label=f"sent so far, up and down ({unit})",
+        y_label="accuracy, mean over clients (%)",
+        curves=tuple(_against(one, total / divisor) for one, total in chosen),
+        x_log=most > 20 * least,
+    )
+
+
+def accuracy_against_seconds(runs: Sequence[Shown]) -> Curves | Missing:
+    """Return the accuracy over the seconds of all rounds so far."""
+    title = "Accuracy against time"
+    chosen = [one for one in runs if _evaluated(one.run).any()]
+    if not chosen:
+        return Missing(title, "no round has been evaluated yet")
+    times = [np.cumsum(one.run.columns["seconds"]) for one in chosen]
+    least, most = (f(float(time[-1]) for time in times) for f in (min, max))
+    return Curves(
+        name="accuracy_against_seconds",
+        title=title,
+        caption="Seconds of the rounds added up, as rank 0 measured them; starting and waiting between two runs of one "
+        "folder are not in them. Only times from the same machine and number of ranks can be compared.",
+        x_label="time in rounds (s)",
+        y_label="accuracy, mean over clients (%)",
+        curves=tuple(_against(one, time) for one, time in zip(chosen, times, strict=True)),
+        x_log=most > 20 * least,
+    )
+
+
+def client_accuracy(run: Run, rounds: Sequence[int]) -> dict[int, np.ndarray]:
+    """Return the accuracy [N] of each client in those of the rounds that have a good checkpoint with scores."""
+    found = {}
+    for number in rounds:
+        try:
+            metrics = run.round(number).metrics
+        except CheckpointError:
+            continue  # `analysis.comparing` tells of damaged files
+        if "accuracy" in metrics and not np.isnan(metrics["accuracy"]).all():
+            found[number] = metrics["accuracy"]
+    return found
+
+
+def _evaluated(run: Run) -> np.ndarray:
+    """Return which lines of the metrics have an accuracy, [rounds] bool."""
+    return np.asarray(~np.isnan(run.columns["accuracy_mean"]), bool)
+
+
+def _over_rounds(one: Shown, banded: bool) -> Curve:
+    columns, seen = one.run.columns, _evaluated(one.run)
+    rounds, mean = columns["round"][seen], 100 * columns["accuracy_mean"][seen]
+    low = high = None
+    if banded:
+        low, high = np.full(len(rounds), np.nan), np.full(len(rounds), np.nan)
+        for number, accuracy in client_accuracy(one.run, spread_over(one.run.rounds)).items():
+            place = np.flatnonzero(rounds == number)
+            low[place], high[place] = (100 * np.nanquantile(accuracy, q) for q in QUANTILES)
+    return Curve(one.legend, rounds, mean, low, high, int(np.nanargmax(mean)), style=one.style)
+
+
+def _against(one: Shown, x: np.ndarray) -> Curve:
+    seen = _evaluated(one.run)
+    mean = 100 * one.run.columns["accuracy_mean"][seen]
+    return Curve(one.legend, x[seen], mean, mark=int(np.nanargmax(mean)), style=one.style)

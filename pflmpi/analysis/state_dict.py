@@ -1,0 +1,80 @@
+"""Plain state dicts from a checkpoint: arrays by the names that a module outside the runtime has for them."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pflmpi.analysis.personal import Flat, Kept, below, personal_model
+from pflmpi.analysis.run import Round, Run
+from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.store import run_folder
+
+_MODEL = ("body/", "head/", "stats/")
+
+
+def client_state(run: Run, round: Round, client: int, leaf: str | None = None) -> Flat:
+    """Return what a client predicts with, or a part of what it keeps, by module names.
+
+    Args:
+        leaf: the path of a sub-tree of what it keeps, or of one array; "." for everything; None for its model.
+
+    Raises:
+        CheckpointError: there is no such client, or a file is damaged (what is returned was checked whole).
+        ConfigError: it keeps no such part, or does not predict with a model alone.
+    """
+    number = sum(len(ids) for ids in round.cohorts.values())
+    if not 0 <= client < number:
+        raise CheckpointError(f"{run.path} has the clients 0 to {number - 1}, asked for is client {client}")
+    rows = run_folder.read_clients(round.run, round.number, np.array([client]))
+    state = {path: array[0] for _, leaves in rows.values() for path, array in leaves.items()}
+    if leaf is not None:
+        return names(_part(state, leaf, f"client {client} keeps"))
+    try:
+        model = personal_model(Kept(run.config["algorithm"], client, state, round.server))
+    except ConfigError as error:
+        raise ConfigError(f"{error} of it with --leaf: {_parts(state)}; or of the server's with --server") from error
+    return names(model)
+
+
+def server_state(round: Round, leaf: str | None = None) -> Flat:
+    """Return what the server keeps, or a part of it, by module names; see `client_state`."""
+    return names(_part(dict(round.server), leaf or ".", "the server keeps"))
+
+
+def names(flat: Flat) -> Flat:
+    """Return arrays by the names that they have in a module.
+
+    A model's body and statistics have no prefix; its head is called "head", and in a residual network as torchvision
+    calls it, "fc" ("fc.2" after a hidden layer). What is no model keeps its path, with dots.
+
+    >>> list(names({"body/fc1/weight": np.zeros(1), "head/bias": np.zeros(1)})), list(names({"means": np.zeros(1)}))
+    (['fc1.weight', 'head.bias'], ['means'])
+    """
+    head = _head_name(flat) if any(path.startswith("body/") for path in flat) else "head"
+    return {_name(path, head): array for path, array in flat.items()}
+
+
+def _head_name(paths: Iterable[str]) -> str:
+    """Return what the head of a model with these paths is called in its module."""
+    known = set(paths)
+    if not any(path.startswith("body/layer4/") for path in known):
+        return "head"
+    return "fc.2" if "body/fc/0/weight" in known else "fc"
+
+
+def _name(path: str, head: str) -> str:
+    part = next((prefix for prefix in _MODEL if path.startswith(prefix)), "")
+    rest = path.removeprefix(part).replace("/", ".")
+    return f"{head}.{rest}" if part == "head/" else rest
+
+
+def _part(state: Flat, leaf: str, who: str) -> Flat:
+    found = below(state, leaf.replace(".", "/") if leaf != "." and leaf not in state else leaf)
+    if not found:
+        raise ConfigError(f"{who} nothing at --leaf {leaf}; known: {_parts(state)}")
+    return found
+
+
+def _parts(state: Flat) -> str:
+    """Return the first names of the paths, for an error."""
+    return ", ".join(sorted({path.partition("/")[0] for path in state})) or "nothing"

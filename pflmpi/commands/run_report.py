@@ -1,0 +1,100 @@
+"""`pflmpi report RUN ...`: the page over some runs, its figures and its tables."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pflmpi.analysis import contents, overview, page
+from pflmpi.analysis.comparing import readable
+from pflmpi.analysis.drawing.files import draw
+from pflmpi.analysis.page import Section, Table
+from pflmpi.analysis.plots import Missing, Plot, write_table
+from pflmpi.analysis.series.final import final
+from pflmpi.analysis.series.selection import Shown, shown
+from pflmpi.commands.bars import bar
+from pflmpi.commands.launch import report
+from pflmpi.errors import CheckpointError, ConfigError
+
+_FIGURES = "figures"
+_LEFT_OUT = 1  # exit code: something is missing on the page
+
+
+def run_report(paths: Sequence[Path], out: Path) -> int:
+    """Write the page over some runs, with its figures and tables; return the exit code.
+
+    What cannot be read or compared is told and left out.
+
+    Raises:
+        CheckpointError: none of the runs can be read.
+        ConfigError: the folder cannot be written.
+    """
+    with bar("report") as show:
+        done = 0
+        total = len(paths) + 1
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            show(done, total)
+
+        runs, problems = readable(paths, step)
+        if not runs:
+            raise CheckpointError("; ".join(problems))
+        among = shown(runs)
+        total += len(among[: contents.MOST_DETAILED])
+        try:
+            (out / _FIGURES).mkdir(parents=True, exist_ok=True)
+            sections = _sections(among, out, problems, step)
+            title = f"{among[0].label}: report" if len(among) == 1 else f"{len(among)} runs: report"
+            page.write(out / "report.html", page.page(title, _about(among), problems, sections))
+        except OSError as error:
+            raise ConfigError(f"cannot write the report in {out}: {error.strerror}; choose another --out") from error
+    for problem in problems:
+        report(CheckpointError(problem))
+    print(out / "report.html")
+    return _LEFT_OUT if problems else 0
+
+
+def _sections(among: Sequence[Shown], out: Path, problems: list[str], step: Callable[[], None]) -> list[Section]:
+    """Draw everything; return the sections of the page, and add to the problems."""
+    ends = [final(one.run) for one in among]
+    outcomes = [overview.outcome(one, end) for one, end in zip(among, ends, strict=True)]
+    (out / "runs.csv").write_text(overview.comma_separated(outcomes), encoding="utf-8")
+    table = Table(overview.COLUMNS, [one.cells() for one in outcomes], names=2)
+    first = Section("Runs", overview.EXPLAINED, tables=[table])
+    together = Section("All runs" if len(among) > 1 else "The run")
+    together.figures = _drawn(contents.compared(among, ends), out, _FIGURES)
+    step()
+    sections = [first, together]
+    for number, one in enumerate(among[: contents.MOST_DETAILED], 1):
+        figures, unread = contents.detailed(one, alone=len(among) == 1)
+        problems += unread
+        name = re.sub(r"[^A-Za-z0-9]+", "-", one.label).strip("-") or "run"
+        section = Section(one.label, str(one.run.path))
+        section.figures = _drawn(figures, out, f"{_FIGURES}/{number:02d}-{name}")
+        sections.append(section)
+        step()
+    if len(among) > contents.MOST_DETAILED:
+        rest = ", ".join(one.label for one in among[contents.MOST_DETAILED :])
+        text = f"Only the first {contents.MOST_DETAILED} runs are shown one by one; report the others by themselves"
+        sections.append(Section("Other runs", f"{text}: {rest}."))
+    return sections
+
+
+def _drawn(figures: Sequence[Plot | Missing], out: Path, folder: str) -> list[page.Shown | Missing]:
+    (out / folder).mkdir(parents=True, exist_ok=True)
+    result: list[page.Shown | Missing] = []
+    for figure in figures:
+        if isinstance(figure, Missing):
+            result.append(figure)
+            continue
+        write_table(figure, out / folder)
+        result.append(page.Shown(figure, draw(figure, out / folder), f"{folder}/{figure.name}"))
+    return result
+
+
+def _about(among: Sequence[Shown]) -> str:
+    config = among[0].run.config
+    names = [str(config.get(section, {}).get("name", "?")) for section in ("data", "partition")]
+    clients = config.get("partition", {}).get("clients")
+    return f"Data {names[0]}, partition {names[1]}" + (f", {clients} clients." if clients else ".")

@@ -1,0 +1,101 @@
+"""The metrics as TensorBoard event files, beside metrics.csv, for those who ask for them."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from time import time
+from typing import Any
+
+from pflmpi.errors import ConfigError, RunError
+from pflmpi.runtime.progress import Observer, Progress
+from pflmpi.store import metrics_file
+
+FOLDER = "tensorboard"
+
+_SUFFIX = ".pflmpi"  # of our files, so that others in the folder stay
+_FLUSH = 10  # seconds
+
+
+def check_installed() -> None:
+    """Refuse where the library that writes event files is missing."""
+    try:
+        import_module("torch.utils.tensorboard")
+    except ImportError as error:
+        raise ConfigError(
+            "output.tensorboard = true needs the package tensorboard, which is not installed; "
+            "`pip install tensorboard` (the extra `tensorboard`), or set it to false"
+        ) from error
+
+
+@contextmanager
+def writing(run: Path, wanted: bool, observe: Observer) -> Iterator[Observer]:
+    """Give an observer that calls `observe` and, where wanted, writes each round's scalars under RUN/tensorboard.
+
+    What was written before is replaced by what metrics.csv says, which a continuation has cut to the rounds that are
+    done: so no round is there twice, whatever moment the run was killed at.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    if not wanted:
+        yield observe
+        return
+    try:
+        writer = _restart(run)
+    except OSError as error:
+        raise _unwritable(run, error) from error
+
+    def both(progress: Progress) -> None:
+        observe(progress)
+        line = dict(zip(metrics_file.COLUMNS, progress.line(), strict=True))
+        try:
+            _add(writer, line, time())
+        except OSError as error:
+            raise _unwritable(run, error) from error
+
+    try:
+        yield both
+    except BaseException:
+        with contextlib.suppress(OSError):
+            writer.close()
+        raise
+    try:
+        writer.close()
+    except OSError as error:
+        raise _unwritable(run, error) from error
+
+
+def _restart(run: Path) -> Any:
+    """Return a writer of a new file with all rounds of metrics.csv, at the times at which they ended."""
+    folder = run / FOLDER
+    for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
+        path.unlink()
+    library = import_module("torch.utils.tensorboard")
+    # `purge_step` makes a TensorBoard that is looking forget what it has read of the replaced file.
+    writer = library.SummaryWriter(str(folder), purge_step=0, flush_secs=_FLUSH, filename_suffix=_SUFFIX)
+    lines = metrics_file.read(run)
+    for line, ended in zip(lines, _times(run, [float(line["seconds"]) for line in lines]), strict=True):
+        _add(writer, line, ended)
+    return writer
+
+
+def _times(run: Path, seconds: Sequence[float]) -> list[float]:
+    """Return when rounds of these lengths ended, without pauses, the last at the time of metrics.csv."""
+    ended = metrics_file.path(run).stat().st_mtime if seconds else 0.0
+    return [ended - sum(seconds[i + 1 :]) for i in range(len(seconds))]
+
+
+def _add(writer: Any, line: Mapping[str, str | int], at: float) -> None:
+    """Write a round's columns but the empty ones, in double precision: byte counts are large."""
+    for name, value in line.items():
+        if name != "round" and value != "":
+            writer.add_scalar(name, float(value), int(line["round"]), at, new_style=True, double_precision=True)
+
+
+def _unwritable(run: Path, error: OSError) -> RunError:
+    return RunError(
+        f"cannot write {run / FOLDER}: {error.strerror or error}; the newest complete checkpoint is good: make room, "
+        f"or go on without it: `pflmpi resume {run} -s output.tensorboard=false`"
+    )
