@@ -95,7 +95,7 @@ def measure_run(ranks: int, rounds: int, folder: Path) -> tuple[float, float, li
     clients = ranks - 1
     config = {
         "data": {"name": "digits"},
-        "partition": {"name": "exdir", "clients": clients, "classes_per_client": 2, "alpha": 0.5, "min_samples": 4},
+        "partition": {"name": "iid", "clients": clients},
         "model": {"name": "cnn", "kernel": 3, "padding": 1, "hidden": 64},
         "algorithm": {"name": "fedgmh"},
         "training": {"rounds": rounds, "epochs": 2, "lr": 0.05},
