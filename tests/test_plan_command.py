@@ -141,7 +141,7 @@ def test_says_what_does_not_fit_on_a_node(machine: Machine) -> None:
 def test_says_that_the_state_is_what_does_not_fit(machine: Machine) -> None:
     many = {"name": "iid", "clients": 100}
     config = machine.config(data={"limit": 1000}, partition=many, model={"name": "mlp", "hidden": 20000})  # 6 MB each
-    code, shown, errors = machine.plan(config, "--memory", 0.5)
+    code, shown, errors = machine.plan(config, "--ranks", 2, "--memory", 0.5)  # their program is as `LINK` says
     assert code == 1, errors
     assert "most of it is the state of the clients that live there; take more nodes" in shown
 
