@@ -1,6 +1,5 @@
 """A run from its folder's point of view: start one, continue one."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.runtime.faults import together
 from pflmpi.runtime.progress import Observer
 from pflmpi.sections import flat, override
-from pflmpi.store import metrics_file, partition_file, run_folder
+from pflmpi.store import atomic, metrics_file, partition_file, run_folder
 from pflmpi.transports.base import Transport
 from pflmpi.yaml_file import dump, read
 
@@ -145,9 +144,8 @@ def _write_config(run: Path, experiment: Experiment, place: Place) -> None:
     federation = experiment.federation
     partition_file.write(run, partition_file.Counts(federation.class_counts, federation.test_class_counts))
     content = dump({**experiment.config.resolved(), "recorded": recorded(experiment, place)})
-    temporary = run / "config.yaml.tmp"
-    temporary.write_text(content)
-    os.replace(temporary, run / "config.yaml")
+    with atomic.replacing(run / "config.yaml") as descriptor:
+        atomic.write_at(descriptor, content.encode(), 0)
 
 
 def _create(folder: Path, experiment: Experiment, place: Place) -> Path:

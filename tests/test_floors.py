@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "pflmpi"
 FLOORS = {
-    0: {"errors", "tree", "rng", "registry", "yaml_file", "sections"},
+    0: {"errors", "tree", "rng", "registry", "yaml_file", "sections", "module_names"},
     1: {"message", "models", "data", "training"},
     2: {"task", "local", "sgd"},
     3: {"algorithms", "transports", "store"},

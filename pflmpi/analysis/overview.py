@@ -1,8 +1,5 @@
 """The table of the runs of a report: what came out of each, in one line."""
 
-import csv
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,15 +79,6 @@ def outcome(one: Shown, end: Final | None) -> Outcome:
         down=int(columns["down_bytes"].sum()),
         seconds=float(columns["seconds"].sum()),
     )
-
-
-def comma_separated(outcomes: Sequence[Outcome]) -> str:
-    """Return the table as CSV."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(one.cells() for one in outcomes)
-    return file.getvalue()
 
 
 def _number(value: float) -> str:

@@ -4,7 +4,6 @@ import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pflmpi.analysis.drawing.files import Drawn
 from pflmpi.analysis.drawing.style import COLOURS, ON_DARK
@@ -87,11 +86,6 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
         parts += _section(section, anchors[id(section)])
     beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as PNG and SVG."
     return "\n".join([*parts, f"<footer><p>{beside}</p></footer></body></html>\n"])
-
-
-def write(path: Path, text: str) -> None:
-    """Write the page."""
-    path.write_text(text, encoding="utf-8")
 
 
 def _problems(problems: Sequence[str]) -> list[str]:

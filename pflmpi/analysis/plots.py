@@ -32,11 +32,7 @@ class Plot(ABC):
 
     def table(self) -> str:
         """Return the table as CSV; what is not known is empty."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        for line in self.lines():
-            writer.writerow([_text(value) for value in line])
-        return file.getvalue()
+        return comma_separated(self.lines())
 
 
 @dataclass(frozen=True)
@@ -172,6 +168,14 @@ class Clouds(Plot):
         for cloud in self.clouds:
             for (x, y), label, client in zip(cloud.points.tolist(), cloud.classes, cloud.clients, strict=True):
                 yield (cloud.title, int(label), int(client), x, y)
+
+
+def comma_separated(lines: Iterable[Line]) -> str:
+    """Return lines as CSV; what is not known is empty."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([_text(value) for value in line] for line in lines)
+    return file.getvalue()
 
 
 def write_table(plot: Plot, folder: Path) -> Path:

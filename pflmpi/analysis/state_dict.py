@@ -1,15 +1,12 @@
 """Plain state dicts from a checkpoint: arrays by the names that a module outside the runtime has for them."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from pflmpi.analysis.personal import Flat, Kept, below, personal_model
 from pflmpi.analysis.run import Round, Run
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.module_names import module_names
 from pflmpi.store import run_folder
-
-_MODEL = ("body/", "head/", "stats/")
 
 
 def client_state(run: Run, round: Round, client: int, leaf: str | None = None) -> Flat:
@@ -42,30 +39,9 @@ def server_state(round: Round, leaf: str | None = None) -> Flat:
 
 
 def names(flat: Flat) -> Flat:
-    """Return arrays by the names that they have in a module.
-
-    A model's body and statistics have no prefix; its head is called "head", and in a residual network as torchvision
-    calls it, "fc" ("fc.2" after a hidden layer). What is no model keeps its path, with dots.
-
-    >>> list(names({"body/fc1/weight": np.zeros(1), "head/bias": np.zeros(1)})), list(names({"means": np.zeros(1)}))
-    (['fc1.weight', 'head.bias'], ['means'])
-    """
-    head = _head_name(flat) if any(path.startswith("body/") for path in flat) else "head"
-    return {_name(path, head): array for path, array in flat.items()}
-
-
-def _head_name(paths: Iterable[str]) -> str:
-    """Return what the head of a model with these paths is called in its module."""
-    known = set(paths)
-    if not any(path.startswith("body/layer4/") for path in known):
-        return "head"
-    return "fc.2" if "body/fc/0/weight" in known else "fc"
-
-
-def _name(path: str, head: str) -> str:
-    part = next((prefix for prefix in _MODEL if path.startswith(prefix)), "")
-    rest = path.removeprefix(part).replace("/", ".")
-    return f"{head}.{rest}" if part == "head/" else rest
+    """Return arrays by the names that they have in a module; see `module_names`."""
+    called = module_names(flat)
+    return {called[path]: array for path, array in flat.items()}
 
 
 def _part(state: Flat, leaf: str, who: str) -> Flat:

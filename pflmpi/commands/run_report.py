@@ -8,7 +8,7 @@ from pflmpi.analysis import contents, overview, page
 from pflmpi.analysis.comparing import readable
 from pflmpi.analysis.drawing.files import draw
 from pflmpi.analysis.page import Section, Table
-from pflmpi.analysis.plots import Missing, Plot, write_table
+from pflmpi.analysis.plots import Missing, Plot, comma_separated, write_table
 from pflmpi.analysis.series.final import final
 from pflmpi.analysis.series.selection import Shown, shown
 from pflmpi.commands.bars import bar
@@ -46,7 +46,8 @@ def run_report(paths: Sequence[Path], out: Path) -> int:
             (out / _FIGURES).mkdir(parents=True, exist_ok=True)
             sections = _sections(among, out, problems, step)
             title = f"{among[0].label}: report" if len(among) == 1 else f"{len(among)} runs: report"
-            page.write(out / "report.html", page.page(title, _about(among), problems, sections))
+            text = page.page(title, _about(among), problems, sections)
+            (out / "report.html").write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write the report in {out}: {error.strerror}; choose another --out") from error
     for problem in problems:
@@ -58,9 +59,9 @@ def run_report(paths: Sequence[Path], out: Path) -> int:
 def _sections(among: Sequence[Shown], out: Path, problems: list[str], step: Callable[[], None]) -> list[Section]:
     """Draw everything; return the sections of the page, and add to the problems."""
     ends = [final(one.run) for one in among]
-    outcomes = [overview.outcome(one, end) for one, end in zip(among, ends, strict=True)]
-    (out / "runs.csv").write_text(overview.comma_separated(outcomes), encoding="utf-8")
-    table = Table(overview.COLUMNS, [one.cells() for one in outcomes], names=2)
+    rows = [overview.outcome(one, end).cells() for one, end in zip(among, ends, strict=True)]
+    (out / "runs.csv").write_text(comma_separated([overview.COLUMNS, *rows]), encoding="utf-8")
+    table = Table(overview.COLUMNS, rows, names=2)
     first = Section("Runs", overview.EXPLAINED, tables=[table])
     together = Section("All runs" if len(among) > 1 else "The run")
     together.figures = _drawn(contents.compared(among, ends), out, _FIGURES)

@@ -1,12 +1,11 @@
 """A model as an ordinary torch module: what an exported state dict loads into."""
 
-from collections.abc import Mapping
-
 import numpy as np
 from torch import Tensor, nn
 
 from pflmpi import tree
 from pflmpi.models.base import Architecture
+from pflmpi.module_names import module_names
 from pflmpi.tree import Tree, part
 
 
@@ -41,18 +40,6 @@ class ModelModule(nn.Module):
         model: Tree = tree.unflatten({path: values[name] for path, name in self._names.items()})
         features = self._architecture.features(model, x, self.training)
         return self._architecture.logits(part(model, "head"), features)
-
-
-def module_names(weights: Mapping[str, object]) -> dict[str, str]:
-    """Return path -> name in the module: parts lose their prefix; a residual network's head is torchvision's "fc"."""
-    head = "head"
-    if any(path.startswith("body/layer4/") for path in weights):
-        head = "fc.2" if "body/fc/0/weight" in weights else "fc"
-    found = {}
-    for path in weights:
-        kind, _, rest = path.partition("/")
-        found[path] = (f"{head}/{rest}" if kind == "head" else rest).replace("/", ".")
-    return found
 
 
 def _owner(module: nn.Module, name: str) -> nn.Module:

@@ -1,13 +1,13 @@
 """RUN/partition.csv: how many samples of each class every client holds, for whoever looks at the run later."""
 
 import csv
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pflmpi.errors import CheckpointError
+from pflmpi.store import atomic
 
 _HEADER = ("client", "class", "train", "test")
 
@@ -37,13 +37,11 @@ def write(run: Path, counts: Counts) -> None:
     """
     held = (counts.train + counts.test) > 0
     held[-1, -1] = True
-    temporary = path(run).with_suffix(".tmp")
-    with open(temporary, "w", newline="") as file:
+    with atomic.replacing(path(run)) as descriptor, open(descriptor, "w", newline="", closefd=False) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_HEADER)
         for client, label in np.argwhere(held).tolist():
             writer.writerow((client, label, int(counts.train[client, label]), int(counts.test[client, label])))
-    os.replace(temporary, path(run))
 
 
 def read(run: Path) -> Counts | None:

@@ -1,5 +1,7 @@
 """The critical entries psi of FedGMH: how many there are, and how far they agree."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
@@ -31,7 +33,7 @@ def between_clients(psi: np.ndarray) -> np.ndarray:
     return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=known))
 
 
-def over_rounds(states: list[Round]) -> Curves | Missing:
+def over_rounds(states: Sequence[Round]) -> Curves | Missing:
     """Return the share of critical entries, and the overlaps from checkpoint to checkpoint and between clients."""
     title = "Critical entries ψ over rounds"
     kinds: dict[str, list[float]] = {

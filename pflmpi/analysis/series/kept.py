@@ -10,10 +10,10 @@ from pflmpi.analysis.series.selection import spread_over
 Found = list[Plot | Missing]
 
 _KEPT: dict[str, Callable[[Run, Sequence[Round]], Found]] = {
-    "pfedafe": lambda run, states: [ratios.mixing_ratio(list(states))],
-    "apfl": lambda run, states: [ratios.own_share(list(states))],
-    "fesem": lambda run, states: [ratios.clusters(list(states))],
-    "fedgmh": lambda run, states: [critical.over_rounds(list(states)), critical.matrix(states[-1])],
+    "pfedafe": lambda run, states: [ratios.mixing_ratio(states)],
+    "apfl": lambda run, states: [ratios.own_share(states)],
+    "fesem": lambda run, states: [ratios.clusters(states)],
+    "fedgmh": lambda run, states: [critical.over_rounds(states), critical.matrix(states[-1])],
     "fedamp": lambda run, states: [fusion.fedamp(run, ends(states))],
     "pfedcfr": lambda run, states: [*fusion.pfedcfr(run, ends(states))],
     "fedfomo": lambda run, states: [fusion.fedfomo(ends(states))],

@@ -1,10 +1,10 @@
 """Numbers that each client keeps, over rounds: beta of pFedAFE, alpha of APFL, the cluster in FeSEM."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pflmpi.analysis.plots import Matrices, Missing, Panel
+from pflmpi.analysis.plots import Matrices, Panel
 from pflmpi.analysis.run import Round
 from pflmpi.analysis.series.selection import client_leaf
 from pflmpi.analysis.server_leaves import server_leaf, server_shapes
@@ -12,7 +12,7 @@ from pflmpi.analysis.server_leaves import server_leaf, server_shapes
 Values = Callable[[Round], np.ndarray]
 
 
-def mixing_ratio(states: list[Round]) -> Matrices | Missing:
+def mixing_ratio(states: Sequence[Round]) -> Matrices:
     """Return beta of pFedAFE (eq. 7), the share of its own body that each client mixed in at its last update."""
     return Matrices(
         name="beta",
@@ -27,7 +27,7 @@ def mixing_ratio(states: list[Round]) -> Matrices | Missing:
     )
 
 
-def own_share(states: list[Round]) -> Matrices | Missing:
+def own_share(states: Sequence[Round]) -> Matrices:
     """Return alpha of APFL (eq. 10), the share of its own model in the personal one of each client."""
     return Matrices(
         name="alpha",
@@ -41,7 +41,7 @@ def own_share(states: list[Round]) -> Matrices | Missing:
     )
 
 
-def clusters(states: list[Round]) -> Matrices | Missing:
+def clusters(states: Sequence[Round]) -> Matrices:
     """Return the cluster of each client in FeSEM (the E-step's r_i)."""
     panel = _over_rounds(states, _cluster)
     count = next(shape[0] for path, shape in server_shapes(states[-1]).items() if path.startswith("centres/"))
@@ -58,7 +58,7 @@ def clusters(states: list[Round]) -> Matrices | Missing:
     )
 
 
-def _over_rounds(states: list[Round], values: Values) -> Panel:
+def _over_rounds(states: Sequence[Round], values: Values) -> Panel:
     matrix = np.stack([values(state) for state in states], axis=1).astype(np.float64)
     return Panel("", matrix, range(len(matrix)), [state.number for state in states])
 

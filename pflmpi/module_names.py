@@ -1,0 +1,27 @@
+"""What the arrays of a model are called in an ordinary torch module; also where there is no torch."""
+
+from collections.abc import Iterable
+
+_PARTS = ("body/", "head/", "stats/")
+
+
+def module_names(paths: Iterable[str]) -> dict[str, str]:
+    """Return path -> name in a module.
+
+    A model's body and statistics have no prefix; its head is called "head", and in a residual network as torchvision
+    calls it, "fc" ("fc.2" after a hidden layer). What is no model keeps its path, with dots.
+
+    >>> module_names(["body/fc1/weight", "head/bias", "means"])
+    {'body/fc1/weight': 'fc1.weight', 'head/bias': 'head.bias', 'means': 'means'}
+    """
+    known = list(paths)
+    head = "head"
+    if any(path.startswith("body/layer4/") for path in known):
+        head = "fc.2" if "body/fc/0/weight" in known else "fc"
+    return {path: _name(path, head) for path in known}
+
+
+def _name(path: str, head: str) -> str:
+    part = next((prefix for prefix in _PARTS if path.startswith(prefix)), "")
+    rest = path.removeprefix(part).replace("/", ".")
+    return f"{head}.{rest}" if part == "head/" else rest
