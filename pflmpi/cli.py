@@ -13,6 +13,7 @@ _COMMANDS = {
     "resume": "continue a run from its newest good checkpoint",
     "inspect": "show what a run holds, check it, compare two rounds, print its digest",
     "export": "write a client's model, or the server's state, as a file for other programs",
+    "probe": "see how alike the layers of the clients' models are, for `report`; it needs torch and the data",
     "partition": "show who holds what, without running anything",
     "sweep": "run the cells of a table that are not done yet",
     "report": "make a page with figures over runs, or the table of a sweep",
@@ -26,12 +27,14 @@ _COMMANDS = {
 _MODULES = {
     "run": "running",
     "resume": "running",
+    "probe": "probing",
     "sweep": "sweeping",
     "plan": "planning",
     "submit": "submitting",
     "status": "watching",
     "doctor": "examining",
 }  # the rest is shown
+_NOT_FOR_READING = ("torch", "torchvision", "pydantic")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,6 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if others and options.command != "submit":
         whole.error(f"unrecognized arguments: {' '.join(others)}")
     options.sbatch = others
-    module = import_module(f"pflmpi.commands.{_MODULES.get(options.command, 'showing')}")
-    code: int = module.main(options, given)
+    try:
+        module = import_module(f"pflmpi.commands.{_MODULES.get(options.command, 'showing')}")
+        code: int = module.main(options, given)
+    except ModuleNotFoundError as error:
+        if error.name not in _NOT_FOR_READING:
+            raise
+        text = f"{options.command} needs {error.name}, which is not installed; report, inspect and export do without"
+        print(f"pflmpi: {text}", file=sys.stderr)
+        return 2
     return code

@@ -100,6 +100,21 @@ def newest(run: Path) -> int:
     return done
 
 
+def newest_fitting(run: Path, experiment: Experiment) -> int:
+    """Return the newest good round of a run, refusing one whose clients keep other arrays than they would here."""
+    done = newest(run)
+    expected, found = saving.templates(client_templates(experiment)), run_folder.read_kinds(run, done)
+    for cohort, kinds in expected.items():
+        there = found.get(cohort, {})
+        other = sorted(path for path in kinds.keys() | there.keys() if kinds.get(path) != there.get(path))
+        if other:
+            raise CheckpointError(
+                f"{run} cannot be continued: its clients keep other arrays than those of this pflmpi, such as "
+                f"{other[0]}; continue it with the version that wrote it, or start a new run"
+            )
+    return done
+
+
 def recorded(experiment: Experiment, place: Place) -> dict[str, Any]:
     """Return what a run depends on besides its configuration."""
     return {

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pflmpi import config as configuration
 from pflmpi.config import Config
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.execution import Place, carry_out, despite_losses, newest, number_from_root, recorded
+from pflmpi.execution import Place, carry_out, despite_losses, newest_fitting, number_from_root, recorded
 from pflmpi.experiment import Experiment, prepare
 from pflmpi.runtime import events
 from pflmpi.runtime.config import FREE_ON_RESUME
@@ -27,6 +28,7 @@ __all__ = [
     "differences",
     "execute",
     "refuse",
+    "reopened",
     "resume",
     "start",
     "start_or_resume",
@@ -57,12 +59,17 @@ def resume(config: Config, run: Path, place: Place, observe: Observer) -> Path:
     """Continue a run from its newest good checkpoint; `config` is from `stored_config`."""
     transport = place.transport
     experiment = _prepared(config, place, run)
-    done = together(transport, lambda: newest(run) if transport.rank == 0 else 0)
+    done = together(transport, lambda: newest_fitting(run, experiment) if transport.rank == 0 else 0)
     done = number_from_root(transport, done)
     if transport.rank == 0:
         _write_config(run, experiment, place)
     carry_out(experiment, run, place, done, observe)
     return run
+
+
+def reopened(run: Path, overrides: Sequence[str], device: torch.device) -> Experiment:
+    """Return the experiment of a run, on the data that it was made with; for overrides see `stored_config`."""
+    return _same_data(prepare(stored_config(run, overrides), device), run)
 
 
 def start_or_resume(config: Config, run: Path, place: Place, observe: Observer) -> Path:

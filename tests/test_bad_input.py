@@ -7,10 +7,12 @@ from typing import Any
 import harness
 import processes
 import pytest
+import torch
 import yaml
 
 from pflmpi import config as configuration
 from pflmpi import runs
+from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
 from pflmpi.store import run_folder
 
@@ -127,9 +129,22 @@ def test_continuing_with_another_configuration_is_refused(change: str, tmp_path:
 def test_a_continuation_may_change_where_it_runs(tmp_path: Path) -> None:
     harness.run(harness.settings(), tmp_path / "run")
     config = runs.stored_config(
-        tmp_path / "run", ["runtime.timeout=5", "runtime.server=dedicated", "checkpoint.keep=1"]
+        tmp_path / "run", ["runtime.timeout=5", "runtime.server=dedicated", "checkpoint.keep=1", "data.root=/elsewhere"]
     )
-    assert config.runtime.timeout == 5
+    assert config.runtime.timeout == 5 and str(config.data.root) == "/elsewhere"
+
+
+def test_a_run_of_a_version_whose_clients_keep_something_else_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.run(harness.settings(), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    today = FedGMH.init_client
+    more = {"newly_kept": torch.zeros(2)}
+    monkeypatch.setattr(FedGMH, "init_client", lambda self, task, client: {**today(self, task, client), **more})
+    with pytest.raises(UserError, match=r"newly_kept.*the version that wrote it"):
+        harness.resume(tmp_path / "run", ("training.rounds=5",))
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
 def test_changed_data_is_noticed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
-from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, weigh
+from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, shares_of, weigh
 from pflmpi.algorithms.fedfomo import FedFomo
 from pflmpi.errors import ConfigError
 from pflmpi.training import Pass
@@ -63,10 +63,12 @@ def test_a_weight_is_the_gain_over_the_distance() -> None:
 
 def test_models_are_mixed_with_the_positive_weights() -> None:
     models: list[tree.Tree] = [{"w": torch.tensor([value])} for value in (1.0, 10.0, 100.0)]
-    mixed = mix(models, torch.tensor([1.0, 3.0, -9.0]))
-    np.testing.assert_allclose(mixed["w"], [0.25 * 1 + 0.75 * 10])  # type: ignore[arg-type]
-    assert alike.same(mix(models, torch.tensor([-1.0, 0.0, 0.3])), models[2]), "one weight alone is all of it"
-    assert alike.same(mix(models, torch.tensor([-1.0, 0.0, -0.3])), models[0]), "no positive weight: the own model"
+    shares = shares_of(torch.tensor([1.0, 3.0, -9.0]))
+    assert shares.tolist() == [0.25, 0.75, 0]
+    np.testing.assert_allclose(mix(models, shares)["w"], [0.25 * 1 + 0.75 * 10])  # type: ignore[arg-type]
+    assert shares_of(torch.tensor([-1.0, 0.0, 0.3])).tolist() == [0, 0, 1], "one weight alone is all of it"
+    assert shares_of(torch.tensor([-1.0, 0.0, -0.3])).tolist() == [1, 0, 0], "no positive weight: the own model"
+    assert alike.same(mix(models, torch.tensor([0.0, 0, 1])), models[2])
 
 
 def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
@@ -80,6 +82,9 @@ def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
     assert (weights > 0).sum() == 2 and (weights[1:] < 0).any(), "numbers chosen so that one is left out"
     np.testing.assert_allclose(up["weights"]["weights"], [weights[1], 0, weights[2]], rtol=1e-4)
     shares = weights.clip(0) / weights.clip(0).sum()
+    of_all = [*shares[:2], 0, shares[2]]
+    np.testing.assert_allclose(state["mix"]["shares"], of_all, rtol=1e-4)  # type: ignore[index, arg-type]
+    assert state["mix"]["clients"].tolist() == [4, NOBODY, 0]  # type: ignore[index, union-attr]
     w = small.to_numpy(tree.map(lambda *rows: sum(s * row for s, row in zip(shares, rows, strict=True)), *models))
     small.assert_close(state["before"], w)  # type: ignore[arg-type]
     for one in data.passes["train"]:
@@ -87,6 +92,25 @@ def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
         w = {name: w[name] - LR * slopes[name] for name in w}
     small.assert_close(state["model"], w)  # type: ignore[arg-type]
     assert alike.same(up["model"], state["model"])  # type: ignore[arg-type]
+
+
+def test_lanes_keep_what_each_of_them_mixed() -> None:
+    algorithm, task = FedFomo(received_models=2), small.task().replace(batched=True)
+    clients = [algorithm.init_client(task, one) | {"before": alike.model(2 + one)} for one in (0, 1)]
+    downs = [candidates([3, NOBODY]), candidates([1, 2])]
+    batches = {"train": small.batch(0), "held_out": small.batch(5)}
+    padded = {name: [small.padded(one.x, one.y, torch.ones(6))] for name, one in batches.items()}
+    alone, data = alike.data_of({name: [one] for name, one in batches.items()}, LR), alike.data_of(padded, LR)
+
+    def update(client: tree.Tree, down: dict[str, tree.Tree]) -> Any:
+        return algorithm.client_update(task, client, down, data)[0]["mix"]
+
+    together: Any = torch.func.vmap(update)(tree.stack(clients), tree.stack(downs))  # type: ignore[arg-type]
+    for lane, (client, down) in enumerate(zip(clients, downs, strict=True)):
+        mine: Any = algorithm.client_update(small.task(), client, down, alone)[0]["mix"]
+        np.testing.assert_allclose(together["shares"][lane], mine["shares"], rtol=1e-4)
+        assert together["clients"][lane].tolist() == mine["clients"].tolist()
+    assert together["shares"][0].tolist() != together["shares"][1].tolist()
 
 
 def test_held_out_samples_are_not_trained_on() -> None:
@@ -110,6 +134,9 @@ def test_in_the_first_round_nobody_is_a_candidate_and_the_client_trains_alone() 
     state, up = algorithm.client_update(task, client, mine, data)  # type: ignore[arg-type]
     assert alike.same(state["before"], client["model"])  # type: ignore[arg-type]
     assert up["weights"]["weights"].tolist() == [0, 0]  # type: ignore[union-attr]
+    assert alike.same(state["mix"], client["mix"]), "all of its own, also before"  # type: ignore[arg-type]
+    assert state["mix"]["shares"].tolist() == [1, 0, 0]  # type: ignore[index, union-attr]
+    assert state["mix"]["clients"].tolist() == [NOBODY, NOBODY]  # type: ignore[index, union-attr]
 
 
 def test_the_best_that_have_trained_are_chosen_and_never_oneself() -> None:
@@ -201,5 +228,6 @@ def test_batch_norm_statistics_are_mixed_or_stay(bn: str) -> None:
 
 
 def test_padding_alone_changes_nothing() -> None:
-    client = {"model": alike.model(1), "before": alike.model(2)}
+    alone = FedFomo(received_models=2).init_client(small.task(), 0)["mix"]
+    client = {"model": alike.model(1), "before": alike.model(2), "mix": alone}
     alike.check_padding(FedFomo(received_models=2), client, candidates([3, NOBODY]), ("held_out", "train"))

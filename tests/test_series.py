@@ -133,13 +133,34 @@ def test_bytes_per_round_are_those_of_the_metrics(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp_path: Path) -> None:
-    usual: dict[str, float | str] = {"seconds": 1, "exchange_seconds": 0.25, "evaluation_seconds": 0.25}
+    parts: dict[str, float | str] = {"exchange_seconds": 0.25, "evaluation_seconds": 0.25, "checkpoint_seconds": 0.125}
+    usual = parts | {"seconds": 1}
     run = written(tmp_path / "run", [usual | {"seconds": 20}, *[usual] * 19])
     plot = rounds.seconds_per_round(shown([run])[0])
     assert isinstance(plot, Stack)
     assert np.sum(list(plot.parts.values()), axis=0).tolist() == [20.0] + [1.0] * 19
-    assert plot.parts["communication"].tolist() == [0.25] * 20
+    assert plot.parts["communication"].tolist() == plot.parts["evaluation"].tolist() == [0.25] * 20
+    assert plot.parts["checkpoint"].tolist() == [0.125] * 20
     assert plot.top == pytest.approx(1.5) and "round 1 (20.0 s)" in plot.caption
+
+
+def test_rounds_from_before_the_time_of_checkpoints_was_recorded_are_drawn_without_it(tmp_path: Path) -> None:
+    line: dict[str, float | str] = {"seconds": 1, "exchange_seconds": 0.25, "evaluation_seconds": 0.25}
+    continued = written(tmp_path / "continued", [line | {"checkpoint_seconds": ""}, line | {"checkpoint_seconds": 0.5}])
+    old = written(tmp_path / "old", [line])
+    path = metrics_file.path(old.path)
+    path.write_text("\n".join(text.rpartition(",")[0] for text in path.read_text().splitlines()) + "\n")
+    assert "checkpoint_seconds" not in old.columns
+    for run, rest in ((continued, [0.5, 0.0]), (old, [0.5])):
+        plot = rounds.seconds_per_round(shown([run])[0])
+        assert isinstance(plot, Stack) and "before the time of checkpoints" in plot.caption
+        assert plot.parts["computation, and the rest of the round"].tolist() == rest
+
+
+def test_a_run_records_how_long_it_stood_still_for_checkpoints(trained: dict[str, Run]) -> None:
+    columns = trained["fedavg"].columns
+    parts = sum(columns[f"{name}_seconds"] for name in ("exchange", "evaluation", "checkpoint"))
+    assert (columns["checkpoint_seconds"] > 0).all() and (parts < columns["seconds"]).all()
 
 
 # --- clients ------------------------------------------------------------------------------------------------------

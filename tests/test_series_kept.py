@@ -159,13 +159,6 @@ def test_without_personal_layers_pfedcfr_has_no_weights(folder: Path) -> None:
     assert isinstance(plot, Missing) and "no layer is personal" in plot.why
 
 
-def test_affinities_of_fedfomo_are_the_servers(folder: Path) -> None:
-    run = made(folder, "fedfomo", received_models=2)
-    plot = matrix(fusion.fedfomo(ends(states(run))))
-    assert [panel.title for panel in plot.panels] == ["round 1", "round 2", "round 3"]
-    assert same(plot.panels[2].values, run.round(3).server["affinity"]) and plot.panels[2].values.any()
-
-
 def test_an_algorithm_that_keeps_models_alone_has_no_figures_of_its_own(folder: Path) -> None:
     run = made(folder, "fedper")
     assert kept(run, states(run)) == []
@@ -188,7 +181,7 @@ def test_class_means_are_those_that_server_and_clients_know(folder: Path) -> Non
     state = run.round(3)
     own, means = np.asarray(state.clients["own/known"]), np.asarray(state.clients["own/means"])
     assert len(found.classes) == state.server["known"].sum() + own.sum()
-    for vector, label, client in zip(found.means, found.classes, found.clients, strict=True):
+    for vector, label, client in zip(found.values, found.classes, found.clients, strict=True):
         expected = state.server["means"][label] if client < 0 else means[client, label]
         assert vector.tolist() == expected.tolist()
 
@@ -204,6 +197,25 @@ def test_projections_have_a_point_for_each_class_mean_and_are_repeatable(folder:
             known = projection.class_means(run.round(number))
             assert known is not None and len(cloud.points) == len(known.classes)
             assert np.isfinite(cloud.points).all() and cloud.points.tolist() == twin.points.tolist()
+
+
+def test_class_embeddings_are_drawn_like_class_means_and_called_what_they_are(folder: Path) -> None:
+    run = made(folder, "gpfl")
+    found = projection.class_embeddings(run.round(3))
+    assert found is not None and projection.class_means(run.round(3)) is None
+    assert same(found.values, run.round(3).server["shared/embeddings/weight"]) and len(found.values) == 10
+    plots = projection.projections(ends(states(run)))
+    names = [plot.name for plot in plots if isinstance(plot, Clouds)]
+    assert names == ["class_embeddings_pca", "class_embeddings_tsne"]
+    everything = np.concatenate([run.round(number).server["shared/embeddings/weight"] for number in (1, 2, 3)])
+    first = plots[0]
+    assert isinstance(first, Clouds)
+    assert np.concatenate([cloud.points for cloud in first.clouds]) == pytest.approx(projection.pca(everything)[0])
+    for plot in plots:
+        assert isinstance(plot, Clouds) and plot.title.startswith("Class embeddings, ")
+        assert "class embeddings" in plot.caption and "means" not in plot.caption and "clients" not in plot.caption
+        for cloud in plot.clouds:
+            assert cloud.classes.tolist() == list(range(10)) and (cloud.clients == -1).all()
 
 
 def test_an_algorithm_without_class_means_says_so(folder: Path) -> None:

@@ -48,12 +48,16 @@ def weigh(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
     return (losses[0] - losses[1:]) / (distances + 1e-5)
 
 
-def mix(candidates: list[Tree], weights: Tensor) -> Tree:
-    """Return sum_n max(w_n, 0) / sum_m max(w_m, 0) theta_n; the first candidate where no weight is positive."""
+def shares_of(weights: Tensor) -> Tensor:
+    """Return max(w_n, 0) / sum_m max(w_m, 0), [candidates]; all of it for the first where no weight is positive."""
     positive = weights.clamp(min=0)
     first = torch.arange(len(weights), device=weights.device) == 0
     positive = torch.where(positive.sum() > 0, positive, first.to(positive.dtype))
-    shares = positive / positive.sum()
+    return positive / positive.sum()
+
+
+def mix(candidates: list[Tree], shares: Tensor) -> Tree:
+    """Return the sum of the candidates, each times its share; shares: [candidates]."""
 
     def combined(*leaves: Tensor) -> Tensor:
         total: Tensor = torch.tensordot(shares, torch.stack(leaves), dims=([0], [0]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Messages, Round, only
-from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, unstack, weigh
+from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, shares_of, unstack, weigh
 from pflmpi.errors import ConfigError
 from pflmpi.local import ClientData, model_loss
 from pflmpi.message import Downlink, Own, Rows, Uplink, tensor, with_rows
@@ -37,7 +37,9 @@ class FedFomo(Algorithm):
 
     Up: the model (one row each) and the raw w_n of the models received. Down: M models and whose they are, M (4 numbers
     of parameters + 8) bytes also where there are fewer candidates. Persists: client: its model and theta' (batch-norm
-    statistics too); server: the last models, P and who was chosen. Evaluated: the client's model after its training.
+    statistics too), and of its last mix, for reports alone, whose models it was sent and the shares max(w_n, 0) /
+    sum_m max(w_m, 0), its own first; server: the last models, P and who was chosen. Evaluated: the client's model after
+    its training.
 
     Readings. A client's own model is always a candidate and need not be sent, so M counts others, and the paper's
     P = diag(1, ..., 1) at the start is P = 0. Where no w_n is positive the client goes on with its own model, as it is
@@ -90,7 +92,9 @@ class FedFomo(Algorithm):
 
     def init_client(self, task: Task, client: int) -> Tree:
         model = task.init(client)
-        return {"model": model, "before": only(model, _mixed(task))}
+        count = self.received_models
+        alone: Tree = {"clients": torch.full((count,), NOBODY), "shares": torch.eye(1 + count)[0]}
+        return {"model": model, "before": only(model, _mixed(task)), "mix": alone}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         chosen = leaf(server, "chosen")[torch.from_numpy(receivers)]  # [R, M]
@@ -103,16 +107,17 @@ class FedFomo(Algorithm):
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model, before = part(client, "model"), part(client, "before")
-        received, known = part(down["candidates"], "models"), leaf(down["candidates"], "clients") != NOBODY
+        received, clients = part(down["candidates"], "models"), leaf(down["candidates"], "clients")
         candidates = [only(model, _mixed(task)), *unstack(received, self.received_models)]
 
         losses = mean_losses(task, [{**model, **one} for one in (before, *candidates)], data.passes["held_out"])
         weights = weigh(losses, before, candidates)
-        weights = torch.cat([weights[:1], weights[1:].where(known, 0)])
-        start = mix(candidates, weights)
+        weights = torch.cat([weights[:1], weights[1:].where(clients != NOBODY, 0)])
+        shares = shares_of(weights)
+        start = mix(candidates, shares)
         model = train(task, {**model, **start}, data.passes["train"], model_loss(task), data.learning_rate)
         up: Messages = {"model": only(model, _mixed(task)), "weights": {"weights": weights[1:]}}
-        return {"model": model, "before": start}, up
+        return {"model": model, "before": start, "mix": {"clients": clients, "shares": shares}}, up
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         rows = torch.from_numpy(round.participants)

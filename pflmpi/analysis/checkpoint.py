@@ -13,7 +13,6 @@ from pflmpi.store import run_folder
 from pflmpi.store.image import cut_short
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
-from pflmpi.store.reading import read_kinds
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +38,7 @@ class Round:
                 leaf if one else f"{cohort}/{leaf}": LeafRows(
                     ids := self.cohorts[cohort], (len(ids), *shape), dtype, self.run, self._layout, cohort, leaf
                 )
-                for cohort, kinds in read_kinds(self.run, self.number).items()
+                for cohort, kinds in run_folder.read_kinds(self.run, self.number).items()
                 for leaf, (shape, dtype) in kinds.items()
             }
         )

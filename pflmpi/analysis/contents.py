@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from pflmpi.analysis.plots import Missing, Plot
 from pflmpi.analysis.run import Round, Run
-from pflmpi.analysis.series import final, kept, partition, projection, rounds, scores, similarity
+from pflmpi.analysis.series import final, kept, partition, probes, projection, rounds, scores, similarity
 from pflmpi.analysis.series.final import Final
 from pflmpi.analysis.series.selection import Shown, spread_over
 from pflmpi.errors import CheckpointError
@@ -43,6 +43,7 @@ def detailed(one: Shown, alone: bool) -> tuple[Found, list[str]]:
         "What the algorithm keeps": lambda: kept.kept(one.run, states),
         "Class means": lambda: projection.projections(kept.ends(states)),
         "Similarity of the clients' layers": lambda: _similarity(few),
+        "CKA of the clients' layers": lambda: probes.probes(one.run),
     }
     for title, make in makers.items():
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pflmpi.analysis.columns import columns
 from pflmpi.errors import CheckpointError
-from pflmpi.store import metrics_file
+from pflmpi.store import metrics_file, probe_file
 from pflmpi.store.image import damage
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_layout
@@ -29,9 +29,10 @@ class Checked:
 
 
 def files(run: Path) -> list[Path]:
-    """Return the files of a run that carry checksums: shards, also those that no checkpoint needs, and round files."""
+    """Return the files of a run that carry checksums: shards, also those no checkpoint needs, rounds and probes."""
     shards = [path for path in sorted((run / SHARDS).glob("*.h5")) if round_of(path.name) is not None]
-    return [*shards, *(round_path(run, round) for round in rounds(run))]
+    probes = [probe_file.path(run, round) for round in probe_file.rounds(run)]
+    return [*shards, *(round_path(run, round) for round in rounds(run)), *probes]
 
 
 def check(run: Path) -> Iterator[Checked]:
@@ -46,7 +47,7 @@ def check(run: Path) -> Iterator[Checked]:
     for path in files(run):
         problem = damage(path)
         problems: tuple[str, ...] = (problem,) if problem else ()
-        if path.parent == run and not problems:
+        if path.parent == run and not problems and round_of(path.name) is not None:
             problems = _unmet(run, path, good)
         if not problems:
             good.add(path)

@@ -70,6 +70,20 @@ def personal_model(kept: Kept) -> Flat:
     return found
 
 
+def layered_model(kept: Kept) -> Flat:
+    """Return the body, head and statistics of a client: `personal_model`, or what is nearest to it.
+
+    Where a client predicts with more than a model, that is the model which its prediction is built on: with its own
+    head where there are two, before a step on its data, with the beta of its last round, without relations, valves
+    and class means.
+    """
+    name = str(kept.options.get("name"))
+    found = _RULES[name](kept) if name in _RULES else kept.parts()
+    if isinstance(found, str):
+        found = _LAYERED[name](kept)
+    return {path: array for path, array in found.items() if path.split("/")[0] in _PARTS}
+
+
 def _at(prefix: str) -> Callable[[Kept], Flat]:
     return lambda kept: below(kept.client, prefix)
 
@@ -121,8 +135,11 @@ def _fesem(kept: Kept) -> Flat:
 def _pfedafe(kept: Kept) -> Flat | str:
     if kept.options["adaptive"]:
         return "a mix of its own and the shared body whose proportion it learns anew on its data"
+    return _mixed(kept, np.float32(kept.options["beta_init"] if kept.client["trained"] else 0))
+
+
+def _mixed(kept: Kept, beta: np.ndarray | np.float32) -> Flat:
     own, shared = kept.parts(), kept.received("body", "shared")
-    beta = np.float32(kept.options["beta_init"] if kept.client["trained"] else 0)
     return {**own, **{path: (1 - beta) * theirs + beta * own[path] for path, theirs in shared.items()}}
 
 
@@ -164,4 +181,13 @@ _RULES: dict[str, Callable[[Kept], Flat | str]] = {
     "pfedcfr": _at("model"),
     "pfedme": _at("personal"),
     "pfedpm": _pfedpm,
+}
+
+_LAYERED: dict[str, Callable[[Kept], Flat]] = {
+    "fedcp": _shared("model", "model"),
+    "fedproto": _at("model"),
+    "gpfl": _shared("shared", "shared"),
+    "perfedavg": _shared("model", "model"),
+    "pfedafe": lambda kept: _mixed(kept, kept.client["beta"]),
+    "pfedpm": _at("model"),
 }

@@ -70,14 +70,20 @@ class Curve:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Curves(Plot):
-    """Lines over a common axis."""
+    """Lines over a common axis.
+
+    Attributes:
+        x_names: what the values 1, 2, ... of x are called, where they are no quantities.
+        zero: whether there is a line at y = 0.
+    """
 
     x_label: str
     y_label: str
     curves: tuple[Curve, ...]
     x_log: bool = False
     y_log: bool = False
-    zero: bool = False  # a line at y = 0
+    zero: bool = False
+    x_names: tuple[str, ...] = ()
 
     def lines(self) -> Iterable[Line]:
         yield ("curve", "point", self.x_label, self.y_label, "low", "high", "marked")

@@ -22,15 +22,28 @@ def client_state(run: Run, round: Round, client: int, leaf: str | None = None) -
     number = sum(len(ids) for ids in round.cohorts.values())
     if not 0 <= client < number:
         raise CheckpointError(f"{run.path} has the clients 0 to {number - 1}, asked for is client {client}")
-    rows = run_folder.read_clients(round.run, round.number, np.array([client]))
-    state = {path: array[0] for _, leaves in rows.values() for path, array in leaves.items()}
+    (state,) = kept(run, round, np.array([client]))
     if leaf is not None:
-        return names(_part(state, leaf, f"client {client} keeps"))
+        return names(_part(state.client, leaf, f"client {client} keeps"))
     try:
-        model = personal_model(Kept(run.config["algorithm"], client, state, round.server))
+        return names(personal_model(state))
     except ConfigError as error:
-        raise ConfigError(f"{error} of it with --leaf: {_parts(state)}; or of the server's with --server") from error
-    return names(model)
+        others = f"of it with --leaf: {_parts(state.client)}; or of the server's with --server"
+        raise ConfigError(f"{error} {others}") from error
+
+
+def kept(run: Run, round: Round, clients: np.ndarray) -> list[Kept]:
+    """Return what a checkpoint holds for some clients [m], each of which exists.
+
+    Raises:
+        CheckpointError: a file is damaged (what is returned was checked whole).
+    """
+    states: dict[int, Flat] = {int(client): {} for client in clients}
+    for ids, leaves in run_folder.read_clients(round.run, round.number, clients).values():
+        for path, rows in leaves.items():
+            for client, row in zip(ids.tolist(), rows, strict=True):
+                states[client][path] = row
+    return [Kept(run.config["algorithm"], client, state, round.server) for client, state in states.items()]
 
 
 def server_state(round: Round, leaf: str | None = None) -> Flat:

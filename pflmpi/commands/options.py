@@ -9,7 +9,7 @@ Parsers = Mapping[str, argparse.ArgumentParser]
 
 def add_options(commands: Parsers) -> None:
     """Give each command its arguments and options."""
-    for name in ("run", "resume", "partition", "sweep", "report", "submit", "plan"):
+    for name in ("run", "resume", "probe", "partition", "sweep", "report", "submit", "plan"):
         commands[name].add_argument(
             "-s",
             "--set",
@@ -21,11 +21,12 @@ def add_options(commands: Parsers) -> None:
         )
     for name in ("run", "partition", "plan"):
         commands[name].add_argument("config", type=Path, help="a YAML file (see `pflmpi schema`)")
-    for name in ("resume", "inspect", "export"):
+    for name in ("resume", "inspect", "export", "probe"):
         commands[name].add_argument("run", type=Path, help="the folder of a run")
     _add_run_options(commands["run"], commands["resume"])
     _add_inspect_options(commands["inspect"])
     _add_export_options(commands["export"])
+    _add_probe_options(commands["probe"])
     _add_table_options(commands["sweep"], commands["report"], commands["submit"])
     _add_cluster_options(commands["submit"], commands["status"])
     _add_place_options(commands["plan"], commands["doctor"])
@@ -88,6 +89,14 @@ def _add_export_options(export: argparse.ArgumentParser) -> None:
         "a dot for all of it (`pflmpi inspect RUN` lists the paths)",
     )
     export.add_argument("--force", action="store_true", help="overwrite FILE")
+
+
+def _add_probe_options(probe: argparse.ArgumentParser) -> None:
+    probe.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
+    probe.add_argument("--samples", type=int, default=256, metavar="N", help="at most so many test samples (256)")
+    probe.add_argument(
+        "--clients", type=int, default=20, metavar="N", help="at most so many clients, spread evenly (20)"
+    )
 
 
 def _add_table_options(

@@ -15,7 +15,8 @@ from pflmpi.commands.bars import bar
 from pflmpi.commands.launch import report
 from pflmpi.errors import CheckpointError, ConfigError
 
-_FIGURES = "figures"
+_PAGE, _FIGURES = "report.html", "figures"
+_LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
 _LEFT_OUT = 1  # exit code: something is missing on the page
 
 
@@ -44,15 +45,17 @@ def run_report(paths: Sequence[Path], out: Path) -> int:
         total += len(among[: contents.MOST_DETAILED])
         try:
             (out / _FIGURES).mkdir(parents=True, exist_ok=True)
+            former = (out / _PAGE).read_text("utf-8", "replace") if (out / _PAGE).exists() else ""
             sections = _sections(among, out, problems, step)
             title = f"{among[0].label}: report" if len(among) == 1 else f"{len(among)} runs: report"
             text = page.page(title, _about(among), problems, sections)
-            (out / "report.html").write_text(text, encoding="utf-8")
+            (out / _PAGE).write_text(text, encoding="utf-8")
+            _remove(out, _figures(former) - _figures(text))
         except OSError as error:
             raise ConfigError(f"cannot write the report in {out}: {error.strerror}; choose another --out") from error
     for problem in problems:
         report(CheckpointError(problem))
-    print(out / "report.html")
+    print(out / _PAGE)
     return _LEFT_OUT if problems else 0
 
 
@@ -92,6 +95,20 @@ def _drawn(figures: Sequence[Plot | Missing], out: Path, folder: str) -> list[pa
         write_table(figure, out / folder)
         result.append(page.Shown(figure, draw(figure, out / folder), f"{folder}/{figure.name}"))
     return result
+
+
+def _figures(page_text: str) -> set[str]:
+    """Return the files of figures that a page links to, relative to it."""
+    return {link for link in _LINK.findall(page_text) if ".." not in link}
+
+
+def _remove(out: Path, files: set[str]) -> None:
+    """Delete what an earlier page linked to and this one does not, and folders that are empty then."""
+    for name in files:
+        (out / name).unlink(missing_ok=True)
+    for folder in {(out / name).parent for name in files} - {out / _FIGURES}:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _about(among: Sequence[Shown]) -> str:

@@ -156,6 +156,6 @@ def _progress(experiment: Experiment, round: int) -> Progress | None:
         round,
         config.training.participants(config.seed, round, n),
         Scores(zero, zero) if due else None,
-        dict.fromkeys(("compute", "exchange", "evaluation", "round"), 0.0),
+        dict.fromkeys(("compute", "exchange", "evaluation", "checkpoint", "round"), 0.0),
         {"up": zero, "down": zero, "wire_up": np.array(0), "wire_down": np.array(0)},
     )

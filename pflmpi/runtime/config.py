@@ -83,6 +83,7 @@ FREE_ON_RESUME = {
         f"runtime.{key}"
         for key in ("transport", "device", "gpus", "gpu_memory", "timeout", "spare", "server", "faults")
     ),
+    "data.root",  # what lies there is checked by its hash
     "training.rounds",
     "checkpoint.every",
     "checkpoint.keep",

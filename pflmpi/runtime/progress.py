@@ -10,13 +10,23 @@ from pflmpi.runtime.evaluation import Scores
 
 @dataclass(frozen=True)
 class Progress:
-    """What rank 0 knows after a round."""
+    """What rank 0 knows after a round.
+
+    Attributes:
+        round: its number.
+        participants: [P] ascending ids.
+        scores: None in rounds without an evaluation.
+        seconds: `round`, from the end of the round before, or the start, to the end of this one; and its parts on rank
+            0: `compute` (that of the slowest rank), `exchange`, `evaluation`, and `checkpoint`: how long the training
+            stood still for the checkpoint before this round. It is written beside the training.
+        bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
+    """
 
     round: int
     participants: np.ndarray
-    scores: Scores | None  # None in rounds without an evaluation
-    seconds: dict[str, float]  # whole round, and its parts on rank 0; `compute` is the slowest rank's
-    bytes: dict[str, np.ndarray] = field(default_factory=dict)  # logical `up`, `down` [N]; `wire_up`, `wire_down` []
+    scores: Scores | None
+    seconds: dict[str, float]
+    bytes: dict[str, np.ndarray] = field(default_factory=dict)
 
     def line(self) -> list[str | int]:
         """Return the values of `store.metrics_file.COLUMNS`; accuracies are empty in a round without evaluation."""
@@ -26,7 +36,7 @@ class Progress:
             len(self.participants),
             *(["", "", ""] if scores is None else [f"{v:.6f}" for v in (scores.mean, scores.weighted, scores.spread)]),
             *(int(self.bytes[name].sum()) for name in ("up", "down", "wire_up", "wire_down")),
-            *(f"{self.seconds[name]:.4f}" for name in ("round", "compute", "exchange", "evaluation")),
+            *(f"{self.seconds[name]:.4f}" for name in ("round", "compute", "exchange", "evaluation", "checkpoint")),
         ]
 
 

@@ -21,6 +21,7 @@ COLUMNS = (
     "compute_seconds",
     "exchange_seconds",
     "evaluation_seconds",
+    "checkpoint_seconds",
 )
 
 

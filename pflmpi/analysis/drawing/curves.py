@@ -15,6 +15,7 @@ _HEIGHT = 4.2  # inches, without the legend
 _ROW = 0.22  # inches of a line of the legend
 _MANY = 12  # curves; more are drawn thin, without markers, and with fewer points
 _MOST_POINTS = 100
+_MOST_NAMES = 16  # below the axis
 
 
 def curves(plot: Curves) -> Figure:
@@ -50,6 +51,11 @@ def curves(plot: Curves) -> Figure:
         axes.set_yscale("log")
     if plot.x_label == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
+    if plot.x_names:
+        count = len(plot.x_names)
+        places = np.linspace(0, count - 1, min(count, _MOST_NAMES)).round().astype(int)
+        names = [plot.x_names[place] for place in places]
+        axes.set_xticks(places + 1, names, rotation=30, ha="right", rotation_mode="anchor")
     axes.set_xlabel(plot.x_label)
     axes.set_ylabel(plot.y_label)
     axes.grid(color=style.INK, alpha=0.15, linewidth=0.6)

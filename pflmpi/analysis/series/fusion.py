@@ -14,11 +14,11 @@ from pflmpi.analysis.leaf_rows import LeafRows
 from pflmpi.analysis.plots import Matrices, Missing, Panel
 from pflmpi.analysis.run import Round, Run
 from pflmpi.analysis.series.selection import parameter
-from pflmpi.analysis.server_leaves import server_leaf, server_shapes
+from pflmpi.analysis.server_leaves import server_shapes
 
 _MODEL = "model/"
 _SENT = ("body", "head")  # batch-norm statistics stay with the client
-_NO_ROUND = "no checkpoint says who took part in its round"
+NO_ROUND = "no checkpoint says who took part in its round"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +64,11 @@ def fedamp(run: Run, states: Sequence[Round]) -> Matrices | Missing:
     """Return the weights of FedAMP's cloud models in some rounds."""
     title = "Weights of the cloud models"
     known = []
-    for state in _trained(states):
+    for state in trained(states):
         participants, leaves = _uploads(state)
         known.append(Weights(state.number, participants, fedamp_weights(_read(leaves.values(), participants), run)))
     if not known:
-        return Missing(title, _NO_ROUND)
+        return Missing(title, NO_ROUND)
     return _drawn(
         "fusion_weights", title, "The weight ξ of a participant's model (column) in another's cloud model", known
     )
@@ -78,13 +78,13 @@ def pfedcfr(run: Run, states: Sequence[Round]) -> list[Matrices | Missing]:
     """Return the weights of pFedCFR's fused layers in some rounds: of its first and its last personal layer."""
     title = "Weights of the fused layers"
     by_layer: dict[str, list[Weights]] = {}
-    for state in _trained(states):
+    for state in trained(states):
         participants, leaves = _uploads(state)
         for layer, paths in personal_layers(state, parameter(run, "layer_unit", "module") == "tensor").items():
             weights = pfedcfr_weights(_read((leaves[path] for path in paths), participants), run)
             by_layer.setdefault(layer, []).append(Weights(state.number, participants, weights))
     if not by_layer:
-        why = "no layer is personal in this run" if list(_trained(states)) else _NO_ROUND
+        why = "no layer is personal in this run" if list(trained(states)) else NO_ROUND
         return [Missing(title, why)]
     ends = dict.fromkeys((next(iter(by_layer)), list(by_layer)[-1]))
     return [
@@ -111,30 +111,8 @@ def personal_layers(state: Round, by_tensor: bool) -> dict[str, list[str]]:
     return {layer: list(paths) for layer, paths in groupby(personal, lambda path: path.rpartition("/")[0])}
 
 
-def fedfomo(states: Sequence[Round]) -> Matrices | Missing:
-    """Return the affinities P of FedFomo in some rounds; the weights of single rounds are not kept."""
-    panels = tuple(
-        Panel(f"round {state.number}", affinity.astype(np.float64), range(len(affinity)), range(len(affinity)))
-        for state in states
-        if (affinity := server_leaf(state, "affinity")) is not None
-    )
-    if not panels:
-        return Missing("Affinities", "no checkpoint of the run keeps the server's affinities")
-    return Matrices(
-        name="affinity",
-        title="Affinities",
-        caption="What another's model (column) has been worth to a client (row), added up over the rounds: the sum of "
-        "its raw weights w. Positive: it lowered the loss on held out samples. The weights of a single round, and the "
-        "client's weight for its own model, are not on disk: the server is sent only those of others, and adds them.",
-        row_label="client",
-        column_label="model of",
-        value_label="affinity",
-        panels=panels,
-        hide_diagonal=True,
-    )
-
-
-def _trained(states: Sequence[Round]) -> list[Round]:
+def trained(states: Sequence[Round]) -> list[Round]:
+    """Return the checkpoints that say who took part in their round: not the one before the first."""
     return [state for state in states if "participants" in state.metrics]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from pflmpi.analysis.plots import Missing, Plot
 from pflmpi.analysis.run import Round, Run
-from pflmpi.analysis.series import critical, fusion, ratios
+from pflmpi.analysis.series import candidates, critical, fusion, ratios
 from pflmpi.analysis.series.selection import spread_over
 
 Found = list[Plot | Missing]
@@ -16,7 +16,7 @@ _KEPT: dict[str, Callable[[Run, Sequence[Round]], Found]] = {
     "fedgmh": lambda run, states: [critical.over_rounds(states), critical.matrix(states[-1])],
     "fedamp": lambda run, states: [fusion.fedamp(run, ends(states))],
     "pfedcfr": lambda run, states: [*fusion.pfedcfr(run, ends(states))],
-    "fedfomo": lambda run, states: [fusion.fedfomo(ends(states))],
+    "fedfomo": lambda run, states: [candidates.shares(ends(states)), candidates.affinities(ends(states))],
 }
 
 

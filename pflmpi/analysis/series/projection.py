@@ -1,4 +1,4 @@
-"""Class means on a plane: which classes lie together, and whether the clients agree."""
+"""Class means, or class embeddings, on a plane: which classes lie together, and whether the clients agree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,22 @@ from pflmpi.analysis.run import Round
 from pflmpi.analysis.series.selection import client_leaf
 from pflmpi.analysis.server_leaves import server_leaf
 
-_TITLE = "Class means"
 _SERVER = -1
 _MOST_POINTS = 2000  # of t-SNE, whose time grows faster than their number
 _PERPLEXITY = 30.0
 
 
 @dataclass(frozen=True, eq=False)
-class Means:
-    """Class means [M, d] of one checkpoint with their classes [M] and clients [M]; client -1 is the server."""
+class Vectors:
+    """Vectors [M, d] of classes in one checkpoint, with the classes [M] and clients [M]; client -1 is the server."""
 
     round: int
-    means: np.ndarray
+    values: np.ndarray
     classes: np.ndarray
     clients: np.ndarray
 
 
-def class_means(state: Round) -> Means | None:
+def class_means(state: Round) -> Vectors | None:
     """Return the class means that server and clients keep and that are known; None where none is kept."""
     groups = []
     everyone, there = server_leaf(state, "means"), server_leaf(state, "known")
@@ -44,7 +43,16 @@ def class_means(state: Round) -> Means | None:
         place, label = np.nonzero(has)
         found.append((values[place, label].astype(np.float64), label, clients[place]))
     parts = [np.concatenate(column) for column in zip(*found, strict=True)]
-    return Means(state.number, *parts)
+    return Vectors(state.number, *parts)
+
+
+def class_embeddings(state: Round) -> Vectors | None:
+    """Return the class embeddings of GPFL, which the server keeps for all classes; None where none is kept."""
+    values = server_leaf(state, "shared/embeddings/weight")
+    if values is None:
+        return None
+    classes = np.arange(len(values))
+    return Vectors(state.number, values.astype(np.float64), classes, np.full_like(classes, _SERVER))
 
 
 def pca(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,32 +79,36 @@ def tsne(values: np.ndarray) -> np.ndarray:
 
 
 def projections(states: Sequence[Round]) -> list[Clouds | Missing]:
-    """Return the class means of some checkpoints by PCA and by t-SNE, each fitted to all of them together."""
-    kept = [found for state in states if (found := class_means(state)) is not None]
-    if not kept:
-        return [Missing(_TITLE, "neither the server nor the clients of this algorithm keep class means")]
-    kept = [found for found in kept if len(found.classes)]
-    values = np.concatenate([found.means for found in kept]) if kept else np.empty((0, 0))
+    """Return the class means, or embeddings, of some checkpoints by PCA and by t-SNE, each fitted to all of them."""
+    for what, find in (("means", class_means), ("embeddings", class_embeddings)):
+        kept = [found for state in states if (found := find(state)) is not None]
+        if kept:
+            return _projected(what, [found for found in kept if len(found.classes)])
+    return [Missing("Class means", "neither the server nor the clients of this algorithm keep class means")]
+
+
+def _projected(what: str, kept: Sequence[Vectors]) -> list[Clouds | Missing]:
+    title = f"Class {what}"
+    values = np.concatenate([found.values for found in kept]) if kept else np.empty((0, 0))
     if len(values) < 4 or not np.isfinite(values).all():
-        return [Missing(_TITLE, f"only {len(values)} class means are known in the checkpoints, or some are not finite")]
+        why = f"only {len(values)} class {what} are known in the checkpoints, or some are not finite"
+        return [Missing(title, why)]
     points, shares = pca(values)
     percent = [f"principal component {i} ({100 * share:.0f} % of the variance)" for i, share in enumerate(shares, 1)]
-    whose = (
-        "Each class has a colour, and its number where there is room; stars are the server's means, other marks those "
-        "of clients."
-    )
+    others = ", other marks those of clients" if any((found.clients != _SERVER).any() for found in kept) else ""
+    whose = f"Each class has a colour, and its number where there is room; stars are the server's class {what}{others}."
     plots: list[Clouds | Missing] = [
-        _clouds("class_means_pca", f"{_TITLE}, PCA", f"{whose} One projection for all rounds.", percent, kept, points)
+        _clouds(f"class_{what}_pca", f"{title}, PCA", f"{whose} One projection for all rounds.", percent, kept, points)
     ]
     if len(values) > _MOST_POINTS:
-        return [*plots, Missing(f"{_TITLE}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(values)}")]
+        return [*plots, Missing(f"{title}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(values)}")]
     caption = f"{whose} t-SNE keeps neighbours together; its axes and distances have no unit."
     axes = ["t-SNE 1", "t-SNE 2"]
-    return [*plots, _clouds("class_means_tsne", f"{_TITLE}, t-SNE", caption, axes, kept, tsne(values))]
+    return [*plots, _clouds(f"class_{what}_tsne", f"{title}, t-SNE", caption, axes, kept, tsne(values))]
 
 
 def _clouds(
-    name: str, title: str, caption: str, axes: Sequence[str], kept: Sequence[Means], points: np.ndarray
+    name: str, title: str, caption: str, axes: Sequence[str], kept: Sequence[Vectors], points: np.ndarray
 ) -> Clouds:
     ends = np.cumsum([len(found.classes) for found in kept])[:-1]
     return Clouds(

@@ -7,6 +7,11 @@ from pflmpi.analysis.series.selection import Shown
 from pflmpi.analysis.units import scaled_bytes
 
 _HIGH = 4  # times what most rounds take: rounds above that are cut off in the drawing
+_PARTS = {
+    "communication": "exchange_seconds",
+    "evaluation": "evaluation_seconds",
+    "checkpoint": "checkpoint_seconds",
+}
 _KINDS = {"up": "up_bytes", "down": "down_bytes", "up, wire": "wire_up_bytes", "down, wire": "wire_down_bytes"}
 
 
@@ -39,12 +44,10 @@ def seconds_per_round(one: Shown) -> Stack | Missing:
     columns = one.run.columns
     if not len(columns["round"]):
         return Missing(title, "no round is complete yet")
-    exchange, evaluation = columns["exchange_seconds"], columns["evaluation_seconds"]
-    parts = {
-        "computation, and the rest of the round": np.maximum(columns["seconds"] - exchange - evaluation, 0.0),
-        "communication": exchange,
-        "evaluation": evaluation,
-    }
+    parts = {name: np.nan_to_num(columns[column]) for name, column in _PARTS.items() if column in columns}
+    rest = columns["seconds"] - np.sum(list(parts.values()), axis=0)
+    parts = {"computation, and the rest of the round": np.maximum(rest, 0.0), **parts}
+    known = not np.isnan(columns.get("checkpoint_seconds", np.array(np.nan))).any()
     whole = np.sum(list(parts.values()), axis=0)
     usual = float(np.quantile(whole, 0.9))
     high = whole > _HIGH * usual
@@ -52,8 +55,9 @@ def seconds_per_round(one: Shown) -> Stack | Missing:
     return Stack(
         name="seconds_per_round",
         title=title,
-        caption="As rank 0 measured it: communication has the wait for messages of other ranks; what is neither it nor "
-        "evaluation is computation. Checkpoints are written beside the training, and their time is not recorded."
+        caption="As rank 0 measured it: communication has the wait for messages of other ranks; checkpoint is how long "
+        "the training stood still for the one before the round, which is written beside it; the rest is computation."
+        + ("" if known else " Some rounds were run before the time of checkpoints was recorded.")
         + (f" Cut off at the top: round {', '.join(cut)}." if cut else ""),
         x_label="round",
         y_label="time (s)",

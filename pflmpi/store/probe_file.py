@@ -1,0 +1,91 @@
+"""RUN/probe_NNNNN.h5: how alike the layers of the clients' models of a round are on a batch of samples (CKA)."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.errors import CheckpointError
+from pflmpi.store import image
+from pflmpi.store.hdf5 import File
+
+_NAME = re.compile(r"probe_(\d{5,})\.h5")
+
+
+@dataclass(frozen=True, eq=False)
+class Alike:
+    """The CKA of one layer.
+
+    Attributes:
+        clients: [m] ascending ids of those that have the layer.
+        cka: [m, m] float64.
+    """
+
+    clients: np.ndarray
+    cka: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """What a batch of samples has shown of the models of a round.
+
+    Attributes:
+        round: the checkpoint.
+        samples: how many there were.
+        layers: by name, in the order in which an image meets them.
+    """
+
+    round: int
+    samples: int
+    layers: Mapping[str, Alike]
+
+
+def path(run: Path, round: int) -> Path:
+    """Return where the probe of a round is.
+
+    >>> path(Path("run"), 12).name
+    'probe_00012.h5'
+    """
+    return run / f"probe_{round:05d}.h5"
+
+
+def rounds(run: Path) -> list[int]:
+    """Return the rounds that have a probe, ascending."""
+    return sorted(int(found[1]) for file in run.iterdir() if (found := _NAME.fullmatch(file.name)))
+
+
+def write(run: Path, probe: Probe) -> None:
+    """Write the probe of a round, over one that is there.
+
+    Raises:
+        OSError: it could not be written; see `atomic.replacing`.
+    """
+
+    def fill(file: File) -> None:
+        file.attrs["round"] = probe.round
+        file.attrs["samples"] = probe.samples
+        for place, (name, layer) in enumerate(probe.layers.items()):
+            group = file.create_group(f"layers/{place:03d}")
+            group.attrs["name"] = name
+            image.put(group, "client", layer.clients)
+            image.put(group, "cka", layer.cka)
+
+    image.write(path(run, probe.round), fill)
+
+
+def read(run: Path, round: int) -> Probe:
+    """Return the probe of a round.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of a newer format.
+    """
+    if problem := image.damage(path(run, round)):
+        raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")
+    with image.reading(path(run, round)) as file:
+        layers = {
+            str(group.attrs["name"]): Alike(image.get(group, "client"), image.get(group, "cka"))
+            for _, group in sorted(file["layers"].items())
+        }
+        return Probe(int(file.attrs["round"]), int(file.attrs["samples"]), layers)
