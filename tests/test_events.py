@@ -1,16 +1,16 @@
-"""`output.tensorboard`: the event files say what metrics.csv says, each round once, also after a continuation.
+"""`output.tensorboard`: TensorBoard reads what metrics.csv says, each round once, also after a continuation."""
 
-The library that writes them is optional; a recorder takes its place here.
-"""
-
-import json
 import sys
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import harness
+import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as Watcher
+from tensorboard.util.tensor_util import make_ndarray
+from torch.utils.tensorboard import SummaryWriter
 
 from pflmpi import config as configuration
 from pflmpi.cli import main
@@ -20,88 +20,96 @@ from pflmpi.store import metrics_file
 
 ON = {"tensorboard": True}
 
-
-class Recorder:
-    """Writes a line of JSON for each scalar, into a file named as event files are."""
-
-    made = 0
-
-    def __init__(self, folder: str, purge_step: int, flush_secs: int, filename_suffix: str) -> None:
-        Path(folder).mkdir(exist_ok=True)
-        Recorder.made += 1
-        assert purge_step == 0 and flush_secs > 0
-        self._file = (Path(folder) / f"events.out.tfevents.{Recorder.made}{filename_suffix}").open("x")
-
-    def add_scalar(
-        self, name: str, value: float, step: int, at: float, new_style: bool, double_precision: bool
-    ) -> None:
-        assert new_style and double_precision
-        self._file.write(json.dumps([name, value, step, at]) + "\n")
-
-    def close(self) -> None:
-        self._file.close()
+Scalars = dict[str, list[tuple[int, float]]]
 
 
-@pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Recorder))
+def read(run: Path) -> EventAccumulator:
+    """All that is in the event files of a run; nothing is thinned out, or left out because it came again."""
+    folder = str(run / events.FOLDER)
+    return EventAccumulator(folder, size_guidance={"tensors": 0}, purge_orphaned_data=False).Reload()
 
 
-def written(run: Path) -> list[list[Any]]:
-    """All that is in the event files of a run, in the order of their names."""
-    files = sorted((run / events.FOLDER).glob("events.out.tfevents.*.pflmpi"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+def written(run: Path) -> Scalars:
+    """The rounds and values of each scalar in the event files of a run; TensorBoard's data server shows no doubles."""
+    found = read(run)
+    result: Scalars = {}
+    for name in found.Tags()["tensors"]:
+        values = [(event.step, make_ndarray(event.tensor_proto)) for event in found.Tensors(name)]
+        assert all(value.dtype == np.float32 and value.shape == () for _, value in values)
+        result[name] = [(step, value.item()) for step, value in values]
+    return result
 
 
-def expected(run: Path) -> list[list[Any]]:
-    """What metrics.csv says."""
-    return [
-        [name, float(value), int(line["round"])]
-        for line in metrics_file.read(run)
-        for name, value in line.items()
-        if name != "round" and value
-    ]
+def times(run: Path) -> list[float]:
+    """When each round ended."""
+    return [event.wall_time for event in read(run).Tensors("seconds")]
+
+
+def expected(run: Path) -> Scalars:
+    """What metrics.csv says, in single precision."""
+    result: Scalars = {}
+    for line in metrics_file.read(run):
+        for name, value in line.items():
+            if name != "round" and value:
+                result.setdefault(name, []).append((int(line["round"]), float(np.float32(value))))
+    return result
+
+
+def ascending(values: list[float]) -> bool:
+    return all(before < after for before, after in pairwise(values))
+
+
+def own_files(run: Path) -> list[Path]:
+    """Those that hold anything."""
+    return [path for path in (run / events.FOLDER).glob("events.out.tfevents.*.pflmpi") if path.stat().st_size]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_every_column_of_every_round_is_there_once(recorder: None, tmp_path: Path, ranks: int) -> None:
-    raw = harness.settings(output=ON, evaluation={"every": 2}, training={"rounds": 4})
-    harness.run(raw, tmp_path / "run", ranks)
-    found = written(tmp_path / "run")
-    assert [one[:3] for one in found] == expected(tmp_path / "run")
-    names = {name for name, *_ in found}
-    assert names == set(metrics_file.COLUMNS) - {"round"}
-    assert len(list((tmp_path / "run" / events.FOLDER).iterdir())) == 1, "by one rank"
-    times = [at for *_, at in found]
-    assert times == sorted(times)
+def test_every_column_of_every_round_is_there_once(tmp_path: Path, ranks: int) -> None:
+    run = tmp_path / "run"
+    harness.run(harness.settings(output=ON, evaluation={"every": 2}, training={"rounds": 4}), run, ranks)
+    found = written(run)
+    assert found == expected(run)
+    assert set(found) == set(metrics_file.COLUMNS) - {"round"}
+    assert list((run / events.FOLDER).iterdir()) == own_files(run) and len(own_files(run)) == 1, "by one rank"
+    assert ascending(times(run))
 
 
-def test_a_continuation_has_each_round_once(recorder: None, tmp_path: Path) -> None:
+def test_a_continuation_has_each_round_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     harness.run(harness.settings(output=ON), run)
     (run / "round_00003.h5").unlink()  # killed before this checkpoint, but after its line
-    (run / events.FOLDER / "events.out.tfevents.1.other").write_text("of another program")
+    with SummaryWriter(str(run / events.FOLDER), filename_suffix=".other") as other:
+        other.add_scalar("of another program", 0.5, 7, new_style=True)
     harness.resume(run, ("training.rounds=5",))
     found = written(run)
-    assert [one[:3] for one in found] == expected(run)
-    assert {step for _, _, step, _ in found} == {1, 2, 3, 4, 5}
-    times = [at for *_, at in found]
-    assert times == sorted(times)
-    assert (run / events.FOLDER / "events.out.tfevents.1.other").exists()
+    assert found.pop("of another program") == [(7, 0.5)]
+    assert found == expected(run)
+    assert [step for step, _ in found["seconds"]] == [1, 2, 3, 4, 5]
+    assert ascending(times(run)) and len(own_files(run)) == 1
 
 
-def test_they_can_be_asked_for_later_and_left_out_later(recorder: None, tmp_path: Path) -> None:
+def test_a_tensorboard_that_is_looking_sees_a_continuation(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    harness.run(harness.settings(output=ON), run)
+    watcher = Watcher(str(run / events.FOLDER)).Reload()
+    assert [event.step for event in watcher.Tensors("seconds")] == [1, 2, 3]
+    harness.resume(run, ("training.rounds=5",))
+    assert [event.step for event in watcher.Reload().Tensors("seconds")] == [1, 2, 3, 4, 5]
+
+
+def test_they_can_be_asked_for_later_and_left_out_later(tmp_path: Path) -> None:
     run = tmp_path / "run"
     before = harness.run(harness.settings(), run)
     assert not (run / events.FOLDER).exists()
     harness.resume(run, ("training.rounds=4", "output.tensorboard=true"))
-    assert [one[:3] for one in written(run)] == expected(run)
+    assert written(run) == expected(run)
     harness.resume(run, ("training.rounds=5", "output.tensorboard=false"))
-    assert {step for _, _, step, _ in written(run)} == {1, 2, 3, 4}
+    assert [step for step, _ in written(run)["seconds"]] == [1, 2, 3, 4]
     assert before != harness.digest(run)
 
 
-def test_the_results_are_the_same_with_them(recorder: None, tmp_path: Path) -> None:
+def test_the_results_are_the_same_with_them(tmp_path: Path) -> None:
     without = harness.run(harness.settings(), tmp_path / "without")
     assert harness.run(harness.settings(output=ON), tmp_path / "with") == without
 
@@ -127,13 +135,11 @@ def test_a_missing_library_is_told_with_two_ranks_too(tmp_path: Path, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
-def test_a_full_disk_ends_the_run_with_what_to_do(
-    recorder: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_the_run_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Recorder, "add_scalar", full)
+    monkeypatch.setattr(SummaryWriter, "add_scalar", full)
     with pytest.raises(RunError, match=r"cannot write .*tensorboard: No space left .* -s output\.tensorboard=false"):
         harness.run(harness.settings(output=ON), tmp_path / "run")
 

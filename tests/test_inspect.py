@@ -1,8 +1,6 @@
 """`pflmpi inspect --diff` and `--verify`: what changed, and whether every file is as it was written."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import harness
@@ -203,9 +201,3 @@ def test_a_run_without_checkpoints_has_nothing_to_verify(copy: Path, capfd: pyte
     for path in copy.glob("*.h5"):
         path.unlink()
     assert verify(copy, capfd)[0] == 2
-
-
-@pytest.mark.parametrize("words", [[], ["--digest"], ["--diff", "1", "2"], ["--verify"]])
-def test_inspect_needs_no_torch(finished: Path, words: list[str]) -> None:
-    code = "import sys; sys.modules['torch'] = None; from pflmpi.cli import main; sys.exit(main(sys.argv[1:]))"
-    subprocess.run([sys.executable, "-c", code, "inspect", str(finished), *words], check=True, timeout=60)

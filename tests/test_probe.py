@@ -191,7 +191,10 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
     assert np.array_equal(pairs.panels[1].values, newest.layers["head"].cka)
     assert [curve.label for curve in curves.curves] == ["round 2", "round 3"]
     upper = newest.layers["head"].cka[np.triu_indices(7, 1)]
-    assert curves.curves[1].y[1] == pytest.approx(upper.mean())
+    last = curves.curves[1]
+    assert last.low is not None and last.high is not None and curves.curves[0].low is None
+    found = [last.low[1], last.y[1], last.high[1]]
+    assert found == pytest.approx([np.quantile(upper, 0.05), upper.mean(), np.quantile(upper, 0.95)])
     assert main(["inspect", str(local), "--verify"]) == 0
 
 

@@ -43,7 +43,8 @@ WRAPPED = [line for line in COMMANDS[2:] if line.startswith("launch/")]
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
-READING = [line for line in COMMANDS if re.match(r"(pflmpi (inspect|export|report runs/)|python examples/)", line)]
+READ = r"(pflmpi (inspect|export|probe|report runs/)|python examples/)"
+READING = [line for line in COMMANDS if re.match(READ, line)]
 ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
 
 

@@ -1,6 +1,7 @@
 """The metrics as TensorBoard event files, beside metrics.csv, for those who ask for them."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -34,7 +35,8 @@ def writing(run: Path, wanted: bool, observe: Observer) -> Iterator[Observer]:
     """Give an observer that calls `observe` and, where wanted, writes each round's scalars under RUN/tensorboard.
 
     What was written before is replaced by what metrics.csv says, which a continuation has cut to the rounds that are
-    done: so no round is there twice, whatever moment the run was killed at.
+    done: so no round is there twice, whatever moment the run was killed at. Older files stay, empty: a TensorBoard that
+    is looking goes on to the new one from a file that has ended, not from one that is gone.
 
     Raises:
         RunError: a file cannot be written.
@@ -71,7 +73,7 @@ def _restart(run: Path) -> Any:
     """Return a writer of a new file with all rounds of metrics.csv, at the times at which they ended."""
     folder = run / FOLDER
     for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
-        path.unlink()
+        os.truncate(path, 0)
     library = import_module("torch.utils.tensorboard")
     # `purge_step` makes a TensorBoard that is looking forget what it has read of the replaced file.
     writer = library.SummaryWriter(str(folder), purge_step=0, flush_secs=_FLUSH, filename_suffix=_SUFFIX)
@@ -88,10 +90,10 @@ def _times(run: Path, seconds: Sequence[float]) -> list[float]:
 
 
 def _add(writer: Any, line: Mapping[str, str | int], at: float) -> None:
-    """Write a round's columns but the empty ones, in double precision: byte counts are large."""
+    """Write a round's columns but the empty ones, in single precision: all that TensorBoard's data server shows."""
     for name, value in line.items():
         if name != "round" and value != "":
-            writer.add_scalar(name, float(value), int(line["round"]), at, new_style=True, double_precision=True)
+            writer.add_scalar(name, float(value), int(line["round"]), at, new_style=True)
 
 
 def _unwritable(run: Path, error: OSError) -> RunError:

@@ -1,6 +1,7 @@
 """How alike the layers of the clients' models are on a batch of samples, from what `pflmpi probe` has left."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -47,18 +48,19 @@ def matrices(probe: Probe) -> Matrices:
 
 
 def through_layers(probes: Sequence[Probe]) -> Curves:
-    """Return the mean CKA over pairs of clients, with the band of most pairs, from the first layer to the last."""
+    """Return the mean CKA over pairs of clients from the first layer to the last, with a band for the last probe."""
     names = tuple(dict.fromkeys(name for probe in probes for name in probe.layers))
+    x = np.arange(1, len(names) + 1)
     curves = []
     for style, probe in enumerate(probes):
         pairs = [_pairs(probe.layers[name].cka) if name in probe.layers else np.empty(0) for name in names]
         low, mean, high = np.array([_summary(values) for values in pairs]).T
-        x = np.arange(1, len(names) + 1)
-        curves.append(Curve(f"round {probe.round}", x, mean, low, high, points=np.array(names), style=style))
+        curve = Curve(f"round {probe.round}", x, mean, points=np.array(names), style=style)
+        curves.append(replace(curve, low=low, high=high) if probe is probes[-1] else curve)
     return Curves(
         name="layer_cka_through_layers",
         title=f"{_TITLE}, from the first to the last",
-        caption="Mean over all pairs of clients, and between which values nine in ten pairs are.",
+        caption=f"Mean over all pairs of clients; nine in ten pairs of round {probes[-1].round} are in the band.",
         x_label="layer",
         y_label="mean CKA",
         curves=tuple(curves),
