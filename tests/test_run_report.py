@@ -36,6 +36,9 @@ PLOTS: list[Plot] = [
         ),
     ),
     Curves(name="log", title="a", caption="b", x_label="x (s)", y_label="y", x_log=True, zero=True, curves=(POINT,)),
+    Curves(
+        name="named", title="a", caption="b", x_label="layer", y_label="y", curves=(POINT,), x_names=("body/fc1", "head")
+    ),
     Stack(name="stack", title="a", caption="b", x_label="round", y_label="s", x=np.arange(2), parts={"a": np.ones(2)}),
     Matrices(
         name="unknown",
@@ -123,6 +126,19 @@ def test_a_page_needs_nothing_else_and_names_files_that_are_there(reported: Path
     assert len(files) == 3 * text.count("<figure>") >= 30
     assert all((reported / file).stat().st_size > 0 for file in files)
     assert "url(http" not in text and "@import" not in text and "prefers-color-scheme: dark" in text
+
+
+def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_touched(
+    runs: Path, tmp_path: Path
+) -> None:
+    assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
+    (tmp_path / "figures" / "01-fedgmh" / "mine.png").write_bytes(b"mine")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["report", str(runs / "other"), "--out", str(tmp_path)]) == 0
+    there = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    targets = re.findall(r'href="(figures/[^"]+)"', (tmp_path / "report.html").read_text())
+    assert there == {"report.html", "runs.csv", "notes.txt", "figures/01-fedgmh/mine.png", *targets}
+    assert not (tmp_path / "figures" / "02-local").exists()
 
 
 def test_every_figure_has_words_for_those_who_do_not_see_it(runs: Path, tmp_path: Path) -> None:
