@@ -37,7 +37,7 @@ PLOTS: list[Plot] = [
     ),
     Curves(name="log", title="a", caption="b", x_label="x (s)", y_label="y", x_log=True, zero=True, curves=(POINT,)),
     Curves(
-        name="named", title="a", caption="b", x_label="layer", y_label="y", curves=(POINT,), x_names=("body/fc1", "head")
+        name="named", title="a", caption="b", x_label="layer", y_label="y", curves=(POINT,), x_names=("fc1", "head")
     ),
     Stack(name="stack", title="a", caption="b", x_label="round", y_label="s", x=np.arange(2), parts={"a": np.ones(2)}),
     Matrices(
