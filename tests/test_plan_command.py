@@ -20,6 +20,7 @@ from pflmpi.forecast.machine import facts
 from pflmpi.store import metrics_file
 from pflmpi.task import HOST
 
+PARTS = "seconds: train, messages, server, test, checkpoint"
 LINK = {"delay": 1e-4, "rate": 1e9, "base": 3e8, "shared": 1e8}  # as if two ranks had been timed here before
 
 
@@ -218,6 +219,11 @@ def test_is_refused_under_a_launcher(machine: Machine, monkeypatch: pytest.Monke
     assert "plan runs alone, and mpi has started 4 ranks; start it without a launcher, with --ranks 4" in errors
 
 
+def test_rarer_checkpoints_keep_the_training_less(machine: Machine) -> None:
+    often, rarely = (row(machine.plan(machine.config(checkpoint={"every": every}))[1], PARTS) for every in (1, 1000))
+    assert float(often[-1]) >= 0.001 and rarely[-1] == "0.000"
+
+
 @pytest.mark.slow
 def test_the_link_is_measured_by_two_ranks(fresh: Machine) -> None:
     code, shown, _ = fresh.plan(fresh.config(), "--ranks", 2)
@@ -226,4 +232,4 @@ def test_the_link_is_measured_by_two_ranks(fresh: Machine) -> None:
     assert 0 < link["numbers"]["delay"] < 1
     assert 1e6 < link["numbers"]["rate"] < 1e12
     assert link["numbers"]["base"] > link["numbers"]["shared"] > 0
-    assert "unknown" not in row(shown, "seconds: train, messages, server, test")
+    assert "unknown" not in row(shown, PARTS)

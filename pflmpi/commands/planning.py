@@ -122,7 +122,8 @@ def _seconds(forecast: Forecast) -> Iterator[tuple[str, str]]:
     if found is None or not forecast.ahead:
         return
     talk = "unknown" if found.talk is None and forecast.ranks.count > 1 else f"{found.talk or 0:.3f}"
-    yield "seconds: train, messages, server, test", f"{found.train:.3f}, {talk}, {found.serve:.3f}, {found.test:.3f}"
+    parts = f"{found.train:.3f}, {talk}, {found.serve:.3f}, {found.test:.3f}, {found.store:.3f}"
+    yield "seconds: train, messages, server, test, checkpoint", parts
     yield f"seconds: a round, all {rounds}", f"{found.round:.3f}, {found.round * rounds:.0f}"
     yield "measured on", forecast.measured.device
 

@@ -1,10 +1,11 @@
-"""What the checkpoints of a run take on disk: each of them, and all that stay, over the whole run."""
+"""What the checkpoints of a run take on disk: each of them, and all that stay, over the whole run; and what time."""
 
 import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import thread_time
 
 import numpy as np
 
@@ -32,7 +33,7 @@ _SMALL = 256  # values of a leaf that are written instead of all
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes on disk.
+    """Bytes on disk, and seconds.
 
     Attributes:
         first: the checkpoint before the first round, with every client.
@@ -40,6 +41,8 @@ class Disk:
         most: all that is there at once, at most.
         last: all that stays.
         count: number of checkpoints.
+        seconds: of the processor that rank 0 needs for one, besides that for its bytes. The thread that writes holds
+            the interpreter meanwhile, and the training waits for it.
     """
 
     first: int
@@ -47,6 +50,7 @@ class Disk:
     most: int
     last: int
     count: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,9 @@ def disk(experiment: Experiment, plan: Plan) -> Disk:
     settings, training = experiment.config.checkpoint, experiment.config.training
     rounds = [*range(0, training.rounds, settings.every), training.rounds]
     looked_at = rounds[:_LOOKED_AT]
-    found = list(_checkpoints(experiment, plan, looked_at))
-    joins = _round_files(experiment, found)
+    overhead = _Overhead(experiment)
+    found = list(_checkpoints(experiment, plan, looked_at, overhead))
+    joins, seconds = _round_files(experiment, found)
     sizes = [sum(one.shards.values()) + join for one, join in zip(found, joins, strict=True)]
     shards = {name: size for one in found for name, size in one.shards.items()}
     keep = settings.keep or len(found)
@@ -78,14 +83,19 @@ def disk(experiment: Experiment, plan: Plan) -> Disk:
     most = max(before + size for before, size in zip([0, *stay], sizes, strict=False))
     each = float(np.mean(sizes[1:])) if len(sizes) > 1 else 0.0
     later = (len(rounds) - len(looked_at)) * each if settings.keep == 0 else 0.0
-    return Disk(sizes[0], each, int(most + later), int(stay[-1] + later), len(rounds))
+    return Disk(sizes[0], each, int(most + later), int(stay[-1] + later), len(rounds), seconds + overhead.seconds)
 
 
 class _Overhead(dict[tuple[int, ...], int]):
-    """Bytes of a shard besides its rows, by the cohorts that it has rows of; found as they are asked for."""
+    """Bytes of a shard besides its rows, by the cohorts that it has rows of; found as they are asked for.
+
+    Attributes:
+        seconds: of the processor, the most for one of them.
+    """
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__()
+        self.seconds = 0.0
         self._templates = saving.templates(client_templates(experiment))
 
     def __missing__(self, cohorts: tuple[int, ...]) -> int:
@@ -97,15 +107,17 @@ class _Overhead(dict[tuple[int, ...], int]):
         payload = sum(_ROW + sum(array.nbytes for array in leaves.values()) for _, leaves in rows.values())
         with tempfile.TemporaryDirectory() as folder:
             path = shard_path(Path(folder), 0, 0)
+            began = thread_time()
             write_shard(path, rows)
+            self.seconds = max(self.seconds, thread_time() - began)
             self[cohorts] = path.stat().st_size - payload
         return self[cohorts]
 
 
-def _checkpoints(experiment: Experiment, plan: Plan, rounds: list[int]) -> Iterator[_Checkpoint]:
+def _checkpoints(experiment: Experiment, plan: Plan, rounds: list[int], overhead: _Overhead) -> Iterator[_Checkpoint]:
     """Yield the checkpoints with their shards, as `runtime.checkpoints` writes them."""
     training, n = experiment.config.training, experiment.federation.num_clients
-    state, overhead = state_sizes(experiment), _Overhead(experiment)
+    state = state_sizes(experiment)
     hosted = [plan.hosted(rank) for rank in range(plan.ranks)]
     layout, last = Layout.unwritten(experiment.cohort), 0
     for round in rounds:
@@ -124,8 +136,8 @@ def _checkpoints(experiment: Experiment, plan: Plan, rounds: list[int]) -> Itera
         yield _Checkpoint(round, layout, shards)
 
 
-def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> list[int]:
-    """Return the bytes of the round files."""
+def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> tuple[list[int], float]:
+    """Return the bytes of the round files, and the seconds of the processor for one."""
     templates = saving.templates(client_templates(experiment))
     place = Place(InProcessTransport(), ALONE, HOST, 1)
     attributes: dict[str, str | int | float] = {"config": dump(experiment.config.resolved())}
@@ -135,14 +147,16 @@ def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> list
     stand_in = {path: np.zeros(min(count, _SMALL), dtype) for path, (count, dtype) in server.items()}
     left_out = sum((count - len(stand_in[path])) * dtype.itemsize for path, (count, dtype) in server.items())
     written = np.unique(np.linspace(0, len(checkpoints) - 1, _WRITTEN).astype(int))
-    sizes = []
+    sizes, seconds = [], []
     for index in written:
         one = checkpoints[index]
         metrics, moved = saving._metrics(_progress(experiment, one.round), one.round)
         with tempfile.TemporaryDirectory() as folder:
+            began = thread_time()
             write_round(Path(folder), one.round, stand_in, metrics, moved, one.layout, templates, attributes)
+            seconds.append(thread_time() - began)
             sizes.append(round_path(Path(folder), one.round).stat().st_size + left_out)
-    return [int(size) for size in np.interp(np.arange(len(checkpoints)), written, sizes)]
+    return [int(size) for size in np.interp(np.arange(len(checkpoints)), written, sizes)], float(np.median(seconds))
 
 
 def _progress(experiment: Experiment, round: int) -> Progress | None:

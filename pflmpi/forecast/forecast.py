@@ -118,11 +118,13 @@ def foresee(config: Config, question: Question) -> Forecast:
         measured = link_found(measured, question.worker, question.folder, question.anew)
         base = measured.base or base
     network = _network(question, measured.link)
+    written = disk(experiment, ready.plan)
     predicted = None
     if measured.calibrations is not None:
-        predicted = seconds(ready, ranks, question.cores, ahead, measured.calibrations, network, transport)
+        predicted = seconds(
+            ready, ranks, question.cores, ahead, measured.calibrations, network, transport, written.seconds
+        )
     memory = rank_memory(experiment, ready, ranks, ahead, sizes, measured.calibrations, base)
-    written = disk(experiment, ready.plan)
     return Forecast(question, experiment, ready, ranks, ahead, sizes, memory, written, predicted, transport, measured)
 
 

@@ -1,4 +1,4 @@
-"""Seconds per round: the slowest rank trains, messages move, rank 0 updates, the slowest rank tests."""
+"""Seconds per round: the slowest rank trains, messages move, rank 0 updates and stores, the slowest rank tests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,17 +27,19 @@ class Seconds:
         talk: calls of the transport; None where no link is known.
         serve: folding of messages, and rank 0's update.
         test: of the slowest rank; of a round without an evaluation 0 goes into the average.
+        store: for which a checkpoint keeps rank 0 from training.
     """
 
     train: float
     talk: float | None
     serve: float
     test: float
+    store: float
 
     @property
     def round(self) -> float:
         """All together."""
-        return self.train + (self.talk or 0.0) + self.serve + self.test
+        return self.train + (self.talk or 0.0) + self.serve + self.test + self.store
 
 
 def seconds(
@@ -48,6 +50,7 @@ def seconds(
     calibrations: Mapping[int, Calibration],
     network: Network | None,
     transport: Literal["inprocess", "mpi", "torch"],
+    checkpoint: float,
 ) -> Seconds:
     """Return the predicted seconds of a round.
 
@@ -56,6 +59,7 @@ def seconds(
         ahead: the rounds that are looked at.
         calibrations: by cohort.
         network: None where it is not known.
+        checkpoint: seconds for which one keeps rank 0 from training.
     """
     train, fold, test = [], [], []
     for one in ahead:
@@ -71,7 +75,13 @@ def seconds(
     talk = None
     if network is not None:
         talk = float(np.mean([communication_seconds(one.calls, network, transport) for one in ahead[:_TALKS]]))
-    return Seconds(float(np.mean(train)), talk, float(np.mean(fold)) + calibrations[0].serve, float(np.mean(test)))
+    return Seconds(
+        train=float(np.mean(train)),
+        talk=talk,
+        serve=float(np.mean(fold)) + calibrations[0].serve,
+        test=float(np.mean(test)),
+        store=checkpoint / ready.checkpoint.every,
+    )
 
 
 def _slower(ranks: Ranks, cores: int, work: list[list[Unit]]) -> np.ndarray:
