@@ -31,7 +31,8 @@ def metrics(run: Path, scores: Sequence[Scores | None]) -> list[dict[str, str]]:
     metrics_file.restart(run, 0)
     for round, of_round in enumerate(scores, 1):
         texts = ["", "", ""] if of_round is None else [f"{score:.6f}" for score in of_round]
-        metrics_file.append(run, [round, 3, *texts, *[0] * 4, *["0.1"] * 4])
+        line = [round, 3, *texts]
+        metrics_file.append(run, [*line, *[0] * (len(metrics_file.COLUMNS) - len(line))])
     return metrics_file.read(run)
 
 
