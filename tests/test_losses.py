@@ -88,7 +88,10 @@ def test_without_rank_0_the_run_ends_and_can_be_continued(whole: tuple[Path, str
     config, expected = whole
     process = survivors(config, tmp_path / "run", 3)
     os.kill(ranks_after_round(process, tmp_path / "run", 2)[0], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        processes.kill_all(process.pid)
     assert not (tmp_path / "run.exit").exists(), "the launcher's wrapper takes that for a fault"
     assert re.search(r"rank 0 \(host \S+, process \d+\) died, and the server's state with it; `pflmpi resume`", err), (
         err

@@ -1,6 +1,7 @@
 """The transport over MPI (mpi4py): non-blocking calls, and waits that leave the core to others."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, cast
@@ -24,6 +25,7 @@ from pflmpi.transports.rollcall import absent, heard  # noqa: E402
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait  # noqa: E402
 
 _TAG = 1
+_APART, _MOST_APART = 0.5, 8  # seconds between the aborts of survivors, by rank, and how many are told apart
 _REPAIRS = 10  # attempts, each of which another death may spoil
 
 
@@ -89,6 +91,9 @@ class MpiTransport(Transport):
     def abort(self, code: int) -> NoReturn:
         """Stop all ranks; the launcher ends with the exit code."""
         flush_output()
+        if self.lasting:
+            # Where survivors abort at one moment, Open MPI's launcher now and then stays for ever; the first ends all.
+            time.sleep(_APART * min(self.rank, _MOST_APART))
         self._comm.Abort(code)
         os._exit(code)
 
