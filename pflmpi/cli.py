@@ -27,14 +27,13 @@ _COMMANDS = {
 _MODULES = {
     "run": "running",
     "resume": "running",
-    "probe": "probing",
     "sweep": "sweeping",
     "plan": "planning",
     "submit": "submitting",
     "status": "watching",
     "doctor": "examining",
 }  # the rest is shown
-_NOT_FOR_READING = ("torch", "torchvision", "pydantic")
+_MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,9 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = import_module(f"pflmpi.commands.{_MODULES.get(options.command, 'showing')}")
         code: int = module.main(options, given)
     except ModuleNotFoundError as error:
-        if error.name not in _NOT_FOR_READING:
+        if error.name not in _MAY_BE_MISSING:
             raise
-        text = f"{options.command} needs {error.name}, which is not installed; report, inspect and export do without"
+        text = f"{options.command} needs {error.name}, which is not installed; report, inspect and export do without torch"
         print(f"pflmpi: {text}", file=sys.stderr)
         return 2
     return code

@@ -78,7 +78,7 @@ def layered_model(kept: Kept) -> Flat:
     and class means.
     """
     name = str(kept.options.get("name"))
-    found = _RULES[name](kept) if name in _RULES else kept.parts()
+    found = _RULES[name](kept)
     if isinstance(found, str):
         found = _LAYERED[name](kept)
     return {path: array for path, array in found.items() if path.split("/")[0] in _PARTS}

@@ -1,10 +1,6 @@
 """`pflmpi probe`: a batch of test samples through the models of a checkpoint, to see how alike their layers are."""
 
 import argparse
-import logging
-import traceback
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,9 +13,9 @@ from pflmpi.analysis.run import Round, Run, open_run
 from pflmpi.analysis.series.selection import spread_over
 from pflmpi.analysis.state_dict import kept
 from pflmpi.commands.bars import bar
-from pflmpi.commands.launch import cores, report
+from pflmpi.commands.launch import cores
 from pflmpi.data.federation import Federation
-from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.errors import ConfigError
 from pflmpi.experiment import Experiment
 from pflmpi.models.activations import activations
 from pflmpi.rng import stream
@@ -29,20 +25,12 @@ from pflmpi.store.probe_file import Alike, Probe
 _ROUNDING = 1e-6  # of float32, relative
 
 
-def main(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Make the probe of a checkpoint and print where it is; return the exit code."""
-    logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
-    try:
-        print(_probe(options))
-    except PflmpiError as error:
-        if options.debug:
-            traceback.print_exception(error)
-        report(error)
-        return error.exit_code
-    return 0
+def probe(options: argparse.Namespace) -> None:
+    """Make the probe of a checkpoint and print where it is.
 
-
-def _probe(options: argparse.Namespace) -> Path:
+    Raises:
+        UserError: no such run or round, other data than the run had, too few samples, a file that cannot be written.
+    """
     if options.samples < LEAST_SAMPLES or options.clients < 2:
         raise ConfigError(
             f"--samples {options.samples} --clients {options.clients}: a comparison needs {LEAST_SAMPLES} samples and "
@@ -61,7 +49,7 @@ def _probe(options: argparse.Namespace) -> Path:
         probe_file.write(run.path, found)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; make room, or probe a copy of the run") from error
-    return path
+    print(path)
 
 
 def probe_samples(federation: Federation, most: int, seed: int) -> np.ndarray:
@@ -87,7 +75,8 @@ def compared(
     """
     seen: dict[str, dict[int, np.ndarray]] = {}
     states = kept(run, round, clients)
-    images = torch.from_numpy(experiment.federation.dataset.images[samples])
+    first = experiment.tasks[0]
+    x = first.prepare(torch.from_numpy(experiment.federation.dataset.images[samples]).to(first.device))
     with bar("clients") as show:
         for done, state in enumerate(states, 1):
             task = experiment.tasks[int(experiment.cohort[state.number])]
@@ -96,9 +85,7 @@ def compared(
             def see(layer: str, output: Tensor, client: int = state.number) -> None:
                 seen.setdefault(layer, {})[client] = centred(_products(output)).astype(np.float32)
 
-            activations(
-                task.architecture, tree.to(model, task.device), task.prepare(images.to(task.device, copy=True)), see
-            )
+            activations(task.architecture, tree.to(model, task.device), x, see)
             show(done, len(states))
     return {
         layer: Alike(np.array(sorted(found), np.int64), cka(np.stack([found[client] for client in sorted(found)])))

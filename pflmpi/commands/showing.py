@@ -1,4 +1,4 @@
-"""`pflmpi inspect`, `export`, `partition`, `report`, `list` and `schema`: they show, and start nothing."""
+"""`pflmpi inspect`, `export`, `probe`, `partition`, `report`, `list` and `schema`: they show, and start nothing."""
 
 import argparse
 import logging
@@ -36,6 +36,12 @@ def _export(options: argparse.Namespace) -> None:
     export(options)
 
 
+def _probe(options: argparse.Namespace) -> None:
+    from pflmpi.commands.probing import probe
+
+    probe(options)
+
+
 def _partition(options: argparse.Namespace) -> None:
     from pflmpi.config import load
     from pflmpi.data.federation import save
@@ -71,6 +77,7 @@ def _schema(options: argparse.Namespace) -> None:
 _SHOW: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "inspect": _inspect,
     "export": _export,
+    "probe": _probe,
     "partition": _partition,
     "report": _report,
     "list": _list,

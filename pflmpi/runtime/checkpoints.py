@@ -1,6 +1,8 @@
 """Checkpoints while training goes on: each rank writes its clients, rank 0 joins them once all are on disk."""
 
 import contextlib
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,23 +74,32 @@ class Checkpoints:
         self._pending: list[_Pending] = []
         self._progress: Progress | None = None
         self.shards_done = done
+        self._seconds = 0.0
+
+    def take_seconds(self) -> float:
+        """Return how long the training stood still for checkpoints since the last call."""
+        taken, self._seconds = self._seconds, 0.0
+        return taken
 
     def start(self, server: Tree, population: Population) -> None:
         """Write the state before the first round: every client has a row from then on."""
-        self._save(0, server, population, np.arange(len(self._fixed.cohort)))
+        with self._standing_still():
+            self._save(0, server, population, np.arange(len(self._fixed.cohort)))
 
     def record(self, progress: Progress, shards_done: int) -> None:
         """Take note of a round on rank 0, and join the checkpoints whose shards are all on disk."""
-        metrics_file.append(self._fixed.run, progress.line())
-        self._progress = progress
-        self._join(shards_done)
+        with self._standing_still():
+            metrics_file.append(self._fixed.run, progress.line())
+            self._progress = progress
+            self._join(shards_done)
 
     def save(self, round: int, server: Tree, population: Population) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint."""
         n = len(self._fixed.cohort)
         rounds = range(self._last + 1, round + 1)
         changed = [self._fixed.training.participants(self._fixed.seed, each, n) for each in rounds]
-        self._save(round, server, population, np.unique(np.concatenate(changed)))
+        with self._standing_still():
+            self._save(round, server, population, np.unique(np.concatenate(changed)))
 
     def finish(self, transport: Transport) -> None:
         """Wait until everything is on disk."""
@@ -109,6 +120,12 @@ class Checkpoints:
             self._writer.flush()
             self._join_whole()
         self._writer.abandon()
+
+    @contextlib.contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - began
 
     def _join_whole(self) -> None:
         run = self._fixed.run

@@ -65,7 +65,7 @@ def run(
     Raises:
         Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
     """
-    told, stored = time.perf_counter(), 0.0  # when the last round was told of; seconds spent on checkpoints since then
+    told = time.perf_counter()  # when the last round was told of
     training, n = setup.task.training, setup.task.num_clients
     if setup.timeout is None:
         transport.timeout = _FIRST_ROUND
@@ -77,9 +77,7 @@ def run(
     if done == 0:
         for unit in setup.plan.assign(np.arange(n))[transport.rank] if population.kept_reply else ():
             population.keep_reply(unit, reply)
-        stored -= time.perf_counter()
         checkpoints.start(server, population)
-        stored += time.perf_counter()
     for round in range(done + 1, training.rounds + 1):
         began = time.perf_counter()
         participants = training.participants(setup.task.seed, round, n)
@@ -117,20 +115,17 @@ def run(
                     "compute": news.busiest,
                     "exchange": exchanged - computed,
                     "evaluation": evaluated - exchanged,
-                    "checkpoint": stored,
+                    "checkpoint": checkpoints.take_seconds(),
                     "round": (ended := time.perf_counter()) - told,
                 },
                 _count(setup, transport, participants, round),
             )
-            told, stored = ended, -ended
+            told = ended
             checkpoints.record(progress, news.shards_done)
-            stored += time.perf_counter()
             observe(progress)
         stopping = _stopping(setup, transport, stop, round, time.perf_counter() - began)
         if round % setup.checkpoint.every == 0 or round == training.rounds or stopping:
-            stored -= time.perf_counter()
             checkpoints.save(round, server, population)
-            stored += time.perf_counter()
         if stopping:
             checkpoints.finish(transport)
             raise Stopped(f"{stop.reason or 'another rank was asked to stop'}: stopped after round {round}")
