@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from pflmpi import config as configuration
 from pflmpi.commands.launch import cores
+from pflmpi.config import load as configuration
 from pflmpi.forecast import machine
 from pflmpi.forecast.forecast import Forecast, Question, foresee
 from pflmpi.store import metrics_file

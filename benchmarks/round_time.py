@@ -45,12 +45,13 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     import numpy as np
     import torch
 
-    from pflmpi import config as configuration
-    from pflmpi import runs
     from pflmpi.commands.launch import cores
+    from pflmpi.config import load as configuration
     from pflmpi.data.dataset import Dataset
     from pflmpi.data.federation import build
-    from pflmpi.experiment import assemble
+    from pflmpi.run.build import assemble
+    from pflmpi.run.execute import Place
+    from pflmpi.run.start import execute
     from pflmpi.runtime.devices import fix_kernels
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
@@ -83,7 +84,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     )
     federation = build(dataset, config.partition, config.data, 0)
     experiment = assemble(config, federation, cpu)
-    place = runs.Place(transport, launch, cpu, cores())
+    place = Place(transport, launch, cpu, cores())
 
     participants = len(config.training.participants(0, 1, federation.num_clients))
     training = config.training  # in samples, not in steps: a client's last batch of an epoch is smaller than the others
@@ -107,9 +108,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
         floors.clear()
         for repeat in range(2):
             measure_floor()
-            runs.execute(
-                experiment, Path(folder) / str(repeat), place, lambda progress: rounds.append(progress.seconds)
-            )
+            execute(experiment, Path(folder) / str(repeat), place, lambda progress: rounds.append(progress.seconds))
             measure_floor()
     if transport.rank == 0:
         floor = statistics.median(floors)

@@ -29,12 +29,12 @@ import hosts
 from hosts import Network, Sent
 
 from pflmpi.commands.launch import cores
+from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.communication import Call, communication_seconds
 from pflmpi.forecast.network import Link
 from pflmpi.forecast.network import Network as Ranks
 from pflmpi.store import metrics_file
 from pflmpi.transports.base import Transport
-from pflmpi.yaml_file import dump
 
 TRANSPORTS = ("mpi", "torch")
 PARTS = ("calls", "bytes", "seconds")

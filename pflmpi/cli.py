@@ -25,13 +25,13 @@ _COMMANDS = {
     "schema": "print every key of a configuration: type, range, default",
 }
 _MODULES = {
-    "run": "running",
-    "resume": "running",
-    "sweep": "sweeping",
-    "plan": "planning",
-    "submit": "submitting",
-    "status": "watching",
-    "doctor": "examining",
+    "run": "run",
+    "resume": "run",
+    "sweep": "sweep",
+    "plan": "plan",
+    "submit": "submit",
+    "status": "status",
+    "doctor": "doctor",
 }  # the rest is shown
 _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
 
@@ -65,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _MAY_BE_MISSING:
             raise
-        text = f"{options.command} needs {error.name}, which is not installed; report, inspect and export do without torch"
+        text = (
+            f"{options.command} needs {error.name}, which is not installed; report, inspect and export do without torch"
+        )
         print(f"pflmpi: {text}", file=sys.stderr)
         return 2
     return code

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.local import Batch, ClientData
+from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.task import Task
 from pflmpi.models.base import Architecture
 from pflmpi.store import run_folder
-from pflmpi.task import Task
 
 EVERYONE = np.arange(harness.QUICK["partition"]["clients"])
 

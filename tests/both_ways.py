@@ -6,9 +6,9 @@ from typing import Any
 import harness
 import numpy as np
 
-from pflmpi import config as configuration
+from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
-from pflmpi.experiment import load_federation
+from pflmpi.run.build import load_federation
 from pflmpi.store import run_folder
 
 

@@ -16,10 +16,11 @@ import harness
 import torch
 from every_algorithm import every_algorithm
 
-from pflmpi import config as configuration
-from pflmpi import runs
+from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
-from pflmpi.experiment import assemble, load_federation
+from pflmpi.run.build import assemble, load_federation
+from pflmpi.run.execute import Place
+from pflmpi.run.start import execute
 from pflmpi.runtime.devices import fix_kernels
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder
@@ -76,8 +77,8 @@ def run_all(transport: Transport, launch: Launch, folder: Path, data_root: str |
                 }
             )
 
-        place = runs.Place(transport, launch, torch.device("cpu"), slots=2)
-        run = runs.execute(experiment, folder / name.replace(" ", "-"), place, observe)
+        place = Place(transport, launch, torch.device("cpu"), slots=2)
+        run = execute(experiment, folder / name.replace(" ", "-"), place, observe)
         if transport.rank == 0:
             samples = experiment.federation.num_train.tolist()
             results[name] = {"digest": run_folder.digest(run, ROUNDS), "rounds": rounds, "samples": samples}

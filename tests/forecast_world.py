@@ -7,8 +7,8 @@ from typing import Any
 import harness
 import torch
 
-from pflmpi import config as configuration
-from pflmpi.experiment import Experiment, prepare, setup
+from pflmpi.config import load as configuration
+from pflmpi.run.build import Experiment, prepare, setup
 from pflmpi.runtime.rounds import Setup
 from pflmpi.transports.detect import Launch
 

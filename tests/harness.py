@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from thread_transport import run_ranks
 
-from pflmpi import config as configuration
-from pflmpi import runs
+from pflmpi.config import load as configuration
+from pflmpi.run import start as starting
+from pflmpi.run.execute import Place
 from pflmpi.runtime.faults import Agreed
 from pflmpi.store import run_folder
 from pflmpi.transports.base import Transport
@@ -40,23 +41,23 @@ def settings(base: Mapping[str, Any] | None = None, **sections: Any) -> dict[str
     return result
 
 
-def _place(transport: Transport) -> runs.Place:
+def _place(transport: Transport) -> Place:
     launch = Launch("alone", transport.rank, transport.size, transport.rank, transport.size)
-    return runs.Place(transport, launch, torch.device("cpu"), 2)
+    return Place(transport, launch, torch.device("cpu"), 2)
 
 
 def run(raw: dict[str, Any], folder: Path, ranks: int = 1) -> str:
     """Run an experiment and return the digest of its last round."""
     torch.set_num_threads(1)
     config = configuration.parse(raw)
-    _on(ranks, lambda transport: runs.start(config, folder, _place(transport), lambda progress: None))
+    _on(ranks, lambda transport: starting.start(config, folder, _place(transport), lambda progress: None))
     return digest(folder)
 
 
 def resume(folder: Path, overrides: tuple[str, ...] = (), ranks: int = 1) -> str:
     """Continue a run and return the digest of its last round."""
-    config = runs.stored_config(folder, overrides)
-    _on(ranks, lambda transport: runs.resume(config, folder, _place(transport), lambda progress: None))
+    config = starting.stored_config(folder, overrides)
+    _on(ranks, lambda transport: starting.resume(config, folder, _place(transport), lambda progress: None))
     return digest(folder)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.task import Task
+from pflmpi.learning.task import Task
 
 
 def check_lanes(

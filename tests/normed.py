@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.mlp import Perceptron
-from pflmpi.task import Task
-from pflmpi.training import TrainingConfig
 from pflmpi.tree import Tree
 
 

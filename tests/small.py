@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from pflmpi.local import Batch, ClientData, Padding
+from pflmpi.learning.client import Batch, ClientData, Padding
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
-from pflmpi.task import Task
-from pflmpi.training import TrainingConfig
 from pflmpi.tree import Tree
 
 SHAPE, FEATURES, CLASSES = (1, 2, 2), 5, 3

@@ -13,7 +13,7 @@ from lane import check_lanes
 
 from pflmpi import tree
 from pflmpi.algorithms.apfl import APFL
-from pflmpi.local import Batch
+from pflmpi.learning.client import Batch
 from pflmpi.store import run_folder
 
 LR = 0.1

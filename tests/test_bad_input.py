@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
-from pflmpi import config as configuration
-from pflmpi import runs
 from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
+from pflmpi.run.start import stored_config
 from pflmpi.store import run_folder
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
@@ -122,13 +122,13 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
 def test_continuing_with_another_configuration_is_refused(change: str, tmp_path: Path) -> None:
     harness.run(harness.settings(), tmp_path / "run")
     with pytest.raises(CheckpointError) as caught:
-        runs.stored_config(tmp_path / "run", [change])
+        stored_config(tmp_path / "run", [change])
     assert change.split("=")[0] in str(caught.value) and "in the run" in str(caught.value)
 
 
 def test_a_continuation_may_change_where_it_runs(tmp_path: Path) -> None:
     harness.run(harness.settings(), tmp_path / "run")
-    config = runs.stored_config(
+    config = stored_config(
         tmp_path / "run", ["runtime.timeout=5", "runtime.server=dedicated", "checkpoint.keep=1", "data.root=/elsewhere"]
     )
     assert config.runtime.timeout == 5 and str(config.data.root) == "/elsewhere"

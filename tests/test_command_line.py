@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 import pflmpi
-from pflmpi import config as configuration
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main, parser
+from pflmpi.config import load as configuration
 from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS
-from pflmpi.experiment import load_federation
 from pflmpi.models import MODELS
+from pflmpi.run.build import load_federation
 from pflmpi.store import run_folder
 
 GOLDEN = Path(__file__).parent / "golden" / "help.txt"

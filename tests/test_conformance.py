@@ -10,9 +10,9 @@ import pytest
 import torch
 from every_algorithm import every_algorithm
 
-from pflmpi import config as configuration
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.experiment import prepare
+from pflmpi.config import load as configuration
+from pflmpi.run.build import prepare
 from pflmpi.store import run_folder
 
 CASES = every_algorithm()

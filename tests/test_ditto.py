@@ -15,9 +15,9 @@ from pflmpi import tree
 from pflmpi.algorithms.ditto import Ditto
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.local_only import Local
-from pflmpi.message import Mean
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Mean
 from pflmpi.store import run_folder
-from pflmpi.training import Pass
 
 LR = 0.1
 

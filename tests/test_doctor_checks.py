@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pflmpi.doctor import table
+from pflmpi.doctor.checks import judge
 from pflmpi.doctor.facts import Facts
-from pflmpi.doctor.judging import judge
 from pflmpi.doctor.problem import Problem, line
 
 GIB = 1 << 30

@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 import thread_transport
 
-from pflmpi.doctor import exchange, leftovers
+from pflmpi.doctor import clocks as clock_module
+from pflmpi.doctor import leftovers
 from pflmpi.doctor.facts import Clock
-from pflmpi.doctor.folder import beacon, existing, flock_error, hdf5_error, look
-from pflmpi.doctor.memory import memory
+from pflmpi.doctor.run_folder import beacon, existing, flock_error, hdf5_error, look
+from pflmpi.machine import memory
 from pflmpi.transports.base import Transport
+from pflmpi.transports.text import gather_texts
 
 
 def test_texts_of_any_length_reach_rank_0() -> None:
     texts = ["ä" * 5000, "", "x"]
-    assert thread_transport.run_ranks(3, lambda one: exchange.gather_texts(one, texts[one.rank])) == [texts, None, None]
+    assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [
+        texts,
+        None,
+        None,
+    ]
 
 
 def test_the_clock_of_each_rank_is_compared_with_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,9 +32,9 @@ def test_the_clock_of_each_rank_is_compared_with_rank_0s(monkeypatch: pytest.Mon
 
     def clocks(one: Transport) -> list[Clock]:
         fast[threading.get_ident()] = 100.0 * one.rank
-        return exchange.clocks(one)
+        return clock_module.clocks(one)
 
-    monkeypatch.setattr(exchange.time, "time", lambda: real() + fast[threading.get_ident()])
+    monkeypatch.setattr(clock_module.time, "time", lambda: real() + fast[threading.get_ident()])
     found = thread_transport.run_ranks(3, clocks)
     assert found[1:] == [[], []]
     for rank, clock in enumerate(found[0]):

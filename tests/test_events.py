@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.util.tensor_util import make_ndarray
 from torch.utils.tensorboard import SummaryWriter
 
-from pflmpi import config as configuration
 from pflmpi.cli import main
+from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError, RunError, UserError
-from pflmpi.runtime import events
+from pflmpi.runtime import tensorboard
 from pflmpi.store import metrics_file
 
 ON = {"tensorboard": True}
@@ -25,7 +25,7 @@ Scalars = dict[str, list[tuple[int, float]]]
 
 def read(run: Path) -> EventAccumulator:
     """All that is in the event files of a run; nothing is thinned out, or left out because it came again."""
-    folder = str(run / events.FOLDER)
+    folder = str(run / tensorboard.FOLDER)
     return EventAccumulator(folder, size_guidance={"tensors": 0}, purge_orphaned_data=False).Reload()
 
 
@@ -61,7 +61,7 @@ def ascending(values: list[float]) -> bool:
 
 def own_files(run: Path) -> list[Path]:
     """Those that hold anything."""
-    return [path for path in (run / events.FOLDER).glob("events.out.tfevents.*.pflmpi") if path.stat().st_size]
+    return [path for path in (run / tensorboard.FOLDER).glob("events.out.tfevents.*.pflmpi") if path.stat().st_size]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -71,7 +71,7 @@ def test_every_column_of_every_round_is_there_once(tmp_path: Path, ranks: int) -
     found = written(run)
     assert found == expected(run)
     assert set(found) == set(metrics_file.COLUMNS) - {"round"}
-    assert list((run / events.FOLDER).iterdir()) == own_files(run) and len(own_files(run)) == 1, "by one rank"
+    assert list((run / tensorboard.FOLDER).iterdir()) == own_files(run) and len(own_files(run)) == 1, "by one rank"
     assert ascending(times(run))
 
 
@@ -79,7 +79,7 @@ def test_a_continuation_has_each_round_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     harness.run(harness.settings(output=ON), run)
     (run / "round_00003.h5").unlink()  # killed before this checkpoint, but after its line
-    with SummaryWriter(str(run / events.FOLDER), filename_suffix=".other") as other:
+    with SummaryWriter(str(run / tensorboard.FOLDER), filename_suffix=".other") as other:
         other.add_scalar("of another program", 0.5, 7, new_style=True)
     harness.resume(run, ("training.rounds=5",))
     found = written(run)
@@ -92,7 +92,7 @@ def test_a_continuation_has_each_round_once(tmp_path: Path) -> None:
 def test_a_tensorboard_that_is_looking_sees_a_continuation(tmp_path: Path) -> None:
     run = tmp_path / "run"
     harness.run(harness.settings(output=ON), run)
-    watcher = Watcher(str(run / events.FOLDER)).Reload()
+    watcher = Watcher(str(run / tensorboard.FOLDER)).Reload()
     assert [event.step for event in watcher.Tensors("seconds")] == [1, 2, 3]
     harness.resume(run, ("training.rounds=5",))
     assert [event.step for event in watcher.Reload().Tensors("seconds")] == [1, 2, 3, 4, 5]
@@ -101,7 +101,7 @@ def test_a_tensorboard_that_is_looking_sees_a_continuation(tmp_path: Path) -> No
 def test_they_can_be_asked_for_later_and_left_out_later(tmp_path: Path) -> None:
     run = tmp_path / "run"
     before = harness.run(harness.settings(), run)
-    assert not (run / events.FOLDER).exists()
+    assert not (run / tensorboard.FOLDER).exists()
     harness.resume(run, ("training.rounds=4", "output.tensorboard=true"))
     assert written(run) == expected(run)
     harness.resume(run, ("training.rounds=5", "output.tensorboard=false"))
@@ -117,8 +117,8 @@ def test_the_results_are_the_same_with_them(tmp_path: Path) -> None:
 def test_times_of_earlier_rounds_are_without_pauses(tmp_path: Path) -> None:
     metrics_file.path(tmp_path).write_text("")
     end = metrics_file.path(tmp_path).stat().st_mtime
-    assert events._times(tmp_path, [5.0, 2.0, 1.0]) == [end - 3, end - 1, end]
-    assert events._times(tmp_path, []) == []
+    assert tensorboard._times(tmp_path, [5.0, 2.0, 1.0]) == [end - 3, end - 1, end]
+    assert tensorboard._times(tmp_path, []) == []
 
 
 def test_a_missing_library_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,16 @@ from every_algorithm import every_algorithm
 from torch import nn
 from torchvision.models import resnet18
 
-from pflmpi import config as configuration
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis import personal
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.state_dict import client_state, names
 from pflmpi.cli import main
-from pflmpi.experiment import Experiment, prepare
+from pflmpi.config import load as configuration
 from pflmpi.models import MODELS
 from pflmpi.models.module import ModelModule
+from pflmpi.run.build import Experiment, prepare
 from pflmpi.store import run_folder
 
 CASES = every_algorithm()

@@ -11,11 +11,11 @@ import pytest
 import small
 import torch
 
-from pflmpi import local, tree
+from pflmpi import tree
 from pflmpi.algorithms.conditional import gate, init_gate
 from pflmpi.algorithms.fedcp import FedCP, context, discrepancy
-from pflmpi.local import Batch
-from pflmpi.message import Mean
+from pflmpi.learning.client import Batch, uniform
+from pflmpi.messages.kinds import Mean
 
 LR, D = 0.1, small.FEATURES
 
@@ -63,7 +63,7 @@ def test_noise_makes_the_gate_a_gumbel_softmax() -> None:
     """0.015 is some three standard deviations of the difference of two medians of 20000 draws."""
     weights = numeric.varied(init_gate(np.random.default_rng(0), 2), 3)
     w, z, draws = numeric.weights({"gate": weights}), torch.tensor([[0.3, -1.0]]), 20000
-    found = gate(weights, z.expand(draws, -1), local.uniform(torch.tensor(5), (draws, 2)))
+    found = gate(weights, z.expand(draws, -1), uniform(torch.tensor(5), (draws, 2)))
     gumbel = -np.log(-np.log(np.random.default_rng(1).random((2, draws, 2))))
     expected = gate_of(w, z.double().numpy(), gumbel)
     for level in (0.05, 0.25, 0.5, 0.75, 0.95):
@@ -96,7 +96,7 @@ def test_body_head_and_gate_step_at_once_on_the_whole_loss() -> None:
     view = unit(start["own/weight"].sum(0))  # of the head as the round begins
     for one in batches:
         x, y = small.flat(one)
-        u = local.uniform(one.key, (len(y), D)).double().numpy()  # type: ignore[arg-type]
+        u = uniform(one.key, (len(y), D)).double().numpy()  # type: ignore[arg-type]
         noise = np.stack([np.log(u), np.log(1 - u)])  # their difference is that of two Gumbel variables
 
         def loss(w: numeric.Weights, x: np.ndarray = x, y: np.ndarray = y, noise: np.ndarray = noise) -> float:

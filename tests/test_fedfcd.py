@@ -17,9 +17,9 @@ from pflmpi.algorithms.fedfcd import FedFCD
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.errors import ConfigError
-from pflmpi.local import Batch, ClientData
+from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.training import Pass
 from pflmpi.store import run_folder
-from pflmpi.training import Pass
 
 BODY, HEAD = ("W1", "b1"), ("W2", "b2")
 FEATURES, CLASSES = small.FEATURES, small.CLASSES

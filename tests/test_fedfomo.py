@@ -14,7 +14,7 @@ from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, shares_of, weigh
 from pflmpi.algorithms.fedfomo import FedFomo
 from pflmpi.errors import ConfigError
-from pflmpi.training import Pass
+from pflmpi.learning.training import Pass
 
 LR = 0.1
 

@@ -10,9 +10,9 @@ import torch
 from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedrep import FedRep
-from pflmpi.local import Batch, ClientData
-from pflmpi.message import Mean
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Mean
 
 LR = 0.1
 

@@ -12,9 +12,9 @@ import torch
 from pflmpi import tree
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedrod import FedRoD
-from pflmpi.local import Batch, ClientData, Loss
-from pflmpi.message import Mean
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, ClientData, Loss
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Mean
 
 LR = 0.1
 GENERIC = ("body/fc1/weight", "body/fc1/bias", "head/weight", "head/bias")

@@ -11,13 +11,14 @@ import small
 import torch
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Messages, Round
+from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fesem import FeSEM
 from pflmpi.errors import ConfigError
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages.kinds import Messages
 from pflmpi.models import MODELS
 from pflmpi.store import run_folder
-from pflmpi.task import Task
-from pflmpi.training import TrainingConfig
 from pflmpi.tree import Tree
 
 

@@ -10,10 +10,10 @@ from every_algorithm import every_algorithm
 from forecast_world import both, foreseen
 
 from pflmpi import tree
-from pflmpi.experiment import client_templates, kept_reply
 from pflmpi.forecast.rounds_ahead import rounds_ahead
 from pflmpi.forecast.sizes import state_sizes
-from pflmpi.runtime.states import allocate
+from pflmpi.run.build import client_templates, kept_reply
+from pflmpi.runtime.client_state import allocate
 from pflmpi.store import metrics_file
 
 COLUMNS = ("up_bytes", "down_bytes", "wire_up_bytes", "wire_down_bytes")

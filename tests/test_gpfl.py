@@ -10,8 +10,8 @@ import torch
 from pflmpi import tree
 from pflmpi.algorithms.conditional import init_valve, valve
 from pflmpi.algorithms.gpfl import GPFL
-from pflmpi.local import ClientData
-from pflmpi.message import Mean
+from pflmpi.learning.client import ClientData
+from pflmpi.messages.kinds import Mean
 from pflmpi.rng import stream
 
 LR = 0.1

@@ -13,9 +13,9 @@ from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.l2gd import L2GD
 from pflmpi.algorithms.local_only import Local
 from pflmpi.errors import ConfigError, UserError
-from pflmpi.local import Batch
-from pflmpi.message import Mean
-from pflmpi.training import Pass
+from pflmpi.learning.client import Batch
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Mean
 
 LR = 0.1
 

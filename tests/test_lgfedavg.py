@@ -11,7 +11,7 @@ import small
 
 from pflmpi import tree
 from pflmpi.algorithms.lgfedavg import LGFedAvg
-from pflmpi.message import Mean
+from pflmpi.messages.kinds import Mean
 from pflmpi.store import run_folder
 
 LR = 0.1

@@ -6,9 +6,10 @@ import pytest
 import small
 import torch
 
-from pflmpi import local, tree
-from pflmpi.sgd import train
-from pflmpi.training import TrainingConfig, batch_order
+from pflmpi import tree
+from pflmpi.learning.client import class_means, model_loss, squared_distance
+from pflmpi.learning.sgd import train
+from pflmpi.learning.training import TrainingConfig, batch_order
 
 
 @pytest.mark.parametrize("momentum, decay", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.1), (0.9, 0.01)])
@@ -17,7 +18,7 @@ def test_train_is_sgd_as_pytorch_defines_it(momentum: float, decay: float) -> No
     model = task.init()
     before = tree.clone(model)
     batches = [small.batch(seed) for seed in range(4)]
-    trained = train(task, model, batches, local.model_loss(task), 0.2)
+    trained = train(task, model, batches, model_loss(task), 0.2)
 
     w = small.to_numpy(model)
     velocity = {name: np.zeros_like(value) for name, value in w.items()}
@@ -32,7 +33,7 @@ def test_train_is_sgd_as_pytorch_defines_it(momentum: float, decay: float) -> No
 def test_frozen_parts_do_not_move() -> None:
     task = small.task()
     model = task.init()
-    trained = train(task, model, [small.batch(0)], local.model_loss(task), 0.2, frozen=("head",))
+    trained = train(task, model, [small.batch(0)], model_loss(task), 0.2, frozen=("head",))
     assert torch.equal(trained["head"]["weight"], model["head"]["weight"])
     assert not torch.equal(small.body_leaves(trained)[0], small.body_leaves(model)[0])
 
@@ -45,8 +46,8 @@ def test_padding_changes_nothing() -> None:
         torch.cat([one.y, torch.zeros(3, dtype=torch.int64)]),
         torch.tensor([1.0, 1, 1, 1, 0, 0, 0]),
     )
-    plain = train(task, task.init(), [one], local.model_loss(task), 0.2)
-    masked = train(task, task.init(), [padded], local.model_loss(task), 0.2)
+    plain = train(task, task.init(), [one], model_loss(task), 0.2)
+    masked = train(task, task.init(), [padded], model_loss(task), 0.2)
     small.assert_close(masked, small.to_numpy(plain), 1e-7)
 
 
@@ -58,7 +59,7 @@ def test_a_step_of_padding_alone_changes_nothing_in_a_lane() -> None:
     models = tree.stack([task.init(), task.init()])
 
     def one_lane(model, x, y, weight):
-        return train(task, model, [small.padded(x, y, weight)] * 2, local.model_loss(task), 0.2)
+        return train(task, model, [small.padded(x, y, weight)] * 2, model_loss(task), 0.2)
 
     trained = torch.func.vmap(one_lane)(models, x, y, weight)
     first = dict(tree.leaves(models))
@@ -71,7 +72,7 @@ def test_class_means_are_the_means_of_each_class() -> None:
     task = small.task()
     model = task.init()
     batches = [small.batch(3, 7), small.batch(4, 2)]
-    found = local.class_means(task, model, small.data(batches))
+    found = class_means(task, model, small.data(batches))
     x, y = (np.concatenate(parts) for parts in zip(*(small.flat(one) for one in batches), strict=True))
     z, _ = oracle.forward(small.to_numpy(model), x)
     for label in range(small.CLASSES):
@@ -83,7 +84,7 @@ def test_class_means_are_the_means_of_each_class() -> None:
 def test_squared_distance_by_hand() -> None:
     a = {"body": {"w": torch.tensor([1.0, 2.0])}, "head": {"b": torch.tensor([5.0])}}
     b = {"body": {"w": torch.tensor([0.0, 4.0])}}
-    assert local.squared_distance(a, b).item() == 5.0
+    assert squared_distance(a, b).item() == 5.0
 
 
 def test_batches_of_an_epoch_hold_every_sample_once() -> None:

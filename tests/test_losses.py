@@ -13,7 +13,7 @@ import processes
 import pytest
 import yaml
 
-from pflmpi import config as configuration
+from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.transports import open_transport
 from pflmpi.transports.detect import ALONE, Launch

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pflmpi.message import ClassMeans, Mean, Own, OwnClasses, Rows, Shared, common_shift, from_fixed, tensor, to_fixed
+from pflmpi.messages.kinds import (
+    ClassMeans,
+    Mean,
+    Own,
+    OwnClasses,
+    Rows,
+    Shared,
+    common_shift,
+    from_fixed,
+    tensor,
+    to_fixed,
+)
 
 
 def fixed_sum(terms: np.ndarray) -> float:

@@ -14,18 +14,21 @@ from every_algorithm import every_algorithm
 from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
-from pflmpi import config as configuration
-from pflmpi import runs, tree
+from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.algorithms.fedgmh import FedGMH
-from pflmpi.experiment import Experiment, assemble, load_federation, setup
-from pflmpi.message import ClassMeans, Mean, Own, OwnClasses, Rows, Shared, Sum
+from pflmpi.config import load as configuration
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages.groups import clients_of
+from pflmpi.messages.kinds import ClassMeans, Mean, Own, OwnClasses, Rows, Shared, Sum
 from pflmpi.models import MODELS
-from pflmpi.runtime.plan import Plan, clients_of
+from pflmpi.run.build import Experiment, assemble, load_federation, setup
+from pflmpi.run.execute import Place
+from pflmpi.run.start import start
+from pflmpi.runtime.placement import Plan
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder
-from pflmpi.task import Task
-from pflmpi.training import TrainingConfig
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.order import from_keys
@@ -71,8 +74,8 @@ def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
 
     def work(inner: Transport) -> list[Payload]:
         transport = Recorder(inner)
-        place = runs.Place(transport, launch(transport.rank), torch.device("cpu"), slots=RANKS)
-        runs.start(config, folder, place, progress.append)
+        place = Place(transport, launch(transport.rank), torch.device("cpu"), slots=RANKS)
+        start(config, folder, place, progress.append)
         return transport.sent
 
     sent = [one for each in run_ranks(RANKS, work) for one in each]

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from pflmpi import config as configuration
-from pflmpi import yaml_file
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.cells import Cell, cells, folder
+from pflmpi.config import load as configuration
+from pflmpi.config import yaml_file
 from pflmpi.data import dataset
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.federation import Federation, build
-from pflmpi.experiment import assemble
 from pflmpi.models.resnet18 import ResNet18
-from pflmpi.tables import load
+from pflmpi.run.build import assemble
+from pflmpi.sweep.cells import Cell, cells, folder
+from pflmpi.sweep.table import load
 
 PAPERS = Path(__file__).parents[1] / "configs" / "papers"
 FILES = sorted(PAPERS.rglob("*.yaml"))

@@ -6,9 +6,9 @@ import harness
 import numpy as np
 import pytest
 
-from pflmpi import config as configuration
+from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError
-from pflmpi.experiment import load_federation
+from pflmpi.run.build import load_federation
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import Counts
 

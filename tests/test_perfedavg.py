@@ -13,10 +13,10 @@ import torch
 from pflmpi import tree
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.perfedavg import PerFedAvg
-from pflmpi.local import Batch
-from pflmpi.message import Mean
+from pflmpi.learning.client import Batch
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Mean
 from pflmpi.store import run_folder
-from pflmpi.training import Pass
 
 ALPHA, BETA = 0.3, 0.1
 NAMES = ("inner", "train", "hessian")

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.pfedafe import PFedAFE, mixed
-from pflmpi.local import cross_entropy
-from pflmpi.message import Mean
+from pflmpi.learning.client import cross_entropy
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Mean
 from pflmpi.store import run_folder
-from pflmpi.training import Pass
 
 LR, BODY = 0.1, ("W1", "b1")
 

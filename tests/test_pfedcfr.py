@@ -14,9 +14,9 @@ from pflmpi.algorithms.distances import squared_distances
 from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.pfedcfr import PFedCFR
 from pflmpi.errors import ConfigError
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
-from pflmpi.task import Task
-from pflmpi.training import TrainingConfig
 from pflmpi.tree import Tree
 
 LR = 0.1

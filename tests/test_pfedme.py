@@ -12,8 +12,8 @@ from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.pfedme import PFedMe
 from pflmpi.errors import ConfigError
-from pflmpi.local import Batch
-from pflmpi.message import Mean
+from pflmpi.learning.client import Batch
+from pflmpi.messages.kinds import Mean
 
 LR = 0.05
 

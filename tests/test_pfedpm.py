@@ -16,11 +16,11 @@ from pflmpi import tree
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.pfedpm import PFedPM
 from pflmpi.algorithms.relation import init_relation, relation_scores
-from pflmpi.local import Batch, ClientData
-from pflmpi.message import OwnClasses, Shared
+from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages.kinds import OwnClasses, Shared
 from pflmpi.models import MODELS
-from pflmpi.task import Task
-from pflmpi.training import TrainingConfig
 
 LR = 0.1
 K, D = small.CLASSES, small.FEATURES

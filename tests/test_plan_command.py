@@ -17,8 +17,8 @@ from pflmpi.cli import main
 from pflmpi.commands.sizes import size
 from pflmpi.forecast import advice, stored
 from pflmpi.forecast.machine import facts
+from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file
-from pflmpi.task import HOST
 
 PARTS = "seconds: train, messages, server, test, checkpoint"
 LINK = {"delay": 1e-4, "rate": 1e9, "base": 3e8, "shared": 1e8}  # as if two ranks had been timed here before

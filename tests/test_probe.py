@@ -18,10 +18,11 @@ from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series.probes import probes
 from pflmpi.cli import main
-from pflmpi.commands import probing
+from pflmpi.commands.probe import _products, probe_samples
 from pflmpi.models import MODELS
 from pflmpi.models.activations import activations
 from pflmpi.module_names import module_names
+from pflmpi.run.start import reopened
 from pflmpi.store import probe_file
 from pflmpi.tree import Tree
 
@@ -83,7 +84,7 @@ def test_wide_unrelated_layers_are_not_called_alike() -> None:
 
 def test_a_layer_whose_output_is_constant_has_no_cka() -> None:
     constant, other = torch.full((9, 3), 0.1), torch.from_numpy(np.random.default_rng(3).normal(size=(9, 3)))
-    found = cka(np.stack([centred(probing._products(output)) for output in (constant, other)]))
+    found = cka(np.stack([centred(_products(output)) for output in (constant, other)]))
     assert np.isnan(found[0]).all() and found[1, 1] == pytest.approx(1)
     assert not centred(np.full((9, 9), 0.1)).any()
 
@@ -153,8 +154,8 @@ def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(l
 def test_the_figures_are_those_of_the_definition_on_the_same_samples(local: Path) -> None:
     assert probe(local, "--round", "2", "--clients", "3") == 0
     found = probe_file.read(local, 2)
-    made = probing.runs.reopened(local, [], torch.device("cpu"))
-    samples = probing.probe_samples(made.federation, 40, 3)
+    made = reopened(local, [], torch.device("cpu"))
+    samples = probe_samples(made.federation, 40, 3)
     assert found.samples == len(samples) == 40
     assert np.isin(samples, np.concatenate(made.federation.test)).all()
     x = made.tasks[0].prepare(torch.tensor(made.federation.dataset.images[samples])).flatten(1).double().numpy()

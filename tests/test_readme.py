@@ -14,9 +14,9 @@ import pytest
 import testbed
 import yaml
 
-from pflmpi import config as configuration
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import parser
+from pflmpi.config import load as configuration
 from pflmpi.errors import RunError, Stopped, UserError
 from pflmpi.store import run_folder
 

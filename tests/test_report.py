@@ -11,11 +11,11 @@ import yaml
 
 from pflmpi.analysis import formats
 from pflmpi.analysis.table import Entry, Figure, entries, pick
-from pflmpi.cells import Cell, cells
 from pflmpi.cli import main
+from pflmpi.config.yaml_file import dump
 from pflmpi.store import metrics_file
-from pflmpi.tables import Table, load
-from pflmpi.yaml_file import dump
+from pflmpi.sweep.cells import Cell, cells
+from pflmpi.sweep.table import Table, load
 
 Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
-from pflmpi import config as configuration
 from pflmpi.analysis import overview
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Stack
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.series import final, partition, rounds, scores
 from pflmpi.analysis.series.selection import shown, spread_over
-from pflmpi.experiment import load_federation
+from pflmpi.config import load as configuration
+from pflmpi.run.build import load_federation
 from pflmpi.store import metrics_file, partition_file
 
 

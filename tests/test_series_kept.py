@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from pflmpi import config as configuration
 from pflmpi import tree
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing
 from pflmpi.analysis.run import Round, Run, open_run
 from pflmpi.analysis.series import critical, fusion, projection, ratios, similarity
 from pflmpi.analysis.series.kept import ends, kept
+from pflmpi.config import load as configuration
 
 NEAR: dict[str, Any] = {"alpha": 0.5, "sigma": 2.0}  # where models of these sizes tell on each other
 

@@ -6,14 +6,16 @@ import pytest
 import small
 import torch
 
-from pflmpi import local, sgd, tree
-from pflmpi.sgd import Turn
-from pflmpi.training import Pass, TrainingConfig, batch_order, samples_of
+from pflmpi import tree
+from pflmpi.learning import sgd
+from pflmpi.learning.client import Batch, model_loss, uniform
+from pflmpi.learning.sgd import Turn
+from pflmpi.learning.training import Pass, TrainingConfig, batch_order, samples_of
 
 
 def test_a_turn_sees_what_the_turn_before_has_changed() -> None:
     task = small.task(momentum=0.5)
-    model, loss, batches = task.init(), local.model_loss(task), [small.batch(0), small.batch(1)]
+    model, loss, batches = task.init(), model_loss(task), [small.batch(0), small.batch(1)]
     found = sgd.alternate(task, model, batches, [Turn(loss, ("body",), 0.2), Turn(loss, ("head",), 0.1)])
 
     w = small.to_numpy(model)
@@ -31,7 +33,7 @@ def test_a_plain_turn_has_neither_momentum_nor_decay_and_keeps_its_limits() -> N
     task = small.task(momentum=0.9, weight_decay=0.5)
     params: tree.Tree = {"beta": {"value": torch.tensor(0.5)}}
 
-    def loss(params: tree.Tree, batch: local.Batch) -> torch.Tensor:
+    def loss(params: tree.Tree, batch: Batch) -> torch.Tensor:
         return -3.0 * params["beta"]["value"]  # type: ignore[call-overload, index, return-value]
 
     for steps, expected in ((1, 0.53), (2, 0.56), (100, 1.0)):
@@ -44,7 +46,7 @@ def test_gradient_is_that_of_the_parts_asked_for_and_changes_nothing() -> None:
     task = small.task()
     model, one = task.init(), small.batch(2)
     before = tree.clone(model)
-    found = sgd.gradient(task, model, local.model_loss(task), one, ("head",))
+    found = sgd.gradient(task, model, model_loss(task), one, ("head",))
     expected = oracle.gradients(small.to_numpy(model), *small.flat(one))
     assert list(found) == ["head"]
     np.testing.assert_allclose(found["head"]["weight"], expected["W2"], atol=1e-6)  # type: ignore[index]
@@ -82,21 +84,21 @@ def test_the_length_of_a_pass_is_its_steps_or_its_epochs_or_the_configured_one()
 
 def test_noise_is_uniform_and_does_not_depend_on_padding() -> None:
     key = torch.tensor(-1234567890123456789)
-    found = local.uniform(key, (1000, 50))
-    assert torch.equal(local.uniform(key, (1200, 50))[:1000], found)
+    found = uniform(key, (1000, 50))
+    assert torch.equal(uniform(key, (1200, 50))[:1000], found)
     assert found.min() > 0 and found.max() < 1
     # Standard errors for 50,000 independent numbers: 0.0013 of the mean, 0.0045 of a correlation.
     assert abs(float(found.mean()) - 0.5) < 0.006 and abs(float(found.var()) - 1 / 12) < 0.002
     values = found.flatten()
     assert abs(float(torch.corrcoef(torch.stack([values[1:], values[:-1]]))[0, 1])) < 0.02
-    assert not torch.equal(local.uniform(key + 1, (1000, 50)), found)
+    assert not torch.equal(uniform(key + 1, (1000, 50)), found)
 
 
 def test_noise_is_that_of_splitmix64() -> None:
     """Against Python's whole numbers, which have no width."""
     mask = (1 << 64) - 1
     for key in (0, 7, -5):
-        found = local.uniform(torch.tensor(key), (3,)).tolist()
+        found = uniform(torch.tensor(key), (3,)).tolist()
         for place in (1, 2, 3):
             z = (key + place * 0x9E3779B97F4A7C15) & mask
             z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask

@@ -16,9 +16,9 @@ import table_file
 import testbed
 import yaml
 
-from pflmpi.cells import cells
 from pflmpi.store import run_folder
-from pflmpi.tables import load
+from pflmpi.sweep.cells import cells
+from pflmpi.sweep.table import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]
 

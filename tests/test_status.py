@@ -16,10 +16,10 @@ import yaml
 from pflmpi.cli import main
 from pflmpi.cluster import queue
 from pflmpi.cluster.queue import Job
-from pflmpi.cluster.standing import Standing, standing
-from pflmpi.cluster.wording import course, headline, in_short
+from pflmpi.cluster.run_status import Standing, standing
+from pflmpi.cluster.status_text import course, headline, in_short
+from pflmpi.config.yaml_file import dump
 from pflmpi.store import metrics_file
-from pflmpi.yaml_file import dump
 
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
 HEAD = """JobId={id} {array}JobName=night JobState=PENDING run

@@ -10,10 +10,10 @@ import pytest
 import table_file
 import yaml
 
-from pflmpi.cells import cells
 from pflmpi.cli import main
 from pflmpi.cluster.queue import cells_file
-from pflmpi.tables import load
+from pflmpi.sweep.cells import cells
+from pflmpi.sweep.table import load
 
 QUEUED = """JobId=7 JobName=a
    JobState=PENDING Reason=Priority Dependency=(null)

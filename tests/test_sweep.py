@@ -16,17 +16,17 @@ import processes
 import pytest
 import table_file
 
-from pflmpi import config as configuration
-from pflmpi.cells import Cell, cells
 from pflmpi.cli import main
 from pflmpi.commands.overview import Overview
-from pflmpi.commands.sweeping import environments
+from pflmpi.commands.sweep import environments
+from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
+from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.lock import locked
-from pflmpi.sweep.plan import Work, plan, prepare
+from pflmpi.sweep.pending import Work, plan, prepare
 from pflmpi.sweep.processes import Job, run_all
-from pflmpi.tables import load
+from pflmpi.sweep.table import load
 
 MISSING = {"data": {"name": "mnist", "root": "nowhere"}}
 

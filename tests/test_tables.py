@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import table_file
 
-from pflmpi import tables
-from pflmpi.cells import Cell, cells, select
-from pflmpi.config import parse
+from pflmpi.config.load import parse
+from pflmpi.config.sections import merge
 from pflmpi.errors import ConfigError
-from pflmpi.sections import merge
+from pflmpi.sweep import table as tables
+from pflmpi.sweep.cells import Cell, cells, select
 
 
 def cell(all_cells: list[Cell], name: str) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Messages, only
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
-from pflmpi.local import Batch, ClientData
-from pflmpi.sgd import Turn, alternate
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.sgd import Turn, alternate
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, leaf, part
 
 

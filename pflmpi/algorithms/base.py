@@ -18,14 +18,12 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from pflmpi.local import ClientData
-from pflmpi.message import Downlink, Uplink
+from pflmpi.learning.client import ClientData
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Downlink, Messages, Uplink
 from pflmpi.rng import stream
-from pflmpi.task import Task
-from pflmpi.training import Pass
 from pflmpi.tree import Tree
-
-Messages = dict[str, Tree]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflmpi import local, tree
+from pflmpi import tree
 from pflmpi.algorithms.base import only
-from pflmpi.local import Batch
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, cross_entropy, squared_distance
+from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
 NOBODY = -1  # instead of an id
@@ -30,7 +30,7 @@ def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Ten
     with torch.no_grad():
         for batch in batches:
             size = torch.ones_like(batch.y) if batch.padding is None else batch.padding.weight
-            losses = [local.cross_entropy(task.predict(model, batch.x), batch) for model in models]
+            losses = [cross_entropy(task.predict(model, batch.x), batch) for model in models]
             total, samples = total + size.sum() * torch.stack(losses), samples + size.sum()
     return total / samples
 
@@ -44,7 +44,7 @@ def weigh(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
         candidates: models alike.
     """
     parts = only(before, ("body", "head"))
-    distances = torch.stack([local.squared_distance(one, parts) for one in candidates]).sqrt()
+    distances = torch.stack([squared_distance(one, parts) for one in candidates]).sqrt()
     return (losses[0] - losses[1:]) / (distances + 1e-5)
 
 

@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from pflmpi.algorithms.base import Messages, only
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.proximal import proximal_loss
-from pflmpi.local import ClientData
-from pflmpi.sgd import train
-from pflmpi.task import Task
-from pflmpi.training import Pass
+from pflmpi.learning.client import ClientData
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, part
 
 

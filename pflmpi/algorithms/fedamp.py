@@ -10,13 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.distances import attention, cosines, mix, squared_distances
 from pflmpi.algorithms.proximal import proximal_loss
-from pflmpi.local import ClientData
-from pflmpi.message import Downlink, Own, Rows, Uplink
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.learning.client import ClientData
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink
 from pflmpi.tree import Tree, part
 
 

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
-from pflmpi.local import ClientData, Loss, model_loss
-from pflmpi.message import Downlink, Mean, Shared, Uplink
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.learning.client import ClientData, Loss, model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
 from pflmpi.tree import Tree, part
 
 

@@ -10,14 +10,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflmpi import local, tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.conditional import gate, init_gate
-from pflmpi.local import Batch, ClientData
-from pflmpi.message import Downlink, Mean, Shared, Uplink
+from pflmpi.learning.client import Batch, ClientData, cross_entropy, uniform
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
 from pflmpi.rng import stream
-from pflmpi.sgd import train
-from pflmpi.task import Task
 from pflmpi.tree import Tree, leaf, part
 
 BANDWIDTHS = (10, 15, 20, 50)
@@ -80,10 +80,10 @@ class FedCP(Algorithm):
         def loss(model: Tree, batch: Batch) -> Tensor:
             z = task.features(model, batch.x, training=True)
             assert batch.key is not None
-            noise = local.uniform(batch.key, (len(z), task.num_features))
+            noise = uniform(batch.key, (len(z), task.num_features))
             share = gate(part(model, "gate"), z * view, noise)
             scores = task.logits(part(model, "head"), share * z) + task.logits(shared, (1 - share) * z)
-            return local.cross_entropy(scores, batch) + self.alignment_weight * discrepancy(z, fixed(batch.x), batch)
+            return cross_entropy(scores, batch) + self.alignment_weight * discrepancy(z, fixed(batch.x), batch)
 
         def fixed(x: Tensor) -> Tensor:
             return task.features({**start, **tree.clone(only(start, ("stats",)))}, x, training=True)

@@ -9,16 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pflmpi import local
-from pflmpi.algorithms.base import Algorithm, Messages, Round
+from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.errors import ConfigError
-from pflmpi.local import Batch, ClientData
-from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink, tensor
-from pflmpi.sgd import Turn, alternate
-from pflmpi.task import Task
-from pflmpi.training import Pass
+from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.sgd import Turn, alternate
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -104,7 +103,7 @@ class FedFCD(Algorithm):
         return {"head": part(server, "head"), "class_means": {"mean": server["means"], "known": server["known"]}}
 
     def introduce(self, task: Task, client: Tree, data: ClientData) -> Messages:
-        return {"means": local.class_means(task, part(client, "model"), data)}
+        return {"means": class_means(task, part(client, "model"), data)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         means, known = leaf(down["class_means"], "mean"), leaf(down["class_means"], "known")
@@ -112,11 +111,11 @@ class FedFCD(Algorithm):
         def aligned(model: Tree, batch: Batch) -> Tensor:
             z = task.features(model, batch.x, training=True)
             distance = (z - means[batch.y]).square().mean(-1) * known[batch.y]
-            fit = local.cross_entropy(self.fused(task, model, down, z), batch)
-            return fit + self.align_weight * local.average(distance, batch)
+            fit = cross_entropy(self.fused(task, model, down, z), batch)
+            return fit + self.align_weight * average(distance, batch)
 
         def fitted(model: Tree, batch: Batch) -> Tensor:
-            return local.cross_entropy(self.predict(task, {"model": model}, down, batch.x), batch)
+            return cross_entropy(self.predict(task, {"model": model}, down, batch.x), batch)
 
         body_lr, head_lr = self.learning_rates(task, data.round)
         body, head = Turn(aligned, ("body",), body_lr), Turn(fitted, ("head",), head_lr)
@@ -129,7 +128,7 @@ class FedFCD(Algorithm):
             for turn in _turns(task):
                 model = alternate(task, model, data.passes[f"body/{turn}"], [body])
                 model = alternate(task, model, data.passes[f"head/{turn}"], [head])
-        return {"model": model}, {"means": local.class_means(task, model, data)}
+        return {"model": model}, {"means": class_means(task, model, data)}
 
     def fused(self, task: Task, model: Tree, down: Messages, z: Tensor) -> Tensor:
         """Return the scores [B, K] for features z [B, d]: both heads' logits added up (eqs. 7, 8)."""

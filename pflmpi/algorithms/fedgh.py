@@ -8,13 +8,12 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from pflmpi import local
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.server_head import train_head
-from pflmpi.local import ClientData, model_loss
-from pflmpi.message import ClassMeans, Downlink, Shared, Uplink
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.learning.client import ClientData, class_means, model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Uplink
 from pflmpi.tree import Tree, part
 
 
@@ -62,7 +61,7 @@ class FedGH(Algorithm):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model = {**client, "head": down["head"]}
         model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate)
-        return only(model, ("body", "stats")), {"means": local.class_means(task, model, data)}
+        return only(model, ("body", "stats")), {"means": class_means(task, model, data)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         head = train_head(

@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round
-from pflmpi.local import ClientData, class_means, model_loss
-from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.learning.client import ClientData, class_means, model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink
 from pflmpi.tree import Tree, leaf, part
 
 

@@ -9,13 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pflmpi import local
-from pflmpi.algorithms.base import Algorithm, Messages, Round
+from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
-from pflmpi.local import Batch, ClientData
-from pflmpi.message import ClassMeans, Downlink, Shared, Uplink, tensor
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -69,12 +68,12 @@ class FedProto(Algorithm):
 
         def loss(model: Tree, batch: Batch) -> Tensor:
             z = task.features(model, batch.x, training=True)
-            fit = local.cross_entropy(task.logits(part(model, "head"), z), batch)
+            fit = cross_entropy(task.logits(part(model, "head"), z), batch)
             distance = (z - means[batch.y]).square().mean(-1) * known[batch.y]
-            return fit + self.prototype_weight * local.average(distance, batch)
+            return fit + self.prototype_weight * average(distance, batch)
 
         model = train(task, part(client, "model"), data.passes["train"], loss, data.learning_rate)
-        return {"model": model}, {"means": local.class_means(task, model, data)}
+        return {"model": model}, {"means": class_means(task, model, data)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)

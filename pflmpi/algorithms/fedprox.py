@@ -7,8 +7,8 @@ from pydantic import Field
 
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.proximal import proximal_loss
-from pflmpi.local import Loss
-from pflmpi.task import Task
+from pflmpi.learning.client import Loss
+from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
 

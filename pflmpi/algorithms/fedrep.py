@@ -7,12 +7,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from pflmpi.algorithms.base import Messages, only
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedper import FedPer
-from pflmpi.local import Batch, ClientData, cross_entropy, model_loss
-from pflmpi.sgd import train
-from pflmpi.task import Task
-from pflmpi.training import Pass
+from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree
 
 

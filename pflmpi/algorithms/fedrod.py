@@ -5,11 +5,12 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from pflmpi.algorithms.base import Messages, only
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
-from pflmpi.local import Batch, ClientData, cross_entropy
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, ClientData, cross_entropy
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, part
 
 ABSENT = 1e-8  # samples that a class counts for when the client has none: log 0 would make the loss infinite or NaN

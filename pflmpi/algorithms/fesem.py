@@ -10,13 +10,13 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.distances import mix, squared_distances
 from pflmpi.errors import ConfigError
-from pflmpi.local import ClientData, model_loss
-from pflmpi.message import Downlink, Own, Rows, Uplink, tensor
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
 
 

@@ -10,14 +10,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflmpi import local, tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.conditional import init_valve, valve
-from pflmpi.local import Batch, ClientData
-from pflmpi.message import Downlink, Mean, Shared, Uplink, tensor
+from pflmpi.learning.client import Batch, ClientData, average, cross_entropy
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink, tensor
 from pflmpi.rng import stream
-from pflmpi.sgd import train
-from pflmpi.task import Task
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -91,9 +91,9 @@ class GPFL(Algorithm):
             distance = torch.linalg.vector_norm(guided - received[batch.y], dim=-1)
             decay = sum(entry.square().sum() for _, entry in tree.leaves(only(model, ("valve", "embeddings"))))
             return (
-                local.cross_entropy(self._personal(task, model, z, own), batch)
-                + local.cross_entropy(similarity, batch)
-                + self.magnitude_weight * local.average(distance, batch)
+                cross_entropy(self._personal(task, model, z, own), batch)
+                + cross_entropy(similarity, batch)
+                + self.magnitude_weight * average(distance, batch)
                 + self.guidance_decay / 2 * decay
             )
 

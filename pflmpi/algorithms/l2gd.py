@@ -9,14 +9,14 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.errors import ConfigError
-from pflmpi.local import ClientData, model_loss
-from pflmpi.message import Downlink, Mean, Shared, Uplink
+from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
 from pflmpi.rng import stream
-from pflmpi.sgd import train
-from pflmpi.task import Task
-from pflmpi.training import Pass
 from pflmpi.tree import Tree, part
 
 

@@ -5,10 +5,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pflmpi.algorithms.base import Algorithm, Messages
-from pflmpi.local import ClientData, model_loss
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, part
 
 

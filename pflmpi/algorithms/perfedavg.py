@@ -8,12 +8,13 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Messages, only
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
-from pflmpi.local import Batch, ClientData, model_loss
-from pflmpi.sgd import Turn, alternate, gradient, step
-from pflmpi.task import Task
-from pflmpi.training import Pass
+from pflmpi.learning.client import Batch, ClientData, model_loss
+from pflmpi.learning.sgd import Turn, alternate, gradient, step
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree
 
 _TRAINED = ("body", "head")

@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
-from pflmpi.local import Batch, ClientData, cross_entropy, model_loss
-from pflmpi.message import Downlink, Mean, Shared, Uplink
-from pflmpi.sgd import Turn, alternate, train
-from pflmpi.task import Task
-from pflmpi.training import Pass
+from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
+from pflmpi.learning.sgd import Turn, alternate, train
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
 from pflmpi.tree import Tree, leaf, part
 
 

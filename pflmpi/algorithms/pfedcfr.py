@@ -11,13 +11,13 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.distances import attention, mix, squared_distances
 from pflmpi.errors import ConfigError
-from pflmpi.local import Batch, ClientData, model_loss, squared_distance
-from pflmpi.message import Downlink, Own, Rows, Shared, Uplink
-from pflmpi.sgd import train
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Shared, Uplink
 from pflmpi.tree import Tree, part
 
 Layer = tuple[str, ...]  # the paths of its tensors, weight first

@@ -8,13 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Messages, Round, only
+from pflmpi.algorithms.base import Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.errors import ConfigError
-from pflmpi.local import Batch, ClientData
-from pflmpi.sgd import step, train
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.sgd import step, train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, part
 
 

@@ -9,15 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pflmpi import local
-from pflmpi.algorithms.base import Algorithm, Messages, Round, only
+from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.relation import init_relation, relation_scores
-from pflmpi.local import Batch, ClientData
-from pflmpi.message import ClassMeans, Downlink, OwnClasses, Shared, Uplink, tensor, with_rows
+from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.sgd import Turn, alternate
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, tensor, with_rows
 from pflmpi.rng import stream
-from pflmpi.sgd import Turn, alternate
-from pflmpi.task import Task
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -90,12 +89,12 @@ class PFedPM(Algorithm):
         def fit(params: Tree, batch: Batch) -> Tensor:
             z = task.features(params, batch.x, training=True)
             drift = self.drift(z, batch, mixed, known)
-            return local.cross_entropy(task.logits(part(params, "head"), z), batch) + self.prototype_weight * drift
+            return cross_entropy(task.logits(part(params, "head"), z), batch) + self.prototype_weight * drift
 
         def relate(params: Tree, batch: Batch) -> Tensor:
             found = relation_scores(part(params, "relation"), task.features(params, batch.x), mixed)
             error = (found - _one_hot(batch, known)).square() * known
-            return local.average(error.sum(-1), batch)
+            return average(error.sum(-1), batch)
 
         turns = [Turn(fit, ("body", "head"), data.learning_rate)]
         if self.relation:
@@ -103,7 +102,7 @@ class PFedPM(Algorithm):
         params = {**part(client, "model"), **only(client, ("relation",))}
         params = alternate(task, params, data.passes["train"], turns)
         model = only(params, ("body", "head", "stats"))
-        up = local.class_means(task, model, data)
+        up = class_means(task, model, data)
         state: Tree = {"model": model, "own": {"means": up["means"], "known": data.holds}}
         if self.relation:
             state |= {"relation": params["relation"], "mixed": {"means": mixed, "known": known}}

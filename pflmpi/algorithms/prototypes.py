@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pflmpi.task import Task
+from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
 Weighting = Literal["samples", "clients", "as_printed"]

@@ -1,8 +1,8 @@
 """The loss of a model that is drawn to another: what several methods for personal models have in common."""
 
 from pflmpi.algorithms.base import only
-from pflmpi.local import Loss, model_loss, squared_distance
-from pflmpi.task import Task
+from pflmpi.learning.client import Loss, model_loss, squared_distance
+from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
 

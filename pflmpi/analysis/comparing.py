@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from pflmpi.analysis.run import Run, open_run
+from pflmpi.config.sections import flat
 from pflmpi.errors import CheckpointError
-from pflmpi.sections import flat
 from pflmpi.store.image import cut_short
 from pflmpi.store.names import round_path
 

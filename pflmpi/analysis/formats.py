@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pflmpi.analysis.table import LAST, Entry, Figure
-from pflmpi.tables import Table
+from pflmpi.sweep.table import Table
 
 _METRICS = {
     "mean": "accuracy, mean over clients",

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi import yaml_file
 from pflmpi.analysis.checkpoint import Round
 from pflmpi.analysis.columns import columns, table
+from pflmpi.config import yaml_file
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import run_folder
 from pflmpi.store.image import NewerFormatError, cut_short

@@ -7,13 +7,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from pflmpi import yaml_file
-from pflmpi.cells import Cell
+from pflmpi.config import yaml_file
+from pflmpi.config.sections import flat, section
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.sections import flat, section
 from pflmpi.store import metrics_file
-from pflmpi.tables import Table
-from pflmpi.training import TrainingConfig
+from pflmpi.sweep.cells import Cell
+from pflmpi.sweep.table import Table
 
 LAST = 10  # rounds in the honest figure: no round is chosen by what it gives on the test splits
 _COLUMNS = {"mean": "accuracy_mean", "weighted": "accuracy_weighted", "spread": "accuracy_std"}

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pflmpi.store import metrics_file
-from pflmpi.sweep.plan import Work
+from pflmpi.sweep.pending import Work
 
 _WINDOW = 1800.0  # seconds over which the speed is measured: rounds of unlike cells take unlike times
 

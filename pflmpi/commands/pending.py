@@ -4,11 +4,11 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi import cells as listing
-from pflmpi import config as configuration
-from pflmpi.config import Config
+from pflmpi.config import load as configuration
+from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.sweep.plan import needed, plan
+from pflmpi.sweep import cells as listing
+from pflmpi.sweep.pending import needed, plan
 from pflmpi.sweep.selection import chosen
 
 

@@ -25,28 +25,28 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from pflmpi.commands.inspecting import inspect
+    from pflmpi.commands.inspect import inspect
 
     inspect(options)
 
 
 def _export(options: argparse.Namespace) -> None:
-    from pflmpi.commands.exporting import export
+    from pflmpi.commands.export import export
 
     export(options)
 
 
 def _probe(options: argparse.Namespace) -> None:
-    from pflmpi.commands.probing import probe
+    from pflmpi.commands.probe import probe
 
     probe(options)
 
 
 def _partition(options: argparse.Namespace) -> None:
-    from pflmpi.config import load
+    from pflmpi.config.load import load
     from pflmpi.data.federation import save
     from pflmpi.data.picture import picture
-    from pflmpi.experiment import load_federation
+    from pflmpi.run.build import load_federation
 
     federation = load_federation(load(options.config, options.overrides))
     console = Console()
@@ -57,19 +57,19 @@ def _partition(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from pflmpi.commands.reporting import show
+    from pflmpi.commands.report import show
 
     return show(options)
 
 
 def _list(options: argparse.Namespace) -> None:
-    from pflmpi.commands.catalogue import catalogue
+    from pflmpi.commands.list import catalogue
 
     Console().print(catalogue())
 
 
 def _schema(options: argparse.Namespace) -> None:
-    from pflmpi.commands.catalogue import schema
+    from pflmpi.commands.list import schema
 
     Console().print(schema())
 

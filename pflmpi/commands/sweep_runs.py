@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pflmpi.commands.overview import Overview
 from pflmpi.errors import Stopped
-from pflmpi.sweep.plan import Work
+from pflmpi.sweep.pending import Work
 from pflmpi.sweep.processes import Job, run_all
 
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pflmpi.doctor.facts import Device
-from pflmpi.doctor.text import first_line
 from pflmpi.errors import ConfigError
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.training import TrainingConfig
+from pflmpi.text import first_line
 from pflmpi.transports.detect import Launch
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pflmpi.doctor.facts import Facts
 from pflmpi.doctor.problem import Problem, odd
-from pflmpi.doctor.text import mebibytes, ranks, some
+from pflmpi.text import mebibytes, ranks, some
 
 _FREE = 1 << 30  # bytes for checkpoints; `pflmpi plan` says how many a run really takes
 _ELSEWHERE = "choose a folder (--out) on a file system that all hosts share and that you can write"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pflmpi.doctor.facts import Facts
 from pflmpi.doctor.problem import Problem, hosts, numbers, odd
-from pflmpi.doctor.text import ranks
+from pflmpi.text import ranks
 
 _SKEW = 1.0  # seconds; less does not matter for logs, and authentication of jobs allows minutes
 _ONE_ENVIRONMENT = (

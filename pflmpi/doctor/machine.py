@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pflmpi.doctor.facts import Machine
-from pflmpi.doctor.memory import memory
+from pflmpi.machine import memory
 
 _SHARED = Path("/dev/shm")
 

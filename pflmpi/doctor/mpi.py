@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 
 from pflmpi.doctor.facts import Mpi
-from pflmpi.doctor.text import first_line
+from pflmpi.text import first_line
 from pflmpi.transports import mpi_library
 
 _LIMIT = 30.0  # seconds for MPI to start with one rank

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pflmpi.doctor.facts import Facts
-from pflmpi.doctor.text import ranks, some
+from pflmpi.text import ranks, some
 
 T = TypeVar("T", bound=Hashable)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pflmpi.doctor.facts import Facts
 from pflmpi.doctor.problem import Problem, by, hosts, numbers, odd
-from pflmpi.doctor.text import mebibytes, ranks
+from pflmpi.text import mebibytes, ranks
 
 _MEMORY = 256 << 20  # bytes a rank still needs once its libraries are loaded, for the smallest models
 _SHARED = 32 << 20  # bytes of /dev/shm a rank: what MPI and NCCL take for messages within a host

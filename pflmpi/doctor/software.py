@@ -5,7 +5,7 @@ import sys
 from importlib import import_module, metadata
 
 import pflmpi
-from pflmpi.doctor.text import first_line
+from pflmpi.text import first_line
 
 _IMPORTED = {"torch": "torch", "numpy": "numpy", "h5py": "pflmpi.store.hdf5"}  # package -> the module that loads it
 

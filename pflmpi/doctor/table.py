@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pflmpi.doctor.facts import Facts
 from pflmpi.doctor.problem import Problem, by, line, numbers
-from pflmpi.doctor.text import gibibytes, share, some, spans
+from pflmpi.text import gibibytes, share, some, spans
 
 _EACH = 16  # ranks that have a row of their own; of more, those that are alike share one
 _WIDTH = 120  # where there is no terminal

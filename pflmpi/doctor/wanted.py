@@ -7,8 +7,8 @@ from pathlib import Path
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.doctor.facts import Asked
 from pflmpi.errors import PflmpiError
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.training import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ def wanted(config: Path | None, run: Path | None) -> Wanted:
     if config is None and not (stored and stored.is_file()):
         return _of(RuntimeConfig(), TrainingConfig())
     try:
-        from pflmpi import config as configuration
-        from pflmpi.yaml_file import dump, read
+        from pflmpi.config import load as configuration
+        from pflmpi.config.yaml_file import dump, read
 
         if config is not None:
             found = configuration.load(config)

@@ -9,21 +9,21 @@ from time import thread_time
 
 import numpy as np
 
-from pflmpi.execution import Place, recorded
-from pflmpi.experiment import Experiment, client_templates
+from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.sizes import state_sizes
+from pflmpi.learning.task import HOST
+from pflmpi.run.build import Experiment, client_templates
+from pflmpi.run.execute import Place, recorded
 from pflmpi.runtime import checkpoints as saving
 from pflmpi.runtime.evaluation import Scores
-from pflmpi.runtime.plan import Plan
+from pflmpi.runtime.placement import Plan
 from pflmpi.runtime.progress import Progress
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_path
 from pflmpi.store.round_file import write_round
 from pflmpi.store.shard import write_shard
-from pflmpi.task import HOST
 from pflmpi.transports.detect import ALONE
 from pflmpi.transports.inprocess import InProcessTransport
-from pflmpi.yaml_file import dump
 
 _LOOKED_AT = 200  # checkpoints; later ones are taken to go on like these
 _WRITTEN = 12  # round files that are written to see their size; between them it changes evenly

@@ -8,9 +8,8 @@ from typing import Literal
 
 import torch
 
-from pflmpi.config import Config
+from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
-from pflmpi.experiment import Experiment, assemble, load_federation, setup
 from pflmpi.forecast.disk import Disk, disk
 from pflmpi.forecast.measuring import Found, calls_found, link_found
 from pflmpi.forecast.memory import RankMemory, rank_memory
@@ -20,9 +19,10 @@ from pflmpi.forecast.rounds_ahead import RoundAhead, rounds_ahead
 from pflmpi.forecast.seconds import Seconds, seconds
 from pflmpi.forecast.sizes import StateSizes, state_sizes
 from pflmpi.forecast.stopwatch import resident, shared
+from pflmpi.learning.task import HOST
+from pflmpi.run.build import Experiment, assemble, load_federation, setup
 from pflmpi.runtime.devices import choose, fix_kernels
 from pflmpi.runtime.rounds import Setup
-from pflmpi.task import HOST
 from pflmpi.transports.detect import ALONE, Launch
 
 _LEAST, _MOST = 20, 200  # rounds that are looked at, so that one with an evaluation is among them

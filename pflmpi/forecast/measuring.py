@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflmpi.experiment import Experiment
 from pflmpi.forecast import machine, stored
 from pflmpi.forecast.calibration import Calibration, calibrate
 from pflmpi.forecast.links import Measured, measure_link
@@ -16,8 +15,9 @@ from pflmpi.forecast.memory import data_bytes
 from pflmpi.forecast.network import Link
 from pflmpi.forecast.rounds_ahead import RoundAhead
 from pflmpi.forecast.sizes import StateSizes
+from pflmpi.learning.task import HOST
+from pflmpi.run.build import Experiment
 from pflmpi.runtime.rounds import Setup
-from pflmpi.task import HOST
 
 _MACHINE = ("cpu", "device", "torch")  # facts that say where something was measured
 _FREE = {"rounds", "participation", "lr", "lr_decay"}  # of `training`: no call takes longer for them

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi import tree
-from pflmpi.experiment import Experiment
 from pflmpi.forecast.calibration import Calibration, Plane
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.forecast.rounds_ahead import RoundAhead, down_calls, up_calls
 from pflmpi.forecast.sizes import StateSizes
-from pflmpi.message import ClassMeans, Own, OwnClasses
-from pflmpi.runtime.plan import Unit
+from pflmpi.messages.groups import Unit
+from pflmpi.messages.kinds import ClassMeans, Own, OwnClasses
+from pflmpi.run.build import Experiment
 from pflmpi.runtime.rounds import Setup
 
 _CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs

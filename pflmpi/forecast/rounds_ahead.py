@@ -8,10 +8,10 @@ import numpy as np
 
 from pflmpi import tree
 from pflmpi.forecast.communication import Call
-from pflmpi.message import ClassMeans, Own, OwnClasses, Rows, Uplink
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.groups import Unit, clients_of
+from pflmpi.messages.kinds import ClassMeans, Own, OwnClasses, Rows, Uplink
 from pflmpi.runtime import evaluation, rounds
-from pflmpi.runtime.declared import Declared
-from pflmpi.runtime.plan import Unit, clients_of
 from pflmpi.runtime.rounds import Setup
 from pflmpi.transports import ring
 

@@ -6,11 +6,12 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Messages, Round
-from pflmpi.runtime.downlink import send_down
+from pflmpi.algorithms.base import Round
+from pflmpi.learning.task import HOST
+from pflmpi.messages.downlink import send_down
+from pflmpi.messages.kinds import Messages
+from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.rounds import Setup
-from pflmpi.runtime.uplink import send_up
-from pflmpi.task import HOST
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
 

@@ -12,7 +12,7 @@ from pflmpi.forecast.memory import longest_steps
 from pflmpi.forecast.network import Network
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.forecast.rounds_ahead import RoundAhead
-from pflmpi.runtime.plan import Unit, clients_of
+from pflmpi.messages.groups import Unit, clients_of
 from pflmpi.runtime.rounds import Setup
 
 _TALKS = 3  # rounds whose calls are followed; they differ little

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.experiment import Experiment, client_templates
-from pflmpi.runtime.plan import Plan
-from pflmpi.task import HOST
+from pflmpi.learning.task import HOST
+from pflmpi.run.build import Experiment, client_templates
+from pflmpi.runtime.placement import Plan
 from pflmpi.tree import Tree
 
 _FEW = 3  # clients for which a server's state is made to see how it grows

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflmpi.local import Batch, Padding
-from pflmpi.task import Task
+from pflmpi.learning.client import Batch, Padding
+from pflmpi.learning.task import Task
 
 _PREPARED = 2**25  # bytes of prepared images at a time
 

@@ -10,9 +10,11 @@ import numpy as np
 
 from pflmpi import tree
 from pflmpi.errors import RunError
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages.packing import to_numpy
+from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import CheckpointConfig
 from pflmpi.runtime.progress import Progress
-from pflmpi.runtime.states import Population
 from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import cohort_name, shard_path
@@ -20,9 +22,7 @@ from pflmpi.store.round_file import write_round
 from pflmpi.store.run_folder import prune
 from pflmpi.store.shard import write_shard
 from pflmpi.store.writer import Writer
-from pflmpi.training import TrainingConfig
 from pflmpi.transports.base import Transport
-from pflmpi.transports.wire import to_numpy
 from pflmpi.tree import Tree
 
 Arrays = dict[str, np.ndarray]

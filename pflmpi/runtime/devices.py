@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from pflmpi.errors import ConfigError
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.training import TrainingConfig
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer, names
 

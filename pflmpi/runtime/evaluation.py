@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.runtime.downlink import Reply
+from pflmpi.messages.downlink import Reply
+from pflmpi.messages.groups import Unit
+from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.executor import Workplace
-from pflmpi.runtime.plan import Plan, Unit
-from pflmpi.runtime.states import Population
+from pflmpi.runtime.placement import Plan
 
 
 @dataclass(frozen=True)

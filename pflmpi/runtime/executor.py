@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages
+from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
-from pflmpi.local import ClientData
+from pflmpi.learning.client import ClientData
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass, batch_order, samples_of
+from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
 from pflmpi.runtime.batches import ClientBatches, LaneBatches, LaneTensors, Pool, in_order, lane_tensors
-from pflmpi.task import Task
-from pflmpi.training import Pass, batch_order, samples_of
 from pflmpi.tree import Tree
 
 

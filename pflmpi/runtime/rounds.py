@@ -6,22 +6,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Messages, Round
+from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.errors import Stopped
-from pflmpi.message import Own, OwnClasses
-from pflmpi.runtime import control, evaluation
+from pflmpi.learning.task import HOST, Task
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.downlink import Reply, send_down
+from pflmpi.messages.groups import Unit
+from pflmpi.messages.kinds import Messages, Own, OwnClasses
+from pflmpi.messages.uplink import send_up
+from pflmpi.runtime import evaluation, report
 from pflmpi.runtime.checkpoints import Checkpoints
+from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT, CheckpointConfig, EvaluationConfig
-from pflmpi.runtime.declared import Declared
-from pflmpi.runtime.downlink import Reply, send_down
 from pflmpi.runtime.evaluation import Scores
 from pflmpi.runtime.executor import Workplace
-from pflmpi.runtime.plan import Plan, Unit
+from pflmpi.runtime.placement import Plan
 from pflmpi.runtime.progress import Observer, Progress
-from pflmpi.runtime.states import Population
 from pflmpi.runtime.stopping import Stop
-from pflmpi.runtime.uplink import send_up
-from pflmpi.task import HOST, Task
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -101,7 +102,7 @@ def run(
         evaluated = time.perf_counter()
 
         busy = (computed - began) + (evaluated - exchanged)
-        news = control.gather(transport, testing, right, busy, checkpoints.shards_done)
+        news = report.gather(transport, testing, right, busy, checkpoints.shards_done)
         if due:
             changed[:] = False
         if news is not None:

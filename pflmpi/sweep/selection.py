@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pflmpi import config as configuration
-from pflmpi import tables
-from pflmpi.cells import Cell, cells, select
-from pflmpi.config import Config
+from pflmpi.config import load as configuration
+from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
+from pflmpi.sweep import table as tables
+from pflmpi.sweep.cells import Cell, cells, select
 
 
 def chosen(

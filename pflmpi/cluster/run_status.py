@@ -1,0 +1,136 @@
+"""How far a run is, from its folder alone: cheap, and while the run writes."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pflmpi.config import yaml_file
+from pflmpi.errors import ConfigError
+from pflmpi.store import metrics_file, names
+
+_WINDOW = 10  # rounds that the speed is taken from
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the folder of a run says.
+
+    Attributes:
+        title: algorithm and data, for people.
+        round: the last round in the metrics file; 0 before the first has ended.
+        rounds: of the whole run.
+        accuracy: of the last round that was tested, mean over clients; None before the first.
+        best: the best such accuracy and its round.
+        checkpoint: the newest round with a checkpoint, not verified; None without any.
+        per_round: seconds per round; None before the first has ended.
+        age: seconds since the last round ended, by the clocks of the file system and of this machine.
+    """
+
+    title: str
+    round: int
+    rounds: int
+    accuracy: float | None
+    best: tuple[float, int] | None
+    checkpoint: int | None
+    per_round: float | None
+    age: float | None
+
+    @property
+    def done(self) -> bool:
+        """Whether the last round has ended and its checkpoint is there."""
+        return self.rounds > 0 and min(self.round, self.checkpoint or 0) >= self.rounds
+
+    @property
+    def to_end(self) -> float | None:
+        """Seconds to the end of the run, as fast as it was; None if that is not known."""
+        return None if self.per_round is None else self.per_round * max(self.rounds - self.round, 0)
+
+
+def standing(run: Path, since: float | None = None) -> Standing | None:
+    """Return how far a run is; None if there is no run in the folder.
+
+    Args:
+        since: when the process that runs it now has started, in seconds since the epoch; None if nothing runs it.
+    """
+    try:
+        config = yaml_file.read(run / "config.yaml")
+        rounds = int(config["training"]["rounds"])
+        title = f"{config['algorithm']['name']} on {config['data']['name']}"
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None
+    lines = _lines(run)
+    tested = [
+        (accuracy, int(line["round"]))
+        for line in lines
+        if (accuracy := _number(line.get("accuracy_mean", ""))) is not None
+    ]
+    checkpoints = _checkpoints(run)
+    return Standing(
+        title=title,
+        round=int(lines[-1]["round"]) if lines else 0,
+        rounds=rounds,
+        accuracy=tested[-1][0] if tested else None,
+        best=max(tested, key=lambda one: (one[0], -one[1])) if tested else None,
+        checkpoint=checkpoints[-1] if checkpoints else None,
+        per_round=_per_round(run, lines, checkpoints, since),
+        age=_age(metrics_file.path(run)) if lines else None,
+    )
+
+
+def runs_below(sweep: Path) -> list[Path]:
+    """Return the folders of the runs of a sweep, in the order of their names."""
+    return sorted(path.parent for path in sweep.glob("*/*/seed*/config.yaml"))
+
+
+def _lines(run: Path) -> list[dict[str, str]]:
+    try:
+        lines = metrics_file.read(run)
+    except (OSError, UnicodeDecodeError):  # replaced or removed in this moment
+        return []
+    return [line for line in lines if line.get("round", "").isdecimal()]
+
+
+def _checkpoints(run: Path) -> list[int]:
+    try:
+        return names.rounds(run)
+    except OSError:
+        return []
+
+
+def _per_round(
+    run: Path, lines: Sequence[dict[str, str]], checkpoints: Sequence[int], since: float | None
+) -> float | None:
+    """Return the longer of what the metrics say of the last rounds, and what passed between their checkpoints.
+
+    The metrics leave out the time in which a round waits for the checkpoint before it. Checkpoints of an earlier job do
+    not count: between them and the newer ones the run stood still.
+    """
+    seconds = [value for line in lines if (value := _number(line.get("seconds", ""))) is not None]
+    if not seconds:
+        return None
+    # The first round of a process warms up.
+    recent = seconds[1:][-_WINDOW:] or seconds
+    written = [(round, at) for round in checkpoints[-_WINDOW:] if (at := _written(names.round_path(run, round)))]
+    written = [one for one in written if since is not None and one[1] > since]
+    between = (written[-1][1] - written[0][1]) / (written[-1][0] - written[0][0]) if len(written) > 1 else 0.0
+    return max(sum(recent) / len(recent), between)
+
+
+def _written(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None  # pruned meanwhile
+
+
+def _age(path: Path) -> float | None:
+    written = _written(path)
+    return None if written is None else max(time.time() - written, 0.0)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

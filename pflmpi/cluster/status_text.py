@@ -1,0 +1,109 @@
+"""A job and its run in words."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+from pflmpi.cluster.queue import GOING_ON, WAITING, Job
+from pflmpi.cluster.run_status import Standing
+from pflmpi.errors import Stopped
+
+
+def headline(job: Job) -> str:
+    """Return state, reason, place and restarts of a job in one line."""
+    words = [f"job {job.id} {job.state}"]
+    if job.state in GOING_ON:
+        words.append(f"on {_nodes(job)} ({job.node_list})")
+    elif job.state in WAITING:
+        words.append(f"({job.reason or 'no reason given'}), asks for {_nodes(job)}")
+        words += [f"and is expected to start at {job.start}"] if job.start else []
+    else:
+        words += [f"({job.reason})"] if job.reason not in ("", job.state) else []
+        words += [f"with exit code {job.exit_code}"] if job.exit_code else []
+        words += [f"on {_nodes(job)} ({job.node_list})"] if job.node_list else []
+    restarts = f"{job.restarts} restart{'s' * (job.restarts != 1)}"
+    return f"{' '.join(words)}, {restarts}"
+
+
+def course(run: Standing, job: Job | None) -> Iterator[str]:
+    """Yield lines on how far a run is, how fast, and whether the job's time will do."""
+    yield _round(run)
+    if run.per_round is not None:
+        yield _speed(run, job)
+    if run.done:
+        return
+    if job is None:
+        yield "not finished: `pflmpi resume` continues it, unless it goes on elsewhere"
+    elif job.state not in (*GOING_ON, *WAITING):
+        stopped = (
+            "stopped after a complete round" if job.exit_code == Stopped.exit_code else "ended before the last round"
+        )
+        yield f"{stopped}; what is complete is kept: submit the same again, and it continues (or `pflmpi resume`)"
+    elif (missing := _missing(run, job)) > 0:
+        assert run.per_round is not None
+        fitting = int((_left(job) or 0.0) / run.per_round)
+        yield (
+            f"IT WILL NOT FIT: {clock(missing)} too little, about {fitting} of the {run.rounds - run.round} rounds "
+            "left end in time; what is complete is kept: a job submitted with --requeue goes on by itself, otherwise "
+            "submit the same again when it has ended, with more --time"
+        )
+
+
+def in_short(run: Standing | None, job: Job | None) -> str:
+    """Return how far a run is as a part of a line."""
+    if run is None:
+        return "not begun"
+    words = [f"round {run.round} of {run.rounds}"]
+    words += [f"accuracy {100 * run.accuracy:.2f} %"] if run.accuracy is not None else []
+    if run.done or run.per_round is None:
+        return ", ".join(words)
+    if job is not None and job.state in GOING_ON:
+        words.append(f"{run.per_round:.2f} s per round, {clock(run.to_end or 0.0)} to the end")
+        if (left := _left(job)) is not None:
+            words.append(f"{clock(left)} left{': IT WILL NOT FIT' * (_missing(run, job) > 0)}")
+    elif run.age is not None:
+        words.append(f"the last one ended {clock(run.age)} ago")
+    return ", ".join(words)
+
+
+def clock(seconds: float) -> str:
+    """Return a time for people.
+
+    >>> clock(58.3), clock(93630)
+    ('0:00:58', '1 day, 2:00:30')
+    """
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _round(run: Standing) -> str:
+    words = [f"round {run.round} of {run.rounds}"]
+    if run.accuracy is not None and run.best is not None:
+        words.append(f"accuracy {100 * run.accuracy:.2f} % (best {100 * run.best[0]:.2f} % in round {run.best[1]})")
+    words.append("no checkpoint yet" if run.checkpoint is None else f"newest checkpoint of round {run.checkpoint}")
+    return ", ".join(words)
+
+
+def _speed(run: Standing, job: Job | None) -> str:
+    words = [f"{run.per_round:.2f} s per round"]
+    if run.age is not None:
+        words.append(f"the last one ended {clock(run.age)} ago")
+    if not run.done and run.to_end is not None:
+        words.append(f"{clock(run.to_end)} to the end")
+    if job is not None and job.state in (*GOING_ON, *WAITING):
+        left = _left(job)
+        words.append("no time limit" if left is None else f"{clock(left)} left of {clock(job.limit or 0.0)}")
+    return ", ".join(words)
+
+
+def _left(job: Job) -> float | None:
+    """Return the seconds that a job has before its limit; None without one."""
+    return None if job.limit is None else max(job.limit - job.seconds, 0.0)
+
+
+def _missing(run: Standing, job: Job) -> float:
+    """Return how many seconds more than it has the job needs."""
+    left = _left(job)
+    return 0.0 if left is None or run.to_end is None else run.to_end - left
+
+
+def _nodes(job: Job) -> str:
+    return f"{job.nodes} node{'s' * (job.nodes != '1')}"

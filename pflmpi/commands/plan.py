@@ -1,0 +1,162 @@
+"""`pflmpi plan`: what a run will need, said before it is submitted."""
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pflmpi.commands import launch as launching
+from pflmpi.commands.sizes import size
+from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.forecast import advice, machine, stored
+from pflmpi.forecast.forecast import Forecast, Question, foresee
+from pflmpi.forecast.memory import RankMemory
+from pflmpi.transports.detect import detect
+
+_DOES_NOT_FIT = 1
+_GIB = 2.0**30
+_WIDTH = 110  # characters of a line where no terminal says it
+_ALIKE = 0.05  # ranks that need about the same are shown in one line
+
+
+def main(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Show what a run will need; return 1 if that will not fit."""
+    logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
+    try:
+        question = _question(options)
+        forecast = foresee(configuration.load(options.config, options.overrides), question)
+    except PflmpiError as error:
+        if options.debug:
+            traceback.print_exception(error)
+        launching.report(error)
+        return error.exit_code
+    problems = advice.problems(forecast, Path("runs"), size)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=None if known else _WIDTH)
+    console.print(ranks_table(forecast))
+    console.print(run_table(forecast))
+    for problem in problems:
+        console.print(f"will not fit: {problem}", markup=False, highlight=False, soft_wrap=True)
+    for remark in (*advice.useless(forecast), *forecast.measured.remarks, *_assumed(options, forecast)):
+        console.print(f"note: {remark}", markup=False, highlight=False, soft_wrap=True)
+    return _DOES_NOT_FIT if problems else 0
+
+
+def _question(options: argparse.Namespace) -> Question:
+    """Return what is asked, or say what is impossible."""
+    launch = detect(os.environ)
+    if launch.size > 1:
+        raise ConfigError(
+            f"plan runs alone, and {launch.kind} has started {launch.size} ranks; start it without a launcher, "
+            f"with --ranks {launch.size}"
+        )
+    for name, least in (("ranks", 1), ("nodes", 1), ("gpus", 0)):
+        if getattr(options, name) < least:
+            raise ConfigError(f"--{name} {getattr(options, name)}: must be at least {least}")
+    for name in ("memory", "gpu_memory", "rate"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")
+    if options.delay is not None and not 0 <= options.delay < float("inf"):
+        raise ConfigError(f"--delay {options.delay:g}: must be at least 0")
+    return Question(
+        ranks=options.ranks,
+        nodes=options.nodes,
+        gpus=options.gpus,
+        cores=launching.cores(),
+        memory=machine.memory() if options.memory is None else int(options.memory * _GIB),
+        gpu_memory=machine.gpu_memory() if options.gpu_memory is None else int(options.gpu_memory * _GIB),
+        delay=None if options.delay is None else options.delay / 1e3,
+        rate=None if options.rate is None else options.rate * 1e6 / 8,
+        folder=stored.folder(os.environ),
+        anew=options.calibrate,
+        worker="pflmpi.commands.links",
+    )
+
+
+def ranks_table(forecast: Forecast) -> Table:
+    """Return a line for each group of ranks that need the same."""
+    on_gpu = any(number is not None for number in forecast.ranks.gpu)
+    table = Table(title="memory per rank", title_style="")
+    names = ("clients", "program", "data", "state", "work", "checkpoint", "together", *(["GPU"] if on_gpu else []))
+    for name in ("ranks", *names):
+        table.add_column(name, justify="left" if name == "ranks" else "right")
+    for first, last, largest, clients in _groups(forecast.memory):
+        columns = (largest.base, largest.data, largest.state, largest.work, largest.checkpoint, largest.total)
+        device = [size(largest.device) if largest.device else "-"] if on_gpu else []
+        table.add_row(
+            str(first) if first == last else f"{first}-{last}", clients, *(size(value) for value in columns), *device
+        )
+    return table
+
+
+def run_table(forecast: Forecast) -> Table:
+    """Return what nodes, rounds and checkpoints take."""
+    question, ahead, disk = forecast.question, forecast.ahead, forecast.disk
+    table = Table(show_header=False)
+    node = max(advice.node_bytes(forecast, number) for number in range(question.nodes))
+    table.add_row("a node: needs, has", f"{size(node)}, {size(question.memory)}")
+    if on_gpus := advice.gpu_bytes(forecast):
+        has = "unknown (--gpu-memory)" if forecast.gpu_memory is None else size(forecast.gpu_memory)
+        table.add_row("a GPU: needs, has", f"{size(max(on_gpus.values()))}, {has}")
+    for way in ("up", "down"):
+        logical, wire = (_mean([getattr(one, name) for one in ahead]) for name in (way, f"wire_{way}"))
+        table.add_row(f"{way} per round: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
+    table.add_row("a checkpoint: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
+    table.add_row(f"{disk.count} checkpoints: most at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
+    for name, text in _seconds(forecast):
+        table.add_row(name, text)
+    return table
+
+
+def _seconds(forecast: Forecast) -> Iterator[tuple[str, str]]:
+    found, rounds = forecast.seconds, forecast.experiment.config.training.rounds
+    if found is None or not forecast.ahead:
+        return
+    talk = "unknown" if found.talk is None and forecast.ranks.count > 1 else f"{found.talk or 0:.3f}"
+    parts = f"{found.train:.3f}, {talk}, {found.serve:.3f}, {found.test:.3f}, {found.store:.3f}"
+    yield "seconds: train, messages, server, test, checkpoint", parts
+    yield f"seconds: a round, all {rounds}", f"{found.round:.3f}, {found.round * rounds:.0f}"
+    yield "measured on", forecast.measured.device
+
+
+def _assumed(options: argparse.Namespace, forecast: Forecast) -> Iterator[str]:
+    if forecast.question.nodes > 1 and forecast.measured.link is not None:
+        left_out = [f"--{name}" for name in ("delay", "rate") if getattr(options, name) is None]
+        if left_out:
+            yield f"messages between nodes are taken to be as quick as within one; {' and '.join(left_out)} say more"
+    if forecast.transport == "torch" and forecast.ranks.runtime.transport == "auto":
+        yield "messages are reckoned with torch.distributed; -s runtime.transport=mpi reckons with MPI"
+
+
+def _groups(ranks: Sequence[RankMemory]) -> Iterator[tuple[int, int, RankMemory, str]]:
+    """Yield first and last rank of each group, the largest of it, and how many clients its ranks have."""
+    first = 0
+    for rank in range(1, len(ranks) + 1):
+        if rank < len(ranks) and rank > 1 and _alike(ranks[first], ranks[rank]):
+            continue
+        group = ranks[first:rank]
+        counts = sorted({one.clients for one in group})
+        clients = str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+        yield first, rank - 1, max(group, key=lambda one: one.total), clients
+        first = rank
+
+
+def _alike(one: RankMemory, other: RankMemory) -> bool:
+    return (
+        abs(one.total - other.total) <= _ALIKE * max(one.total, other.total)
+        and (one.clients > 0) == (other.clients > 0)
+        and abs(one.device - other.device) <= _ALIKE * max(one.device, other.device)
+    )
+
+
+def _mean(values: Sequence[int]) -> float:
+    return float(np.mean(values)) if values else 0.0

@@ -1,0 +1,161 @@
+"""`pflmpi sweep`: all cells of a table on this machine, or one of them as a task of a job array."""
+
+import argparse
+import logging
+import os
+import shlex
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from pflmpi.commands import launch as launching
+from pflmpi.commands.report import command
+from pflmpi.commands.sweep_runs import Outcome, run_cells
+from pflmpi.config.load import Config
+from pflmpi.errors import ConfigError, PflmpiError, Stopped
+from pflmpi.sweep import cells as listing
+from pflmpi.sweep.cells import Cell
+from pflmpi.sweep.lock import cell_locked, locked
+from pflmpi.sweep.pending import Work, plan, prepare
+from pflmpi.sweep.selection import chosen
+from pflmpi.transports.detect import detect
+
+_FAILED = 1
+_log = logging.getLogger(__name__)
+
+
+def main(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Run what is not done yet; return the exit code."""
+    logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
+    try:
+        return _sweep(options)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except PflmpiError as error:
+        if options.debug:
+            traceback.print_exception(error)
+        launching.report(error)
+        return error.exit_code
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    launch = detect(os.environ)
+    if launch.kind != "alone":
+        raise ConfigError(
+            f"a sweep starts its runs by itself, and {launch.kind} has started this; start it without a launcher, "
+            "and give the launcher of the runs with --launcher"
+        )
+    _check(options)
+    launcher = _launcher(options.launcher)
+    out = listing.folder(options.table, options.out)
+    selected = chosen(options.table, options.overrides, options.seeds, options.only)
+    if options.cell is not None:
+        selected = [_nth(selected, options.cell)]
+
+    def works() -> list[Work]:
+        return [plan(cell, config, out, _ranks(options, config)) for cell, config in selected]
+
+    if options.dry_run:
+        _show(works(), launcher)
+        return 0
+    if options.cell is not None:
+        (work,) = works()
+        print(f"cell {options.cell}: {work.cell.name}: {work.done} of {work.rounds} rounds done", flush=True)
+        if work.state == "done":
+            return 0
+    with ExitStack() as stack:
+        held = [stack.enter_context(locked(out, shared=options.cell is not None))]
+        if options.cell is not None:
+            held.append(stack.enter_context(cell_locked(selected[0][0].run(out))))
+        planned = works()
+        for work in planned:
+            prepare(work, out)
+            if work.state == "start" and work.problem:
+                _log.warning("%s starts anew: %s", work.cell.name, work.problem)
+        places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
+        outcome = run_cells(planned, out, launcher, places, held)
+    if outcome.signal:
+        launching.report(PflmpiError("stopped; the same command goes on from here"))
+        return 128 + outcome.signal
+    _conclude(planned, outcome, out)
+    print(f"table: {command('report', options)}")
+    if outcome.failed:
+        return _FAILED
+    return Stopped.exit_code if outcome.stopped else 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
+    launching.check_ranks(options.ranks)
+    if options.cell is not None and options.jobs > 1:
+        raise ConfigError(f"--jobs {options.jobs} with --cell {options.cell}, which is one run; leave --jobs out")
+    if options.launcher and options.ranks is not None:
+        raise ConfigError(
+            f"--ranks {options.ranks} with --launcher {options.launcher!r}, which starts the ranks; "
+            "give their number to the launcher, and leave --ranks out"
+        )
+
+
+def _launcher(text: str) -> list[str]:
+    """Return the words of the command that starts a run."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--launcher {text!r} cannot be read as a command: {error}; close the quotes") from error
+    if words and shutil.which(words[0]) is None:
+        raise ConfigError(f"--launcher {text!r}: there is no program {words[0]!r} here; load its module, or mend PATH")
+    return words
+
+
+def _nth(selected: Sequence[tuple[Cell, Config]], number: int) -> tuple[Cell, Config]:
+    if not 0 <= number < len(selected):
+        raise ConfigError(
+            f"--cell {number}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
+            "in the order that --dry-run shows"
+        )
+    return selected[number]
+
+
+def _ranks(options: argparse.Namespace, config: Config) -> int | None:
+    if options.launcher:
+        return None
+    given: int | None = options.ranks
+    return given or max(1, launching.default_ranks(config.runtime.device) // options.jobs)
+
+
+def environments(jobs: int) -> list[dict[str, str]]:
+    """Return the variables for each of the runs that go on at a time: they share the GPUs out among them."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count < 2:
+        return [dict(os.environ)] * jobs
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
+    return [{**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[job % count :: jobs])} for job in range(jobs)]
+
+
+def _conclude(works: Sequence[Work], outcome: Outcome, out: Path) -> None:
+    before = sum(work.state == "done" for work in works)
+    failed, stopped = outcome.failed, outcome.stopped
+    done = len(works) - len(failed) - len(stopped)
+    more = f", {len(stopped)} stopped; the same command goes on" if stopped else ""
+    print(f"{len(works)} runs: {done} done ({before} of them before), {len(failed)} failed{more}")
+    logs = {work.cell.name: work.cell.log(out) for work in works if work.command}
+    for cause in dict.fromkeys(failed.values()):
+        print(f"failed: {cause}", file=sys.stderr)
+        for name in (name for name, text in failed.items() if text == cause):
+            print(f"  {name}  {logs.get(name, '')}".rstrip(), file=sys.stderr)
+
+
+def _show(works: Sequence[Work], launcher: Sequence[str]) -> None:
+    width = max(len(work.cell.name) for work in works)
+    for work in works:
+        print(f"{work.cell.name:{width}}  {work.done}/{work.rounds} rounds  {work.state}  {work.problem}".rstrip())
+    for work in works:
+        if work.command:
+            print(shlex.join([*launcher, "pflmpi", *work.command]))

@@ -1,0 +1,1 @@
+"""Configurations: YAML to checked values."""

@@ -1,0 +1,112 @@
+"""A configuration: read from YAML, overridden by `-s section.key=value`, validated, written back resolved."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, create_model
+
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.config.sections import KEYS, mapping, override, section
+from pflmpi.config.yaml_file import read
+from pflmpi.data.config import DataConfig, PartitionConfig, validate_partition
+from pflmpi.errors import ConfigError
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.models import MODELS
+from pflmpi.models.base import Model
+from pflmpi.registry import Registry, unknown
+from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
+
+T = TypeVar("T")
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "data": DataConfig,
+    "training": TrainingConfig,
+    "evaluation": EvaluationConfig,
+    "checkpoint": CheckpointConfig,
+    "output": OutputConfig,
+    "runtime": RuntimeConfig,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A validated configuration; every value is there."""
+
+    seed: int
+    data: DataConfig
+    partition: PartitionConfig
+    models: tuple[Model, ...]  # cycled over the clients
+    algorithm: Algorithm
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    output: OutputConfig
+    runtime: RuntimeConfig
+
+    def resolved(self) -> dict[str, Any]:
+        """Return the whole configuration as plain values, as it is written into the run."""
+        models = [_named(MODELS, model) for model in self.models]
+        return {
+            "seed": self.seed,
+            "data": self.data.model_dump(),
+            "partition": self.partition.resolved(),
+            "model": models[0] if len(models) == 1 else models,
+            "algorithm": _named(ALGORITHMS, self.algorithm),
+            **{name: getattr(self, name).model_dump() for name in SECTIONS if name != "data"},
+        }
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the configuration in a YAML file, with `section.key=value` overrides applied."""
+    return parse(override(read(path), overrides))
+
+
+def parse(raw: Mapping[str, Any]) -> Config:
+    """Return the validated configuration."""
+    for key in raw:
+        if key not in KEYS:
+            raise ConfigError(unknown("key", str(key), list(KEYS)))
+    seed = raw.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"seed = {seed!r}: must be a whole number of at least 0")
+    sections = {name: section(name, kind, raw.get(name, {})) for name, kind in SECTIONS.items()}
+    model = raw.get("model", {"name": "cnn"})
+    models = model if isinstance(model, list) else [model]
+    if not models:
+        raise ConfigError("model = []: give at least one architecture")
+    return Config(
+        seed=seed,
+        partition=validate_partition(mapping("partition", raw.get("partition", {}))),
+        models=tuple(named("model", MODELS, value) for value in models),
+        algorithm=named("algorithm", ALGORITHMS, raw.get("algorithm", {})),
+        **sections,  # type: ignore[arg-type]
+    )
+
+
+def named(name: str, registry: Registry[type[T]], value: object) -> T:
+    """Return the object that a section with a `name` and the fields of that class describes."""
+    values = mapping(name, value)
+    if not isinstance(values.get("name"), str):
+        raise ConfigError(f"{name}.name is missing; known: {', '.join(registry)}")
+    kind = registry[values.pop("name")]
+    return kind(**section(name, fields_model(kind), values).__dict__)
+
+
+def fields_model(kind: type) -> type[BaseModel]:
+    """Return a pydantic model with the fields of a dataclass, their ranges and defaults."""
+    hints = get_type_hints(kind, include_extras=True)
+    fields: dict[str, Any] = {
+        field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
+        for field in dataclasses.fields(kind)
+        if field.init
+    }
+    return create_model(kind.__name__, **fields)
+
+
+def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:
+    name = next(name for name, kind in registry.items() if kind is type(value))
+    return {"name": name, **dataclasses.asdict(value)}

@@ -1,0 +1,95 @@
+"""Sections of a configuration as plain values: put together, overridden, and checked one by one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pflmpi.config import yaml_file
+from pflmpi.errors import ConfigError
+from pflmpi.registry import unknown
+
+Section = TypeVar("Section", bound=BaseModel)
+
+KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluation", "checkpoint", "output", "runtime")
+
+
+def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a raw configuration with sections put over it.
+
+    A section that has a `name`, a list or a scalar takes the place of what was there; another is merged key by key.
+
+    >>> merge({"model": {"name": "mlp", "hidden": 9}}, {"model": {"hidden": 5}, "training": {"lr": 0.1}})
+    {'model': {'name': 'mlp', 'hidden': 5}, 'training': {'lr': 0.1}}
+    """
+    result = dict(raw)
+    for name, value in sections.items():
+        before = result.get(name)
+        if before is not None and isinstance(value, Mapping) and "name" not in value:
+            if not isinstance(before, Mapping):
+                raise ConfigError(f"{name} = {value!r} cannot be merged with {before!r}; give it whole, with its name")
+            value = {**before, **value}
+        result[name] = value
+    return result
+
+
+def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the raw configuration with each `section.key=value` (or `seed=value`) put in."""
+    result = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        section, _, key = path.partition(".")
+        if not equals or not path:
+            raise ConfigError(f"override {text!r} is not of the form section.key=value")
+        if section not in KEYS:
+            raise ConfigError(unknown("section", section, list(KEYS)))
+        parsed = yaml_file.parse(value, f"override {text!r}: the value")
+        if not key:
+            result[section] = parsed
+        elif isinstance(result.get(section, {}), dict):
+            result[section] = {**result.get(section, {}), key: parsed}
+        else:
+            raise ConfigError(
+                f"override {text!r}: {section} is a list; give it whole, as {section}=[{{name: ...}}, ...]"
+            )
+    return result
+
+
+def section(name: str, kind: type[Section], value: object) -> Section:
+    """Return a validated section."""
+    values = mapping(name, value)
+    for key in values:
+        if key not in kind.model_fields:
+            raise ConfigError(unknown(f"key in {name}:", key, list(kind.model_fields)))
+    try:
+        return kind.model_validate(values, strict=True)
+    except ValidationError as error:
+        raise ConfigError(_explain(name, error)) from error
+
+
+def mapping(name: str, value: object) -> dict[str, Any]:
+    """Return the keys and values of a section; an empty one has none."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} = {value!r}: must be a mapping, such as {{name: ...}}")
+    return {str(key): item for key, item in value.items()}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one from dotted key to value."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        result.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return result
+
+
+def _explain(name: str, error: ValidationError) -> str:
+    """Return what is wrong in a section, each key with the value found and what is allowed."""
+    lines = []
+    for problem in error.errors():
+        where = ".".join([name, *(str(part) for part in problem["loc"])])
+        allowed = problem["msg"].replace("Input should be", "must be")
+        found = "" if problem["type"] == "missing" else f" = {problem['input']!r}"
+        lines.append(f"{where}{found}: {allowed[0].lower()}{allowed[1:]}")
+    return "; ".join(lines)

@@ -1,0 +1,1 @@
+"""What one client computes: the task, its data, losses, training."""

@@ -1,0 +1,129 @@
+"""What a client has of its own, and what it computes of it without training: losses, class means, noise.
+
+Everything here runs for one client. Inside a vmapped call (`task.batched`) the same code runs for many at once:
+batches are then padded, and `Padding` marks real samples.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pflmpi import tree
+from pflmpi.learning.task import Task
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Which samples of a padded batch are real."""
+
+    weight: Tensor  # [B] float32, 1 for real samples, 0 for padding
+    share: Tensor  # [B] float32, the weight over the number of real samples
+    target: Tensor  # [B, K] float32, minus the one-hot label times the share
+    active: Tensor | None  # [] float32, 0 where there is no real sample at all; None: there is one in every lane
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One minibatch, prepared and on the device."""
+
+    x: Tensor  # [B, C, H, W] float32
+    y: Tensor  # [B] int64
+    padding: Padding | None = None  # None: every sample is real
+    key: Tensor | None = None  # [] int64, drawn for this batch alone; for algorithms that `draws_noise`
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """What a client knows of its own data in one round."""
+
+    passes: dict[str, Iterable[Batch]]  # the shuffled passes that the algorithm asked for, by name
+    train: Iterable[Batch]  # the whole training split once, in stored order
+    class_counts: Tensor  # [K] float32, training samples of each class
+    learning_rate: float  # of this round
+    round: int  # counts from 1; 0 in an introduction
+
+    @property
+    def num_samples(self) -> Tensor:
+        """n_i, the number of training samples."""
+        return self.class_counts.sum()
+
+    @property
+    def holds(self) -> Tensor:
+        """[K] bool, the classes this client has training samples of."""
+        return self.class_counts > 0
+
+
+Loss = Callable[[Tree, Batch], Tensor]
+
+
+def average(values: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of per-sample values [B] over the real samples of a batch."""
+    return values.mean() if batch.padding is None else (values * batch.padding.share).sum()
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy of logits [B, K] over the real samples of a batch."""
+    if batch.padding is None:
+        return F.cross_entropy(logits, batch.y)
+    # A product with the one-hot label instead of nll_loss, whose batched form is several times slower.
+    return (F.log_softmax(logits, -1) * batch.padding.target).sum()
+
+
+def model_loss(task: Task) -> Loss:
+    """Return the plain loss: cross-entropy of the model's own logits."""
+    return lambda model, batch: cross_entropy(task.predict(model, batch.x, training=True), batch)
+
+
+def squared_distance(a: Tree, b: Tree) -> Tensor:
+    """Return ||a - b||^2 over all leaves of `b` (a may have more parts)."""
+    return torch.stack([(tree.at(a, path) - leaf).square().sum() for path, leaf in tree.leaves(b)]).sum()
+
+
+def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return numbers in (0, 1), float32, that follow from a key alone: the same on every device and in every lane.
+
+    They are a hash (splitmix64) of the key and the place in `shape`, of which 23 bits are kept, so that neither end
+    is met. The first axis may be padded: earlier rows do not depend on how many follow.
+
+    Args:
+        key: [] int64, as `Batch.key`.
+        shape: of the result; its places are numbered row by row.
+    """
+    count = math.prod(shape)
+    state = key + _signed(0x9E3779B97F4A7C15) * torch.arange(1, count + 1, device=key.device)
+    state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shift(state, 27)) * _signed(0x94D049BB133111EB)
+    state = state ^ _shift(state, 31)
+    return ((_shift(state, 41).float() + 0.5) * 2**-23).view(shape)
+
+
+def _shift(values: Tensor, bits: int) -> Tensor:
+    """Return int64 values shifted right as unsigned ones."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """Return the int64 with the bits of an unsigned number."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def class_means(task: Task, model: Tree, data: ClientData) -> Tree:
+    """Return `{"means": [K, d], "counts": [K]}`: the mean feature of each class over the training split.
+
+    The body is in evaluation mode. Rows of classes that the client does not hold are zero.
+    """
+    sums = torch.zeros(task.num_classes, task.num_features, dtype=torch.float64, device=data.class_counts.device)
+    classes = torch.arange(task.num_classes, device=sums.device)
+    with torch.no_grad():
+        for batch in data.train:
+            member = (batch.y.unsqueeze(-1) == classes).to(torch.float64)  # [B, K]
+            if batch.padding is not None:
+                member = member * batch.padding.weight.unsqueeze(-1)
+            sums = sums + member.mT @ task.features(model, batch.x).double()
+    means = (sums / data.class_counts.clamp(min=1).unsqueeze(-1)).float()
+    return {"means": means, "counts": data.class_counts.to(torch.int32)}

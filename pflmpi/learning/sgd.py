@@ -1,0 +1,146 @@
+"""Training: the only loop over minibatches that changes parameters, and its single step for algorithms with their own.
+
+Inside a vmapped call (`task.batched`) the same code trains many clients at once: batches are then padded, and a step
+without a real sample changes nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.learning.client import Batch, Loss
+from pflmpi.learning.task import Task
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One of several steps that are taken on every minibatch, one after another.
+
+    Attributes:
+        loss: from (params, batch) to a scalar.
+        parts: names of the parts of the parameters that the step changes.
+        lr: learning rate.
+        plain: without the configured momentum and weight decay.
+        limits: the values are clamped to this interval after the step.
+    """
+
+    loss: Loss
+    parts: tuple[str, ...]
+    lr: float
+    plain: bool = False
+    limits: tuple[float, float] | None = None
+
+
+def train(
+    task: Task, params: Tree, batches: Iterable[Batch], loss: Loss, lr: float, *, frozen: tuple[str, ...] = ()
+) -> Tree:
+    """Return the parameters after SGD over the batches; the argument is not changed.
+
+    Momentum and weight decay are the configured ones (PyTorch's SGD: v = m v + g + w p, p = p - lr v), with the
+    momentum buffer starting at zero. Batch-norm statistics (`"stats"`) follow the forward passes.
+
+    Args:
+        params: a tree of named parts, such as a model.
+        batches: the minibatches in order; one step each.
+        loss: from (params, batch) to a scalar.
+        lr: learning rate.
+        frozen: the parts that are not trained.
+    """
+    parts = tuple(part for part in params if part != "stats" and part not in frozen)
+    return alternate(task, params, batches, [Turn(loss, parts, lr)])
+
+
+def alternate(task: Task, params: Tree, batches: Iterable[Batch], turns: Sequence[Turn]) -> Tree:
+    """Return the parameters after all turns on every batch; a turn sees what the one before it has changed.
+
+    As `train`, with a momentum buffer for each turn.
+    """
+    params = tree.clone(params)
+    movers = [_Mover(task, params, turn) for turn in turns]
+    for batch in batches:
+        for mover in movers:
+            mover.step(batch)
+    return tree.map(Tensor.detach, params)
+
+
+def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[str, ...]) -> Tree:
+    """Return the gradient of a loss by some parts of the parameters; zero for a batch of padding alone.
+
+    The parameters are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
+    """
+    trained = tree.map(Tensor.detach, {part: params[part] for part in parts})
+    if not task.batched:
+        trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), trained)
+    values = iter((_lane_gradients if task.batched else _gradients)({**params, **trained}, trained, loss, batch))
+    return tree.map(lambda _: next(values), trained)
+
+
+def step(params: Tree, gradient: Tree, lr: float) -> Tree:
+    """Return params - lr gradient, for the parts that the gradient has; the other parts are as they were."""
+    moved = tree.map(lambda leaf, slope: leaf - lr * slope, {part: params[part] for part in gradient}, gradient)
+    return {**params, **moved}
+
+
+class _Mover:
+    """Takes the steps of one turn, in place."""
+
+    def __init__(self, task: Task, params: Tree, turn: Turn) -> None:
+        self._task, self._params, self._turn = task, params, turn
+        self._trained: Tree = {part: params[part] for part in turn.parts}
+        self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]
+        self._momentum, self._decay = (0.0, 0.0) if turn.plain else (task.training.momentum, task.training.weight_decay)
+        self._velocity = [torch.zeros_like(leaf) for leaf in self._leaves] if self._momentum else []
+
+    def step(self, batch: Batch) -> None:
+        """Take one step."""
+        if self._task.batched:
+            gradients = _lane_gradients(self._params, self._trained, self._turn.loss, batch)
+        else:
+            for leaf in self._leaves:
+                leaf.requires_grad_(True)
+            gradients = _gradients(self._params, self._trained, self._turn.loss, batch)
+            for leaf in self._leaves:
+                leaf.requires_grad_(False)
+        with torch.no_grad():
+            self._descend(gradients, None if batch.padding is None else batch.padding.active)
+            if self._turn.limits is not None:
+                for leaf in self._leaves:
+                    leaf.copy_(leaf.clamp(*self._turn.limits))  # clamp_ is not batched by vmap (PyTorch 2.15)
+
+    def _descend(self, gradients: Sequence[Tensor], active: Tensor | None) -> None:
+        """Move the leaves; not at all where `active` is 0, so that neither decay nor momentum goes on."""
+        momentum, decay, velocity = self._momentum, self._decay, self._velocity
+        for i, (leaf, slope) in enumerate(zip(self._leaves, gradients, strict=True)):
+            if decay:
+                slope = slope.add(leaf, alpha=decay) if active is None else slope + leaf * (active * decay)
+            if velocity:
+                velocity[i].mul_(momentum if active is None else 1 - active + active * momentum).add_(slope)
+                slope = velocity[i] if active is None else velocity[i] * active
+            leaf.sub_(slope, alpha=self._turn.lr)
+
+
+def _gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> Sequence[Tensor]:
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+    return torch.autograd.grad(loss(params, batch), leaves, materialize_grads=True)
+
+
+def _lane_gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> Sequence[Tensor]:
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+
+    def of(leaves: list[Tensor]) -> Tensor:
+        rest = iter(leaves)
+        value = loss({**params, **tree.map(lambda _: next(rest), trained)}, batch)
+        assert batch.padding is not None
+        # A step of padding alone must have no gradient at all, also not that of a proximal term.
+        return value if batch.padding.active is None else batch.padding.active * value
+
+    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
+    # not by `torch.func.grad`, which keeps all it does for second derivatives.
+    value, pull_back = torch.func.vjp(of, leaves)[:2]
+    with torch.no_grad():
+        gradients: list[Tensor] = pull_back(torch.ones_like(value))[0]
+    return gradients

@@ -1,0 +1,106 @@
+"""What one client can compute: initial weights, features, logits. Algorithms are written in these words."""
+
+import dataclasses
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.models.base import Architecture
+from pflmpi.rng import stream
+from pflmpi.tree import Tree
+
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Task:
+    """The learning problem as an algorithm sees it; the same for all clients of a cohort.
+
+    A *model* is a tree `{"body": ..., "head": {"weight": [K, d], "bias": [K]}}`, and `"stats"` where the
+    architecture has batch norm.
+    """
+
+    architecture: Architecture
+    training: TrainingConfig
+    num_clients: int
+    seed: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    device: torch.device = HOST
+    batched: bool = False  # inside a vmapped call, where gradients need torch.func
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.architecture.num_classes
+
+    @property
+    def num_features(self) -> int:
+        """d, the width of a feature vector."""
+        return self.architecture.num_features
+
+    def init(self, client: int = -1) -> Tree:
+        """Return the initial model of a client (-1: the server's), on the host."""
+        per_client = self.training.init == "per_client"
+        return self.architecture.init(stream(self.seed, 0, client if per_client else -1, "init"))
+
+    def like(self, *parts: str) -> Tree:
+        """Return the template of a model, or of some of its parts; parts that it does not have are left out."""
+        whole = _template(self.architecture)
+        return {part: whole[part] for part in (parts or tuple(whole)) if part in whole}
+
+    @property
+    def shared_stats(self) -> tuple[str, ...]:
+        """The model part that travels with the body when batch-norm statistics are averaged."""
+        return ("stats",) if self.architecture.has_batch_norm and self.training.bn == "average" else ()
+
+    @property
+    def local_stats(self) -> tuple[str, ...]:
+        """The model part that stays with the client when batch-norm statistics are local."""
+        return ("stats",) if self.architecture.has_batch_norm and self.training.bn == "local" else ()
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Return images [B, C, H, W] (uint8) as normalised floats."""
+        x = images.float()
+        if len(set(self.mean)) == len(set(self.std)) == 1:  # one multiply and add instead of broadcasting
+            return x.mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])
+        mean = torch.tensor(self.mean, device=x.device).view(-1, 1, 1)
+        std = torch.tensor(self.std, device=x.device).view(-1, 1, 1)
+        return x.div_(255).sub_(mean).div_(std)
+
+    def features(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
+        """Return z = f(body; x), [B, d] in float32, for prepared images x."""
+        with self._precision():
+            z = self.architecture.features(model, x, training)
+        return z if z.dtype == torch.float32 else z.float()
+
+    def logits(self, head: Tree, z: Tensor) -> Tensor:
+        """Return h(head; z), [B, K] in float32."""
+        with self._precision():
+            scores = self.architecture.logits(head, z)
+        return scores if scores.dtype == torch.float32 else scores.float()
+
+    def predict(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
+        """Return the logits [B, K] of a whole model."""
+        head = model["head"]
+        assert isinstance(head, dict)
+        return self.logits(head, self.features(model, x, training))
+
+    def replace(self, **changes: object) -> "Task":
+        """Return the same task on another device, or batched."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.training.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.batched)
+
+
+@functools.lru_cache(maxsize=64)
+def _template(architecture: Architecture) -> Tree:
+    return tree.like(architecture.init(stream(0, 0, -1, "template")))

@@ -1,0 +1,80 @@
+"""What an algorithm declared to send, with what is needed to count it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from pflmpi import tree
+from pflmpi.errors import RunError
+from pflmpi.messages import kinds
+from pflmpi.messages.kinds import ClassMeans, Messages, Own, OwnClasses, Shared, Uplink
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What an algorithm declared, and who holds which classes.
+
+    Attributes:
+        up, down: messages by name.
+        holds: [N, K] bool.
+        num_train: [N] training samples.
+    """
+
+    up: dict[str, Uplink]
+    down: dict[str, Shared]
+    holds: np.ndarray
+    num_train: np.ndarray
+
+    def up_bytes(self, clients: np.ndarray) -> np.ndarray:
+        """Return the logical uplink bytes [m] of the given clients."""
+        held = self.holds[clients].sum(1)
+        return np.array([sum(kind.client_bytes(int(n)) for kind in self.up.values()) for n in held], np.int64)
+
+    def down_bytes(self, clients: np.ndarray) -> np.ndarray:
+        """Return the logical downlink bytes [m] of the given clients."""
+        held = self.holds[clients].sum(1)
+        return np.array([sum(kind.client_bytes(int(n)) for kind in self.down.values()) for n in held], np.int64)
+
+    def check_up(self, messages: Messages, clients: int) -> None:
+        """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""
+        classes = self.holds.shape[1]
+        expected = {name: kinds.with_rows(_one_uplink(kind, classes), clients) for name, kind in self.up.items()}
+        uncounted = [name for name, kind in self.up.items() if isinstance(kind, ClassMeans) and not kind.counts]
+        # `local.class_means` always gives counts; where they are not declared they stay with the client.
+        found = {
+            name: {key: leaf for key, leaf in value.items() if key != "counts"} if name in uncounted else value
+            for name, value in messages.items()
+        }
+        _refuse("uplink", found, expected)
+
+    def check_down(self, messages: Messages, receivers: int) -> None:
+        """Raise `RunError` unless what was published is what was declared, with nothing missing or more."""
+        rows = {Own: receivers, OwnClasses: self.holds.shape[1]}
+        _refuse(
+            "downlink",
+            messages,
+            {
+                name: kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
+                for name, kind in self.down.items()
+            },
+        )
+
+
+def _one_uplink(kind: Uplink, classes: int) -> Tree:
+    """Return the template of what `client_update` returns for one client."""
+    if not isinstance(kind, ClassMeans):
+        return kind.like
+    like: Tree = {"means": kinds.tensor(classes, kind.num_features)}
+    return {**like, "counts": kinds.tensor(classes, dtype=torch.int32)} if kind.counts else like
+
+
+def _refuse(way: Literal["uplink", "downlink"], found: Messages, expected: Messages) -> None:
+    wrong = tree.differences(dict(found), dict(expected))
+    if wrong:
+        raise RunError(
+            f"the algorithm's {way} is not what it declares (found against declared): {'; '.join(wrong)}; "
+            f"nothing of it was sent; declare it in `{way}`, or return it as declared"
+        )

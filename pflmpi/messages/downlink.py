@@ -1,0 +1,127 @@
+"""The way down: what was published reaches the ranks of the receivers, in one packed buffer of each kind."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from pflmpi import tree
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.groups import Unit, clients_of
+from pflmpi.messages.kinds import Messages, Own, OwnClasses, Shared, with_rows
+from pflmpi.messages.packing import pack, unpack
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rank has received from the server, for the clients it computes."""
+
+    shared: Messages = field(default_factory=dict)
+    own: Messages = field(default_factory=dict)  # rows [m, ...] of `clients`
+    by_class: Messages = field(default_factory=dict)  # [K, ...], zero where nobody here holds the class
+    clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
+
+    def for_clients(self, clients: np.ndarray, names: Collection[str] | None = None) -> Messages:
+        """Return the messages of the given clients with a leading client axis: those named, or all."""
+
+        def wanted(messages: Messages) -> Messages:
+            return {name: value for name, value in messages.items() if names is None or name in names}
+
+        down: Messages = {
+            name: tree.map(lambda leaf: leaf.expand(len(clients), *leaf.shape), value)
+            for name, value in wanted(self.shared).items()
+        }
+        if own := wanted(self.own):
+            assert np.isin(clients, self.clients).all(), "a message of its own was not sent to every client asked for"
+            rows = torch.from_numpy(np.searchsorted(self.clients, clients))
+            for name, value in own.items():
+                down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
+        held = torch.from_numpy(self.holds[clients])
+        for name, value in wanted(self.by_class).items():
+            down[name] = tree.map(
+                lambda leaf: torch.where(
+                    held.view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, torch.zeros((), dtype=leaf.dtype)
+                ),
+                value,
+            )
+        return down
+
+
+def send_down(
+    transport: Transport, declared: Declared, published: Messages | None, assigned: list[list[Unit]]
+) -> Reply:
+    """Send what was published to the ranks of the receivers: Shared once, Own per client, OwnClasses per rank.
+
+    Args:
+        published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
+        assigned: the units of receivers of each rank.
+
+    Raises:
+        RunError: a message that was not declared, differs from its declaration, or is missing.
+    """
+    receivers = [clients_of(units) for units in assigned]
+    everyone = np.sort(np.concatenate(receivers))
+    if published is not None:
+        declared.check_down(published, len(everyone))
+    kinds = sorted(declared.down.items())
+    shared = {name: kind.like for name, kind in kinds if type(kind) is Shared}
+    own = {name: kind.like for name, kind in kinds if isinstance(kind, Own)}
+    by_class = {name: kind.like for name, kind in kinds if isinstance(kind, OwnClasses)}
+    received: Messages = {}
+    if shared:
+        template: Tree = dict(shared)
+        if published is not None:
+            content: Tree = {name: published[name] for name in shared}
+            buffer = pack(content)
+        else:
+            buffer = np.empty(tree.num_bytes(template), np.uint8)
+        with transport.channel("data"):
+            transport.broadcast(buffer)
+        received = unpack(buffer, template)  # type: ignore[assignment]
+
+    def rows_of(rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return receivers[rank], np.flatnonzero(declared.holds[receivers[rank]].any(0))
+
+    def template_of(rank: int) -> Tree:
+        clients, classes = rows_of(rank)
+        return {
+            "own": {name: with_rows(value, len(clients)) for name, value in own.items()},
+            "class": {name: with_rows(value, len(classes)) for name, value in by_class.items()},
+        }
+
+    mine: dict[str, Messages] = {"own": {}, "class": {}}
+    if own or by_class:
+        parts = None
+        if published is not None:
+            parts = []
+            for rank in range(transport.size):
+                clients, classes = rows_of(rank)
+                at = torch.from_numpy(np.searchsorted(everyone, clients))
+                held = torch.from_numpy(classes)
+                content = {
+                    "own": {name: _take(published[name], at) for name in own},
+                    "class": {name: _take(published[name], held) for name in by_class},
+                }
+                parts.append(pack(content))
+        with transport.channel("data"):
+            buffer = transport.scatter(parts, tree.num_bytes(template_of(transport.rank)))
+        mine.update(unpack(buffer, template_of(transport.rank)))  # type: ignore[arg-type]
+
+    clients, classes = rows_of(transport.rank)
+    full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
+    return Reply(received, mine["own"], full, clients, declared.holds)
+
+
+def _take(value: Tree, rows: torch.Tensor) -> Tree:
+    return tree.map(lambda leaf: leaf.index_select(0, rows), value)
+
+
+def _spread(rows: Tree, classes: np.ndarray, num_classes: int) -> Tree:
+    at = torch.from_numpy(classes)
+    return tree.map(
+        lambda leaf: torch.zeros(num_classes, *leaf.shape[1:], dtype=leaf.dtype).index_copy_(0, at, leaf), rows
+    )

@@ -1,0 +1,183 @@
+"""The way up: the participants' messages are folded exactly, or gathered in client order."""
+
+import numpy as np
+import torch
+
+from pflmpi import tree
+from pflmpi.errors import RunError
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.groups import Unit, clients_of
+from pflmpi.messages.kinds import (
+    ClassMeans,
+    Mean,
+    Messages,
+    Rows,
+    Sum,
+    Uplink,
+    common_shift,
+    from_fixed,
+    tensor,
+    to_fixed,
+)
+from pflmpi.messages.packing import pack, to_numpy, unpack
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+
+
+def send_up(
+    transport: Transport, declared: Declared, ups: list[tuple[Unit, Messages]], assigned: list[list[Unit]], round: int
+) -> Messages | None:
+    """Fold the participants' messages on rank 0, in client order; None on the other ranks.
+
+    Args:
+        ups: for each unit computed here, the clients and their messages with a leading client axis.
+        assigned: the units of participants of each rank.
+
+    Raises:
+        RunError: a message that was not declared, differs from its declaration, is missing, or is not finite.
+    """
+    participants = np.sort(np.concatenate([clients_of(units) for units in assigned]))
+    for clients, messages in ups:
+        declared.check_up(messages, len(clients))
+    _refuse_not_finite(ups, round)
+    folded = {name: kind for name, kind in sorted(declared.up.items()) if type(kind) in (Sum, Mean)}
+    gathered = {name: kind for name, kind in sorted(declared.up.items()) if name not in folded}
+    result: Messages = {}
+    if folded:
+        result.update(_fold(transport, declared, folded, ups, participants) or {})  # type: ignore[arg-type]
+    if gathered:
+        result.update(_gather(transport, declared, gathered, ups, assigned, participants) or {})
+    return result if transport.rank == 0 else None
+
+
+def _fold(
+    transport: Transport,
+    declared: Declared,
+    kinds: dict[str, Sum],
+    ups: list[tuple[Unit, Messages]],
+    participants: np.ndarray,
+) -> Messages | None:
+    template: Tree = {name: kind.like for name, kind in kinds.items()}
+    paths = [(path, leaf) for path, leaf in tree.leaves(template)]
+    largest = np.zeros(len(paths))
+    for clients, messages in ups:
+        values = dict(tree.leaves({name: messages[name] for name in kinds}))
+        for i, (path, _) in enumerate(paths):
+            each = values[path].flatten(1).abs().amax(1).double().numpy()
+            largest[i] = max(largest[i], (each * _weights(kinds[_name(path)], declared, clients)).max())
+    with transport.channel("data"):
+        largest = transport.maximum(largest)
+    shifts = common_shift(largest, len(participants)).tolist()
+    total = np.zeros(sum(leaf.numel() for _, leaf in paths), np.int64)
+    for clients, messages in ups:
+        values, offset = dict(tree.leaves({name: messages[name] for name in kinds})), 0
+        for (path, leaf), shift in zip(paths, shifts, strict=True):
+            weights = _weights(kinds[_name(path)], declared, clients)
+            for row, weight in zip(to_numpy(values[path].flatten(1)), weights, strict=True):  # one at a time: memory
+                total[offset : offset + leaf.numel()] += to_fixed(row.astype(np.float64) * weight, shift)
+            offset += leaf.numel()
+    with transport.channel("data"):
+        summed = transport.sum_int64(total)
+    if summed is None:
+        return None
+    flat, offset = {}, 0
+    for (path, leaf), shift in zip(paths, shifts, strict=True):
+        kind = kinds[_name(path)]
+        folded = from_fixed(summed[offset : offset + leaf.numel()], shift)
+        if isinstance(kind, Mean):
+            folded /= _weights(kind, declared, participants).sum()
+        flat[path] = torch.from_numpy(folded).to(leaf.dtype).reshape(leaf.shape)
+        offset += leaf.numel()
+    return tree.unflatten(flat)  # type: ignore[return-value]
+
+
+def _name(path: str) -> str:
+    return path.split("/")[0]
+
+
+def _weights(kind: Sum, declared: Declared, clients: np.ndarray) -> np.ndarray:
+    samples = isinstance(kind, Mean) and kind.by == "samples"
+    return declared.num_train[clients].astype(np.float64) if samples else np.ones(len(clients))
+
+
+def _gather(
+    transport: Transport,
+    declared: Declared,
+    kinds: dict[str, Uplink],
+    ups: list[tuple[Unit, Messages]],
+    assigned: list[list[Unit]],
+    participants: np.ndarray,
+) -> Messages | None:
+    position = {int(client): (messages, i) for clients, messages in ups for i, client in enumerate(clients)}
+    own = [
+        _client_message(kinds, position[int(client)][0], position[int(client)][1], declared.holds[client])
+        for client in clients_of(assigned[transport.rank])
+    ]
+    templates = {int(client): _client_template(kinds, declared.holds[client]) for client in participants}
+    ranks = [clients_of(units) for units in assigned]
+    sizes = [sum(tree.num_bytes(templates[int(client)]) for client in clients) for clients in ranks]
+    part = np.concatenate([pack(value) for value in own]) if own else np.empty(0, np.uint8)
+    assert len(part) == sizes[transport.rank], "an uplink is not what was declared"
+    with transport.channel("data"):
+        buffers = transport.gather(part, sizes)
+    if buffers is None:
+        return None
+    messages: dict[int, Tree] = {}
+    for clients, buffer in zip(ranks, buffers, strict=True):
+        offset = 0
+        for client in clients:
+            size = tree.num_bytes(templates[int(client)])
+            messages[int(client)] = unpack(buffer[offset : offset + size], templates[int(client)])
+            offset += size
+    ordered = [messages[int(client)] for client in participants]
+    result: Messages = {}
+    for name, kind in kinds.items():
+        values: list[Tree] = [value[name] for value in ordered]  # type: ignore[misc]
+        if isinstance(kind, ClassMeans):
+            joined = tree.map(lambda *leaves: torch.cat(leaves), values[0], *values[1:])
+            held = declared.holds[participants].sum(1)
+            result[name] = {**joined, "clients": torch.from_numpy(np.repeat(participants, held))}
+        else:
+            result[name] = tree.stack(values)
+    return result
+
+
+def _client_message(kinds: dict[str, Uplink], messages: Messages, row: int, holds: np.ndarray) -> Tree:
+    result: Tree = {}
+    held = torch.from_numpy(np.flatnonzero(holds))
+    for name, kind in kinds.items():
+        value = tree.map(lambda leaf: leaf[row], messages[name])
+        if isinstance(kind, ClassMeans):
+            names = ("means", "counts") if kind.counts else ("means",)
+            value = {"labels": held.to(torch.int32), **{key: value[key].index_select(0, held) for key in names}}  # type: ignore[union-attr]
+        result[name] = value
+    return result
+
+
+def _client_template(kinds: dict[str, Uplink], holds: np.ndarray) -> Tree:
+    result: Tree = {}
+    for name, kind in kinds.items():
+        if isinstance(kind, ClassMeans):
+            count = int(holds.sum())
+            like: Tree = {
+                "labels": tensor(count, dtype=torch.int32),
+                "means": tensor(count, kind.num_features),
+            }
+            if kind.counts:
+                like["counts"] = tensor(count, dtype=torch.int32)
+            result[name] = like
+        else:
+            assert isinstance(kind, Rows)
+            result[name] = kind.like
+    return result
+
+
+def _refuse_not_finite(ups: list[tuple[Unit, Messages]], round: int) -> None:
+    for clients, messages in ups:
+        for path, leaf in tree.leaves(dict(messages)):
+            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                bad = clients[~leaf.flatten(1).isfinite().all(1).numpy()]
+                raise RunError(
+                    f"round {round}: client {bad[0]} diverged (values in its message {path} are not finite); "
+                    "lower training.lr, or a proximal or head learning rate of the algorithm"
+                )

@@ -1,0 +1,1 @@
+"""From a configuration to its rounds: build, start, execute."""

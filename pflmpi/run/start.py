@@ -1,0 +1,203 @@
+"""A run from its folder's point of view: start one, continue one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pflmpi.config import load as configuration
+from pflmpi.config.load import Config
+from pflmpi.config.sections import flat, override
+from pflmpi.config.yaml_file import dump, read
+from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.run.build import Experiment, prepare
+from pflmpi.run.execute import Place, carry_out, despite_losses, newest_fitting, number_from_root, recorded
+from pflmpi.runtime import tensorboard
+from pflmpi.runtime.config import FREE_ON_RESUME
+from pflmpi.runtime.faults import together
+from pflmpi.runtime.progress import Observer
+from pflmpi.store import atomic, metrics_file, partition_file, run_folder
+from pflmpi.transports.base import Transport
+
+__all__ = [
+    "Place",
+    "allowed_changes",
+    "continuing",
+    "differences",
+    "execute",
+    "refuse",
+    "reopened",
+    "resume",
+    "start",
+    "start_or_resume",
+    "stored_config",
+]
+_PATH = 4096
+
+
+def start(config: Config, folder: Path, place: Place, observe: Observer) -> Path:
+    """Run an experiment in a new folder; return the folder.
+
+    Raises:
+        Agreed: on every rank, when it cannot start on one of them.
+        Stopped: on every rank, after a complete round, when one of them was asked to stop.
+    """
+    return execute(_prepared(config, place), folder, place, observe)
+
+
+def execute(experiment: Experiment, folder: Path, place: Place, observe: Observer) -> Path:
+    """Run a prepared experiment in a new folder; return the folder."""
+    run = together(place.transport, lambda: _create(folder, experiment, place))
+    run = Path(_from_root(place.transport, str(run)))
+    carry_out(experiment, run, place, None, observe)
+    return run
+
+
+def resume(config: Config, run: Path, place: Place, observe: Observer) -> Path:
+    """Continue a run from its newest good checkpoint; `config` is from `stored_config`."""
+    transport = place.transport
+    experiment = _prepared(config, place, run)
+    done = together(transport, lambda: newest_fitting(run, experiment) if transport.rank == 0 else 0)
+    done = number_from_root(transport, done)
+    if transport.rank == 0:
+        _write_config(run, experiment, place)
+    carry_out(experiment, run, place, done, observe)
+    return run
+
+
+def reopened(run: Path, overrides: Sequence[str], device: torch.device) -> Experiment:
+    """Return the experiment of a run, on the data that it was made with; for overrides see `stored_config`."""
+    return _same_data(prepare(stored_config(run, overrides), device), run)
+
+
+def start_or_resume(config: Config, run: Path, place: Place, observe: Observer) -> Path:
+    """Continue the run in a folder with this configuration; start it if nothing is there to continue from."""
+    transport = place.transport
+    there = together(transport, lambda: int(bool(run_folder.rounds(run))) if transport.rank == 0 else 0)
+    if number_from_root(transport, there):
+        return resume(together(transport, lambda: continuing(run, config)), run, place, observe)
+    if transport.rank == 0:
+        (run / "config.yaml").unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
+    return start(config, run, place, observe)
+
+
+def continuing(run: Path, config: Config) -> Config:
+    """Return the configuration that continues a run as `config` wants it, refusing what would change its results."""
+    values = _raw(run)
+    for key, (_, new) in allowed_changes(run, config).items():
+        section, _, name = key.partition(".")
+        values[section] = {**values[section], name: new}
+    return configuration.parse(values)
+
+
+def allowed_changes(run: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return what a continuation of a run with this configuration changes; what it may not change is refused."""
+    different = differences(run, config)
+    executor: str = config.runtime.executor
+    if executor == "auto":  # a run has written what it came to
+        executor, _ = different.pop("runtime.executor", (executor, executor))
+    if config.runtime.lanes is None or executor == "loop":
+        different.pop("runtime.lanes", None)
+    refuse(run, different)
+    return different
+
+
+def stored_config(run: Path, overrides: Sequence[str]) -> Config:
+    """Return the configuration of a run, refusing overrides that would change its results.
+
+    `training.rounds` may change (upwards), and what only says where things are computed.
+    """
+    after = configuration.parse(override(_raw(run), overrides))
+    refuse(run, differences(run, after))
+    return after
+
+
+def differences(run: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the keys in which a configuration differs from a run's: its value in the run, its value now."""
+    old, new = flat(configuration.parse(_raw(run)).resolved()), flat(config.resolved())
+    return {
+        key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
+    }
+
+
+def refuse(run: Path, different: Mapping[str, tuple[Any, Any]]) -> None:
+    """Refuse to continue a run with differences that would change its results."""
+    found = [
+        f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in different.items() if key not in FREE_ON_RESUME
+    ]
+    if found:
+        raise CheckpointError(
+            f"{run} cannot be continued with another configuration: {', '.join(found)}; "
+            "leave these as they are, or start a new run"
+        )
+
+
+def _prepared(config: Config, place: Place, run: Path | None = None) -> Experiment:
+    """Return the experiment, on the data that the run to be continued was made with."""
+
+    def make() -> Experiment:
+        if config.output.tensorboard and place.transport.rank == 0:
+            tensorboard.check_installed()
+        experiment = prepare(config, place.device)
+        return experiment if run is None else _same_data(experiment, run)
+
+    return despite_losses(place.transport, lambda: together(place.transport, make))
+
+
+def _write_config(run: Path, experiment: Experiment, place: Place) -> None:
+    """Write what the run is: who holds how many samples of which class, and, last, its configuration."""
+    federation = experiment.federation
+    partition_file.write(run, partition_file.Counts(federation.class_counts, federation.test_class_counts))
+    content = dump({**experiment.config.resolved(), "recorded": recorded(experiment, place)})
+    with atomic.replacing(run / "config.yaml") as descriptor:
+        atomic.write_at(descriptor, content.encode(), 0)
+
+
+def _create(folder: Path, experiment: Experiment, place: Place) -> Path:
+    """Make the folder of a new run, on rank 0; a folder that holds a run is refused."""
+    if place.transport.rank != 0:
+        return folder
+    if (folder / "config.yaml").exists():
+        raise ConfigError(
+            f"{folder} holds a run already; continue it with `pflmpi resume {folder}` or choose another --out"
+        )
+    try:
+        (folder / "shards").mkdir(parents=True, exist_ok=True)
+        _write_config(folder, experiment, place)
+        metrics_file.restart(folder, 0)
+    except OSError as error:
+        raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}; choose another --out") from error
+    return folder
+
+
+def _same_data(experiment: Experiment, run: Path) -> Experiment:
+    recorded = _stored(run).get("recorded", {})
+    found = {"data": experiment.federation.dataset.digest, "partition": experiment.federation.digest}
+    for key, value in found.items():
+        if recorded.get(key, value) != value:
+            raise CheckpointError(
+                f"the {key} has changed since {run} was written: hash {recorded[key][:12]} then, {value[:12]} now; "
+                "put back the same files, or start a new run"
+            )
+    return experiment
+
+
+def _stored(run: Path) -> dict[str, Any]:
+    if not (run / "config.yaml").exists():
+        raise CheckpointError(f"{run} is not a run: it has no config.yaml; name the folder that `pflmpi run` printed")
+    return read(run / "config.yaml")
+
+
+def _raw(run: Path) -> dict[str, Any]:
+    return {key: value for key, value in _stored(run).items() if key != "recorded"}
+
+
+def _from_root(transport: Transport, text: str) -> str:
+    """Return rank 0's text on every rank."""
+    buffer = np.zeros(_PATH, np.uint8)
+    content = text.encode()
+    buffer[: len(content)] = np.frombuffer(content, np.uint8)
+    transport.broadcast(buffer)
+    return bytes(buffer).rstrip(b"\0").decode()

@@ -1,0 +1,104 @@
+"""Who computes what, where: units of work (cut by client) and their ranks. Results never depend on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflmpi.messages.groups import Unit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where clients live.
+
+    Attributes:
+        ranks: number of ranks.
+        units: the lanes: groups of clients of one cohort that a rank computes together.
+        home: [N] the rank of each client, or None when clients keep nothing and may be computed anywhere.
+        hosts: the ranks that compute.
+        work: [N] the relative cost of one round of training.
+    """
+
+    ranks: int
+    units: tuple[Unit, ...]
+    home: np.ndarray | None
+    hosts: tuple[int, ...]
+    work: np.ndarray
+
+    def assign(self, clients: np.ndarray, work: np.ndarray | None = None) -> list[list[Unit]]:
+        """Return the units of each rank, restricted to the given clients."""
+        work = self.work if work is None else work
+        parts = [part for part in (unit[np.isin(unit, clients)] for unit in self.units) if len(part)]
+        ranks: list[list[Unit]] = [[] for _ in range(self.ranks)]
+        if self.home is not None:
+            for part in parts:
+                ranks[self.home[part[0]]].append(part)
+            return ranks
+        load = dict.fromkeys(self.hosts, 0.0)
+        for part in sorted(parts, key=lambda part: (-work[part].sum(), part[0])):  # longest first
+            rank = min(load, key=lambda rank: (load[rank], rank))
+            load[rank] += float(work[part].sum())
+            ranks[rank].append(part)
+        return ranks
+
+    def hosted(self, rank: int) -> np.ndarray:
+        """Return the ascending ids of the clients whose state lives on a rank."""
+        if self.home is None:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self.home == rank).astype(np.int64)
+
+
+def cut_units(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Unit, ...]:
+    """Return units of at most `lanes` clients of one cohort, clients of like length together.
+
+    The cut depends on the clients alone, never on ranks: the lanes of a call decide its bits.
+
+    Args:
+        cohort: [N] the cohort of each client.
+        steps: [N] local steps per round; a call lasts as long as its longest lane.
+        lanes: L.
+    """
+    units = []
+    for which in np.unique(cohort):
+        members = np.flatnonzero(cohort == which)
+        members = members[np.argsort(steps[members], kind="stable")]
+        count = -(-len(members) // lanes)
+        units += [np.sort(chunk).astype(np.int64) for chunk in np.array_split(members, count)]
+    return tuple(units)
+
+
+def place(units: Sequence[Unit], work: np.ndarray, hosts: Sequence[int]) -> np.ndarray:
+    """Return the home rank [N] of every client, so that each round's slowest rank has the least to do.
+
+    Who takes part in which round is known from the seed, so the placement can look at all of it.
+
+    Args:
+        units: the units; one stays together.
+        work: [T, N] cost of each client in each round.
+        hosts: ranks to spread over.
+    """
+    home = np.full(work.shape[1], -1, np.int64)
+    load = np.zeros((len(hosts), len(work)))
+    for unit in sorted(units, key=lambda unit: (-work[:, unit].sum(), unit[0])):
+        cost = work[:, unit].sum(1)
+        slowest = load.max(0)
+        added = np.maximum(load + cost - slowest, 0).sum(1)  # [hosts], how much longer all rounds together get
+        best = min(range(len(hosts)), key=lambda i: (added[i], load[i].sum(), i))
+        load[best] += cost
+        home[unit] = hosts[best]
+    return home
+
+
+def choose_hosts(server: str, ranks: int, clients: int, slots: int) -> tuple[int, ...]:
+    """Return the ranks that compute clients.
+
+    Args:
+        server: `shared` (rank 0 computes too), `dedicated` (it serves only) or `auto`: dedicated in the classic
+            layout of one client per rank, and where there are more ranks on a node than cores or GPUs.
+        ranks: number of ranks.
+        clients: N.
+        slots: cores or GPUs of rank 0's node, in ranks of this node that can compute at the same time.
+    """
+    dedicated = server == "dedicated" or (server == "auto" and (ranks == clients + 1 or ranks > slots))
+    return tuple(range(1, ranks)) if dedicated and ranks > 1 else tuple(range(ranks))

@@ -1,0 +1,91 @@
+"""The cells of a table: rows x columns x seeds, each with its configuration and its place on disk."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pflmpi.config.sections import merge, override
+from pflmpi.errors import ConfigError
+from pflmpi.sweep.table import Table, like, safe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the table with one seed: one run.
+
+    Attributes:
+        raw: its configuration, not yet validated.
+    """
+
+    row: str
+    column: str
+    seed: int
+    raw: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """`row/column/seed0`, for people."""
+        return f"{self.row}/{self.column}/seed{self.seed}"
+
+    def run(self, out: Path) -> Path:
+        """Return the folder of the run in the folder of the sweep."""
+        return out / safe(self.row) / safe(self.column) / f"seed{self.seed}"
+
+    def config(self, out: Path) -> Path:
+        """Return the file with the configuration, beside the run."""
+        return self.run(out).with_name(f"seed{self.seed}.yaml")
+
+    def log(self, out: Path) -> Path:
+        """Return the file with what the run has printed."""
+        return self.run(out).with_name(f"seed{self.seed}.log")
+
+
+def folder(path: Path, out: Path | None) -> Path:
+    """Return where the runs of a table file are: `out`, or else a folder named like the file."""
+    return out or Path("sweeps") / path.stem
+
+
+def cells(table: Table, overrides: Sequence[str], num_seeds: int | None) -> list[Cell]:
+    """Return the cells in the order of the file, seeds last.
+
+    Args:
+        overrides: `section.key=value`, over everything else.
+        num_seeds: use only the first so many seeds; None for all.
+    """
+    if num_seeds is not None and not 1 <= num_seeds <= len(table.seeds):
+        raise ConfigError(f"--seeds {num_seeds}: the table has {len(table.seeds)}; give 1 to {len(table.seeds)}")
+    if any(re.match(r"seed\b", text) for text in overrides):
+        raise ConfigError("the seed cannot be overridden: the table's `seeds` give each cell its own; see --seeds")
+    result = []
+    for row in table.rows:
+        for column in table.columns:
+            raw = override(_sections(table, row, column), overrides)
+            result += [Cell(row, column, seed, {"seed": seed, **raw}) for seed in table.seeds[:num_seeds]]
+    return result
+
+
+def select(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
+    """Return the cells whose `row/column` is like one of the patterns, in any case of letters; all without patterns."""
+    names = list(dict.fromkeys(f"{cell.row}/{cell.column}" for cell in among))
+    for pattern in patterns:
+        if not any(like(name.casefold(), pattern.casefold()) for name in names):
+            raise ConfigError(f"--only {pattern!r} is like none of the cells {', '.join(names)}")
+    return [
+        cell
+        for cell in among
+        if not patterns or any(like(f"{cell.row}/{cell.column}".casefold(), one.casefold()) for one in patterns)
+    ]
+
+
+def _sections(table: Table, row: str, column: str) -> dict[str, Any]:
+    layers = [table.columns[column], table.rows[row]]
+    layers += [one.set for one in table.exceptions if like(row, one.row) and like(column, one.column)]
+    raw = dict(table.base)
+    try:
+        for layer in layers:
+            raw = merge(raw, layer)
+    except ConfigError as error:
+        raise ConfigError(f"{row}/{column}: {error}") from error
+    return raw

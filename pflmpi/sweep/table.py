@@ -1,0 +1,142 @@
+"""A table of a paper as a YAML file: rows x columns x seeds, and the figures that were published.
+
+title: FedGMH, table 2          source: Sun and Ni 2026, table 2
+metric: weighted                figure: best              seeds: [0, 1, 2]
+base: {training: {...}}         sections of a configuration, for all
+columns: {MNIST: {...}}         and those of each column and row
+rows: {FedAvg: {algorithm: {name: fedavg}}}
+exceptions: [{row: Fed*, column: MNIST, set: {training: {lr: 0.1}}}]
+published: {FedAvg: {MNIST: [88.30, 0.95]}}
+notes: [...]
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from pflmpi.config import yaml_file
+from pflmpi.config.sections import KEYS, section
+from pflmpi.errors import ConfigError
+from pflmpi.registry import unknown
+
+# YAML reads names and patterns such as 10 or 0.5 as numbers, and people write 80.4 for [80.4].
+Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) in (int, float) else name)]
+Published = Annotated[
+    list[float],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1, max_length=2),
+]
+Sections = dict[str, Any]
+
+
+class Exceptional(BaseModel):
+    """Sections for some cells only, by patterns as in a shell."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    row: Name = "*"
+    column: Name = "*"
+    set: Sections
+
+
+class Table(BaseModel):
+    """What a table file says.
+
+    Attributes:
+        metric: `mean`, the plain mean of the accuracy over clients; `weighted`, over all samples; `spread`, its
+            standard deviation over clients.
+        figure: what the paper prints of it: the best round's (for `spread` the round of the best mean), the last
+            round's, or the mean of the last ten.
+        published: by row and column a figure in percent, and its spread where there is one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    source: str
+    metric: Literal["mean", "weighted", "spread"] = "mean"
+    figure: Literal["best", "last", "last10"] = "best"
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    base: Sections = {}
+    columns: Annotated[dict[Name, Sections], Field(min_length=1)]
+    rows: Annotated[dict[Name, Sections], Field(min_length=1)]
+    exceptions: list[Exceptional] = []
+    published: dict[Name, dict[Name, Published]] = {}
+    notes: list[str] = []
+
+
+def load(path: Path) -> Table:
+    """Return the table in a file, checked except for the configurations in it."""
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder; expected is a table file, YAML with title, source, seeds, rows and columns"
+        )
+    raw = yaml_file.read(path)
+    try:
+        table = section("table", Table, raw)
+        _check(table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return table
+
+
+def safe(name: str) -> str:
+    """Return a name as it can stand in a path.
+
+    >>> safe("FedPM (mh), K=10")
+    'FedPM_mh_K=10'
+    """
+    return re.sub(r"[^\w.+=-]+", "_", name).strip("_.-")
+
+
+def like(name: str, pattern: str) -> bool:
+    """Return whether a name is a pattern, or like it as file names are in a shell."""
+    return name == pattern or fnmatchcase(name, pattern)  # a name may have brackets
+
+
+def _check(table: Table) -> None:
+    if len(set(table.seeds)) < len(table.seeds):
+        raise ConfigError(f"table.seeds = {table.seeds}: each seed once")
+    layers = {"base": table.base}
+    layers |= {f"columns.{name}": sections for name, sections in table.columns.items()}
+    layers |= {f"rows.{name}": sections for name, sections in table.rows.items()}
+    layers |= {f"exceptions.{number}.set": one.set for number, one in enumerate(table.exceptions)}
+    for where, sections in layers.items():
+        _check_keys(where, sections)
+    _check_names("rows", table.rows)
+    _check_names("columns", table.columns)
+    for number, one in enumerate(table.exceptions):
+        for kind, pattern, names in (("row", one.row, table.rows), ("column", one.column, table.columns)):
+            if not any(like(name, pattern) for name in names):
+                raise ConfigError(f"exceptions.{number}.{kind} = {pattern!r} is like none of {', '.join(names)}")
+    for row, columns in table.published.items():
+        if row not in table.rows:
+            raise ConfigError(f"published: {unknown('row', row, list(table.rows))}")
+        for column in columns:
+            if column not in table.columns:
+                raise ConfigError(f"published.{row}: {unknown('column', column, list(table.columns))}")
+
+
+def _check_keys(where: str, sections: Mapping[str, Any]) -> None:
+    if "seed" in sections:
+        raise ConfigError(f"{where}.seed: the seed is not a cell's; list all of them in `seeds`")
+    for key in sections:
+        if key not in KEYS:
+            raise ConfigError(f"{where}: {unknown('section', key, list(KEYS[1:]))}")
+
+
+def _check_names(kind: str, names: Iterable[str]) -> None:
+    folders: dict[str, str] = {}
+    for name in names:
+        folder = safe(name).casefold()  # some file systems do not tell A from a
+        if not folder:
+            raise ConfigError(f"{kind}: {name!r} cannot name a folder; it needs a letter or digit")
+        if folder in folders:
+            raise ConfigError(
+                f"{kind}: {folders[folder]!r} and {name!r} give the same folder, {safe(name)}; rename one"
+            )
+        folders[folder] = name
