@@ -50,7 +50,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     from pflmpi.data.dataset import Dataset
     from pflmpi.data.federation import build
     from pflmpi.run.build import assemble
-    from pflmpi.run.execute import Place
+    from pflmpi.run.execute import RankContext
     from pflmpi.run.start import execute
     from pflmpi.runtime.devices import fix_kernels
     from pflmpi.transports import open_transport
@@ -84,7 +84,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     )
     federation = build(dataset, config.partition, config.data, 0)
     experiment = assemble(config, federation, cpu)
-    place = Place(transport, launch, cpu, cores())
+    place = RankContext(transport, launch, cpu, cores())
 
     participants = len(config.training.participants(0, 1, federation.num_clients))
     training = config.training  # in samples, not in steps: a client's last batch of an epoch is smaller than the others

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 import testbed
 
 # One thread a process, as the product computes; set before numpy and torch are imported.

@@ -12,7 +12,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.learning.client import Batch, ClientData
-from pflmpi.learning.sgd import Turn, alternate
+from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree, leaf, part
@@ -69,11 +69,11 @@ class APFL(FedAvg):
             params[name], params[f"{name}_stats"] = only(model, ("body", "head")), only(model, ("stats",))
         if self.adaptive:
             rate = data.learning_rate if self.alpha_lr is None else self.alpha_lr * task.training.decay(data.round)
-            turn = Turn(personal, ("alpha",), rate, plain=True, limits=(0.0, 1.0))
+            turn = Phase(personal, ("alpha",), rate, plain=True, limits=(0.0, 1.0))
             # Only alpha is kept: the batch-norm statistics follow this minibatch when the models train on it.
             params["alpha"] = alternate(task, params, islice(data.passes["train"], 1), [turn])["alpha"]
         # v before w: its gradient is at the w before the minibatch.
-        turns = [Turn(personal, ("own",), data.learning_rate), Turn(shared, ("shared",), data.learning_rate)]
+        turns = [Phase(personal, ("own",), data.learning_rate), Phase(shared, ("shared",), data.learning_rate)]
         params = alternate(task, params, data.passes["train"], turns)
         own, copy = ({**part(params, name), **part(params, f"{name}_stats")} for name in ("own", "shared"))
         state: Tree = {**only(copy, task.local_stats), "own": own, "alpha": params["alpha"]}

@@ -14,7 +14,7 @@ from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
-from pflmpi.learning.sgd import Turn, alternate
+from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, tensor
@@ -118,10 +118,10 @@ class FedFCD(Algorithm):
             return cross_entropy(self.predict(task, {"model": model}, down, batch.x), batch)
 
         body_lr, head_lr = self.learning_rates(task, data.round)
-        body, head = Turn(aligned, ("body",), body_lr), Turn(fitted, ("head",), head_lr)
+        body, head = Phase(aligned, ("body",), body_lr), Phase(fitted, ("head",), head_lr)
         model = part(client, "model")
         if self.variant == "without_hierarchy":
-            model = alternate(task, model, data.passes["train"], [Turn(aligned, ("body", "head"), body_lr)])
+            model = alternate(task, model, data.passes["train"], [Phase(aligned, ("body", "head"), body_lr)])
         elif self.alternation == "batch":
             model = alternate(task, model, data.passes["train"], [body, head])
         else:

@@ -11,7 +11,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.learning.client import Batch, ClientData, model_loss
-from pflmpi.learning.sgd import Turn, alternate, gradient, step
+from pflmpi.learning.sgd import Phase, alternate, gradient, step
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
@@ -86,7 +86,7 @@ class PerFedAvg(FedAvg):
         return gradient(task, apart, model_loss(task), batch, _TRAINED)
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        turn = Turn(model_loss(task), _TRAINED, self.inner_lr, plain=True)
+        turn = Phase(model_loss(task), _TRAINED, self.inner_lr, plain=True)
         return alternate(task, {**down["model"], **client}, data.passes["adapt"], [turn])
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
-from pflmpi.learning.sgd import Turn, alternate, train
+from pflmpi.learning.sgd import Phase, alternate, train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
@@ -90,7 +90,7 @@ class PFedAFE(Algorithm):
 
         beta = torch.full_like(leaf(client, "beta"), self.beta_init)
         if self.adaptive:
-            turn = Turn(loss, ("beta",), self.beta_lr, plain=True, limits=(0.0, 1.0))
+            turn = Phase(loss, ("beta",), self.beta_lr, plain=True, limits=(0.0, 1.0))
             beta = leaf(alternate(task, {"beta": beta}, data.passes["beta"], [turn]), "beta")
         return torch.where(leaf(client, "trained"), beta, 0.0)
 

@@ -13,7 +13,7 @@ from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.relation import init_relation, relation_scores
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
-from pflmpi.learning.sgd import Turn, alternate
+from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, tensor, with_rows
 from pflmpi.rng import stream
@@ -96,9 +96,9 @@ class PFedPM(Algorithm):
             error = (found - _one_hot(batch, known)).square() * known
             return average(error.sum(-1), batch)
 
-        turns = [Turn(fit, ("body", "head"), data.learning_rate)]
+        turns = [Phase(fit, ("body", "head"), data.learning_rate)]
         if self.relation:
-            turns.append(Turn(relate, ("relation",), self.learning_rate(task, data.round)))
+            turns.append(Phase(relate, ("relation",), self.learning_rate(task, data.round)))
         params = {**part(client, "model"), **only(client, ("relation",))}
         params = alternate(task, params, data.passes["train"], turns)
         model = only(params, ("body", "head", "stats"))

@@ -10,7 +10,7 @@ import numpy as np
 from pflmpi.analysis.leaf_rows import LeafRows, Leaves
 from pflmpi.errors import CheckpointError
 from pflmpi.store import run_folder
-from pflmpi.store.image import cut_short
+from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 

@@ -7,7 +7,7 @@ from typing import Any
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config.sections import flat
 from pflmpi.errors import CheckpointError
-from pflmpi.store.image import cut_short
+from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.names import round_path
 
 _WHERE_ONLY = ("data.root", "data.download")  # these do not change what a run learns from

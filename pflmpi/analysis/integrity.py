@@ -7,7 +7,7 @@ from pathlib import Path
 from pflmpi.analysis.columns import columns
 from pflmpi.errors import CheckpointError
 from pflmpi.store import metrics_file, probe_file
-from pflmpi.store.image import damage
+from pflmpi.store.checked_hdf5 import damage
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_layout
 from pflmpi.store.shard import rows_problem

@@ -14,7 +14,7 @@ from pflmpi.analysis.columns import columns, table
 from pflmpi.config import yaml_file
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import run_folder
-from pflmpi.store.image import NewerFormatError, cut_short
+from pflmpi.store.checked_hdf5 import NewerFormatError, cut_short
 from pflmpi.store.names import round_path
 
 __all__ = ["Round", "Run", "open_run", "spans"]

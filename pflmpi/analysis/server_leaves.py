@@ -3,7 +3,7 @@
 import numpy as np
 
 from pflmpi.analysis.run import Round
-from pflmpi.store import image
+from pflmpi.store import checked_hdf5
 from pflmpi.store.names import round_path
 
 
@@ -13,13 +13,13 @@ def server_shapes(state: Round) -> dict[str, tuple[int, ...]]:
     Raises:
         CheckpointError: the round file is missing, damaged or of a newer format.
     """
-    with image.reading(round_path(state.run, state.number)) as file:
+    with checked_hdf5.reading(round_path(state.run, state.number)) as file:
         group = file["server"]
-        return {path: tuple(group[path].shape) for path in image.names(group)}
+        return {path: tuple(group[path].shape) for path in checked_hdf5.names(group)}
 
 
 def server_leaf(state: Round, path: str) -> np.ndarray | None:
     """Return one array of the server's state, None where it keeps none of that name; raises as `server_shapes`."""
-    with image.reading(round_path(state.run, state.number)) as file:
+    with checked_hdf5.reading(round_path(state.run, state.number)) as file:
         group = file["server"]
-        return image.get(group, path) if path in group else None
+        return checked_hdf5.get(group, path) if path in group else None

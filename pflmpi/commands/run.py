@@ -18,13 +18,13 @@ from pflmpi.commands.progress import Display
 from pflmpi.config import load as configuration
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, TransportError
-from pflmpi.run.execute import Place
+from pflmpi.run.execute import RankContext
 from pflmpi.run.start import resume, start, start_or_resume, stored_config
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import choose, fix_kernels, for_peers, gpu_of_its_own, limit_memory, slots
-from pflmpi.runtime.faults import Agreed
+from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.stopping import Stop, noted_signals
-from pflmpi.transports import open_transport, refuse_unless_lasting
+from pflmpi.transports import open_transport, refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import all_slots
@@ -55,7 +55,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
         transport = _connect(config, launch, device)
         config = replace(config, runtime=for_peers(config.runtime, transport.peers))
         stop = Stop(end_of_job(os.environ) if transport.rank == 0 else None, config.runtime.spare)
-        place = Place(transport, launch, device, all_slots(transport.peers), stop)
+        place = RankContext(transport, launch, device, all_slots(transport.peers), stop)
         display = Display(config, options.quiet or transport.rank != 0, options.bar)
         with noted_signals(stop, lambda: bool(place.transport.ended())):
             if options.command == "resume":
@@ -65,7 +65,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
         if transport.rank == 0:
             display.finish(run, config)
         _leave(transport, 0)
-    except Agreed as agreed:
+    except CollectiveError as agreed:
         assert transport is not None
         if transport.rank == 0:
             if options.debug:
@@ -102,7 +102,7 @@ def _configuration(options: argparse.Namespace) -> Config:
 
 def _ranks(options: argparse.Namespace, config: Config, launch: Launch) -> int:
     if config.runtime.faults == "continue":
-        refuse_unless_lasting(config.runtime.transport, launch)
+        refuse_unless_fault_tolerant(config.runtime.transport, launch)
     if launch.kind != "alone":
         if options.ranks is not None and options.ranks != launch.size:
             raise ConfigError(
@@ -126,8 +126,8 @@ def _connect(config: Config, launch: Launch, device: torch.device) -> Transport:
     runtime = config.runtime
     backend = "nccl" if gpu_of_its_own(device, runtime, launch) else "gloo"
     timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
-    lasting = runtime.faults == "continue"
-    transport = open_transport(runtime.transport, launch, timeout, backend, str(device), lasting)
+    fault_tolerant = runtime.faults == "continue"
+    transport = open_transport(runtime.transport, launch, timeout, backend, str(device), fault_tolerant)
     transport.introduce(device.type, slots(runtime, launching.cores()))
     return transport
 

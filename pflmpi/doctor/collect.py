@@ -87,7 +87,7 @@ def mpi_of(launch: Launch, asked: Asked, environ: Mapping[str, str]) -> Mpi:
         return mpi.elsewhere(environ)
     connects = launch.kind == "mpi" if asked.transport == "auto" else asked.transport == "mpi"
     if connects and launch.kind != "torchrun":  # whose ranks MPI cannot connect; asking would start it
-        return mpi.here().model_copy(update={"lasting": launch.lasting})
+        return mpi.here().model_copy(update={"fault_tolerant": launch.fault_tolerant})
     return Mpi()
 
 

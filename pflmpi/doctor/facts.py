@@ -79,7 +79,7 @@ class Mpi(_Facts):
         world: how many ranks it sees; 0 if it was not started.
         device_buffers: whether it can send from a GPU's memory; None if it does not say.
         fault_tolerance: whether it was built with ULFM.
-        lasting: whether mpirun was told how ranks can go on when one dies.
+        fault_tolerant: whether mpirun was told how ranks can go on when one dies.
         error: why it cannot be used.
     """
 
@@ -88,7 +88,7 @@ class Mpi(_Facts):
     world: int = 0
     device_buffers: bool | None = None
     fault_tolerance: bool = False
-    lasting: bool = False
+    fault_tolerant: bool = False
     error: str = ""
 
 

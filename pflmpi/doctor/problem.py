@@ -23,7 +23,7 @@ Check = Callable[[Sequence[Facts]], Iterable[Problem]]
 
 
 @dataclass(frozen=True)
-class Odd:
+class Outlier:
     """Ranks whose value is not the usual one."""
 
     value: str
@@ -54,14 +54,14 @@ def by(everyone: Iterable[Facts], key: Callable[[Facts], T]) -> dict[T, list[Fac
     return groups
 
 
-def odd(everyone: Sequence[Facts], value: Callable[[Facts], str]) -> list[Odd]:
+def odd(everyone: Sequence[Facts], value: Callable[[Facts], str]) -> list[Outlier]:
     """Return the groups of ranks whose value differs from the one that most have (of two, that of the lowest rank)."""
     groups = by(everyone, value)
     if len(groups) < 2:
         return []
     usual = max(groups, key=lambda each: len(groups[each]))
     others = numbers(groups[usual])
-    return [Odd(each, numbers(group), usual, others) for each, group in groups.items() if each != usual]
+    return [Outlier(each, numbers(group), usual, others) for each, group in groups.items() if each != usual]
 
 
 def numbers(group: Iterable[Facts]) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ def faults(everyone: Sequence[Facts]) -> Iterator[Problem]:
             yield Problem(f"{wish}, but {one.mpi.library} was built without ULFM", cure, here)
         elif not one.mpi.used:
             yield Problem(f"{wish} needs MPI's ranks, but {_BY[one.launcher]} has started this", _FT, here)
-        elif not one.mpi.lasting:
+        elif not one.mpi.fault_tolerant:
             yield Problem(f"{wish}, but the ranks were started without the settings for it", _FT, here)
 
 

@@ -44,17 +44,17 @@ def useless(forecast: Forecast) -> list[str]:
     idle = [rank for rank in range(1, count) if rank not in busy]
     found = []
     if idle and forecast.ahead:
-        units = len(ready.plan.units)
+        groups = len(ready.placement.groups)
         reason = "no client is left for them; take fewer ranks"
-        if units < min(n, len(ready.plan.hosts)):
+        if groups < min(n, len(ready.placement.hosts)):
             reason = (
-                f"the {n} clients are computed in {units} calls of up to {forecast.experiment.config.runtime.lanes}; "
+                f"the {n} clients are computed in {groups} calls of up to {forecast.experiment.config.runtime.lanes}; "
                 "set runtime.lanes lower, or take fewer ranks"
             )
         elif count > n + 1:
             reason = f"there are {n} clients: at most {n + 1} ranks are of use"
         found.append(f"{_names(idle)} will have nothing to do: {reason}")
-    training = max((sum(bool(units) for units in one.assigned) for one in forecast.ahead), default=0)
+    training = max((sum(bool(groups) for groups in one.assigned) for one in forecast.ahead), default=0)
     able = len(busy)
     if training and 2 * training <= able:
         found.append(

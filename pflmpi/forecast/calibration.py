@@ -70,19 +70,19 @@ class Calibration:
         return cls(**fields)
 
 
-def calibrate(ready: Setup, units: Sequence[np.ndarray], before: float) -> Calibration:
+def calibrate(ready: Setup, groups: Sequence[np.ndarray], before: float) -> Calibration:
     """Return what the calls of a cohort take on the device of its data; it takes some seconds.
 
     Args:
         ready: of the experiment.
-        units: clients of the cohort that are computed in one call: one with the fewest, and one with the most of them.
+        groups: clients of the cohort that are computed in one call: one with the fewest, and one with the most of them.
         before: bytes of this process without the data, before anything was computed.
     """
-    place, device = ready.place, ready.place.pool.images.device
-    members = place.cohort == place.cohort[units[-1][0]]
-    samples, tests = int(place.federation.num_train[members].max()), max(int(ready.num_test[members].max()), 2)
+    executor, device = ready.executor, ready.executor.pool.images.device
+    members = executor.cohort == executor.cohort[groups[-1][0]]
+    samples, tests = int(executor.federation.num_train[members].max()), max(int(ready.num_test[members].max()), 2)
     width, few = min(ready.task.training.batch_size, samples), max(tests // 4, 1)
-    wide = sample(ready, units[-1], 1, width, few)
+    wide = sample(ready, groups[-1], 1, width, few)
     measure(wide.train, device)
     measure(wide.test, device)
     library = max(resident() - before - tree.num_bytes(wide.states) - tree.num_bytes(wide.server), 0)
@@ -90,11 +90,13 @@ def calibrate(ready: Setup, units: Sequence[np.ndarray], before: float) -> Calib
     brief = measure(wide.train, device).seconds
     batches = min(-(-samples // width), max(2, int(_SHORT / max(brief, 1e-6))))
     cases = [
-        sample(ready, unit, *size, wide.server) for unit in units for size in ((1, width, few), (batches, width, tests))
+        sample(ready, group, *size, wide.server)
+        for group in groups
+        for size in ((1, width, few), (batches, width, tests))
     ]
     adapt = 0.0
-    if place.adapts and batches > 1:
-        adapt = _adapt(sample(ready, units[-1], batches, width, few, wide.server), wide)
+    if executor.adapts and batches > 1:
+        adapt = _adapt(sample(ready, groups[-1], batches, width, few, wide.server), wide)
     fold, serve = _server(wide)
     return Calibration(
         *_planes([(len(one.clients), one.steps, measure(one.train, device)) for one in cases]),
@@ -110,7 +112,7 @@ def calibrate(ready: Setup, units: Sequence[np.ndarray], before: float) -> Calib
 
 def _adapt(long: Sample, short: Sample) -> float:
     """Return the seconds that a step of one lane adds to a test."""
-    device = long.ready.place.pool.images.device
+    device = long.ready.executor.pool.images.device
     added = measure(long.test, device).seconds - measure(short.test, device).seconds
     return max(added, 0.0) / (long.steps - short.steps) / len(long.clients)
 

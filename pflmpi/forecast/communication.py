@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from pflmpi.forecast import gloo, open_mpi
-from pflmpi.forecast.network import Clocks, Network
+from pflmpi.forecast.network import Network, NetworkSimulator
 
 Operation = Literal["broadcast", "scatter", "gather", "maximum", "sum"]
 _ROUNDS = 4  # ranks come to a round as late as the last one let them go, so more than one is looked at
@@ -38,7 +38,7 @@ def communication_seconds(
     """
     if network.ranks == 1 or transport == "inprocess":
         return 0.0
-    clocks = Clocks(network)
+    clocks = NetworkSimulator(network)
     ends = []
     for _ in range(_ROUNDS):
         for call in calls:
@@ -47,7 +47,7 @@ def communication_seconds(
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
-def _make(clocks: Clocks, call: Call, transport: Literal["mpi", "torch"]) -> None:
+def _make(clocks: NetworkSimulator, call: Call, transport: Literal["mpi", "torch"]) -> None:
     sizes = np.array(call.sizes, np.int64)
     if call.operation in ("scatter", "gather"):
         others = np.flatnonzero(sizes[1:] > 0) + 1

@@ -13,10 +13,10 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.sizes import state_sizes
 from pflmpi.learning.task import HOST
 from pflmpi.run.build import Experiment, client_templates
-from pflmpi.run.execute import Place, recorded
+from pflmpi.run.execute import RankContext, recorded
 from pflmpi.runtime import checkpoints as saving
 from pflmpi.runtime.evaluation import Scores
-from pflmpi.runtime.placement import Plan
+from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_path
@@ -60,13 +60,13 @@ class _Checkpoint:
     shards: dict[str, int]  # bytes by name
 
 
-def disk(experiment: Experiment, plan: Plan) -> Disk:
+def disk(experiment: Experiment, placement: Placement) -> Disk:
     """Return what the checkpoints take, with `checkpoint.every` and `checkpoint.keep`."""
     settings, training = experiment.config.checkpoint, experiment.config.training
     rounds = [*range(0, training.rounds, settings.every), training.rounds]
     looked_at = rounds[:_LOOKED_AT]
     overhead = _Overhead(experiment)
-    found = list(_checkpoints(experiment, plan, looked_at, overhead))
+    found = list(_checkpoints(experiment, placement, looked_at, overhead))
     joins, seconds = _round_files(experiment, found)
     sizes = [sum(one.shards.values()) + join for one, join in zip(found, joins, strict=True)]
     shards = {name: size for one in found for name, size in one.shards.items()}
@@ -114,11 +114,13 @@ class _Overhead(dict[tuple[int, ...], int]):
         return self[cohorts]
 
 
-def _checkpoints(experiment: Experiment, plan: Plan, rounds: list[int], overhead: _Overhead) -> Iterator[_Checkpoint]:
+def _checkpoints(
+    experiment: Experiment, placement: Placement, rounds: list[int], overhead: _Overhead
+) -> Iterator[_Checkpoint]:
     """Yield the checkpoints with their shards, as `runtime.checkpoints` writes them."""
     training, n = experiment.config.training, experiment.federation.num_clients
     state = state_sizes(experiment)
-    hosted = [plan.hosted(rank) for rank in range(plan.ranks)]
+    hosted = [placement.hosted(rank) for rank in range(placement.ranks)]
     layout, last = Layout.unwritten(experiment.cohort), 0
     for round in rounds:
         since = [training.participants(experiment.config.seed, each, n) for each in range(last + 1, round + 1)]
@@ -139,7 +141,7 @@ def _checkpoints(experiment: Experiment, plan: Plan, rounds: list[int], overhead
 def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> tuple[list[int], float]:
     """Return the bytes of the round files, and the seconds of the processor for one."""
     templates = saving.templates(client_templates(experiment))
-    place = Place(InProcessTransport(), ALONE, HOST, 1)
+    place = RankContext(InProcessTransport(), ALONE, HOST, 1)
     attributes: dict[str, str | int | float] = {"config": dump(experiment.config.resolved())}
     for name, value in recorded(experiment, place).items():
         attributes[name] = value if isinstance(value, str | int) else json.dumps(value)

@@ -118,7 +118,7 @@ def foresee(config: Config, question: Question) -> Forecast:
         measured = link_found(measured, question.worker, question.folder, question.anew)
         base = measured.base or base
     network = _network(question, measured.link)
-    written = disk(experiment, ready.plan)
+    written = disk(experiment, ready.placement)
     predicted = None
     if measured.calibrations is not None:
         predicted = seconds(

@@ -6,23 +6,23 @@ Found by counting bytes and timing calls between hosts with delays of 5 to 20 ms
 
 import numpy as np
 
-from pflmpi.forecast.network import Clocks, tree
+from pflmpi.forecast.network import NetworkSimulator, tree
 from pflmpi.transports import ring
 
 
-def broadcast(clocks: Clocks, size: int) -> None:
+def broadcast(clocks: NetworkSimulator, size: int) -> None:
     """Down a binomial tree."""
     for source, targets in tree(clocks.ranks):
         exchange(clocks, np.full(len(targets), source), targets, np.full(len(targets), size))
 
 
-def everywhere(clocks: Clocks, size: int) -> None:
+def everywhere(clocks: NetworkSimulator, size: int) -> None:
     """All-reduce: segments go around the ring once to be reduced, and once more to be known by all."""
     _ring(clocks, size, first=1)
     _ring(clocks, size, first=0)
 
 
-def total(clocks: Clocks, size: int) -> None:
+def total(clocks: NetworkSimulator, size: int) -> None:
     """Reduce, piece by piece: segments go around the ring to be reduced, then each rank sends the root its part."""
     most = ring.piece(clocks.ranks)
     for start in range(0, size, most):
@@ -34,7 +34,7 @@ def total(clocks: Clocks, size: int) -> None:
         exchange(clocks, sources, np.zeros_like(sources), sizes[sources])
 
 
-def exchange(clocks: Clocks, sources: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> None:
+def exchange(clocks: NetworkSimulator, sources: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> None:
     """All messages at once."""
     if not len(sizes):
         return
@@ -45,7 +45,7 @@ def exchange(clocks: Clocks, sources: np.ndarray, targets: np.ndarray, sizes: np
     np.maximum.at(clocks.now, targets, arrived)
 
 
-def _ring(clocks: Clocks, size: int, first: int) -> None:
+def _ring(clocks: NetworkSimulator, size: int, first: int) -> None:
     """Each rank sends segment after segment to the rank before it, two under way at a time.
 
     Args:

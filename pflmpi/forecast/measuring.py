@@ -64,21 +64,21 @@ def calls_found(
     missing = on_gpu and device.type != "cuda"
     calibrations, places, remarks = {}, set(), []
     for cohort in range(len(experiment.tasks)):
-        units = _units(ready, ahead, cohort)
-        facts = _facts(experiment, ready, cohort, units, device)
+        groups = _units(ready, ahead, cohort)
+        facts = _facts(experiment, ready, cohort, groups, device)
         elsewhere = (
             stored.find(folder, {**facts}, _MACHINE, lambda found: found["device"] != "cpu") if missing else None
         )
         known = None if anew else elsewhere or stored.find(folder, facts)
         calibration = _read(known)
         if calibration is None:
-            needed = 2 * sizes.server_bytes + 4 * len(units[-1]) * int(sizes.client.max())
+            needed = 2 * sizes.server_bytes + 4 * len(groups[-1]) * int(sizes.client.max())
             if needed > machine.available() / 2:
                 remark = (
                     "seconds and activations are not predicted: measuring them needs more memory than there is here"
                 )
                 return Found(None, "", remarks=(remark,))
-            calibration, known = calibrate(ready, units, before + data_bytes(experiment)[0]), None
+            calibration, known = calibrate(ready, groups, before + data_bytes(experiment)[0]), None
             if problem := stored.keep(folder, facts, calibration.plain()):
                 remarks.append(f"the measurements are not stored ({problem})")
         calibrations[cohort] = calibration
@@ -133,15 +133,15 @@ def _read(known: tuple[stored.Facts, stored.Facts] | None) -> Calibration | None
 
 def _units(ready: Setup, ahead: Sequence[RoundAhead], cohort: int) -> list[np.ndarray]:
     """Return clients of a cohort as they are computed in one call: those of the smallest call, and of the largest."""
-    calls = [unit for one in ahead for units in (*one.assigned, *one.testing) for unit in units]
-    calls = [unit for unit in (calls or ready.plan.units) if ready.place.cohort[unit[0]] == cohort]
-    calls = calls or [unit for unit in ready.plan.units if ready.place.cohort[unit[0]] == cohort]
+    calls = [group for one in ahead for groups in (*one.assigned, *one.testing) for group in groups]
+    calls = [group for group in (calls or ready.placement.groups) if ready.executor.cohort[group[0]] == cohort]
+    calls = calls or [group for group in ready.placement.groups if ready.executor.cohort[group[0]] == cohort]
     least, most = min(calls, key=len), max(calls, key=len)
     return [least, most] if len(least) < len(most) else [most]
 
 
 def _facts(
-    experiment: Experiment, ready: Setup, cohort: int, units: Sequence[np.ndarray], device: torch.device
+    experiment: Experiment, ready: Setup, cohort: int, groups: Sequence[np.ndarray], device: torch.device
 ) -> dict[str, Any]:
     """Return what the calibration of a cohort depends on."""
     config = experiment.config
@@ -154,9 +154,9 @@ def _facts(
         "evaluation": config.evaluation.model_dump(exclude={"every"}),
         "executor": config.runtime.executor,
         "threads": config.runtime.threads,
-        "lanes": [len(unit) for unit in units],
+        "lanes": [len(group) for group in groups],
         "clients": experiment.federation.num_clients,
         "participants": len(ready.task.training.participants(config.seed, 1, experiment.federation.num_clients)),
-        "samples": int(ready.place.federation.num_train[members].max()),
+        "samples": int(ready.executor.federation.num_train[members].max()),
         "tests": int(ready.num_test[members].max()),
     }

@@ -11,7 +11,7 @@ from pflmpi.forecast.calibration import Calibration, Plane
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.forecast.rounds_ahead import RoundAhead, down_calls, up_calls
 from pflmpi.forecast.sizes import StateSizes
-from pflmpi.messages.groups import Unit
+from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import ClassMeans, Own, OwnClasses
 from pflmpi.run.build import Experiment
 from pflmpi.runtime.rounds import Setup
@@ -67,18 +67,18 @@ def rank_memory(
         calibrations: by cohort; None leaves activations out.
         base: bytes of a rank that has done nothing, and what of it is shared.
     """
-    hosted = sizes.hosted(ready.plan)
+    hosted = sizes.hosted(ready.placement)
     data, mapped = data_bytes(experiment)
     library = max((one.library for one in calibrations.values()), default=0.0) if calibrations else 0.0
     found = []
-    for rank in range(ready.plan.ranks):
+    for rank in range(ready.placement.ranks):
         on_gpu = ranks.gpu[rank] is not None
         phases = [_fullest(ready, rank, one, calibrations, on_gpu) for one in ahead]
         device = max((gpu for _, gpu in phases), default=0.0)
         computes = any(one.assigned[rank] or one.testing[rank] for one in ahead)
         found.append(
             RankMemory(
-                clients=len(ready.plan.hosted(rank)),
+                clients=len(ready.placement.hosted(rank)),
                 base=base[0] + (library if computes else 0.0),
                 data=data,
                 state=float(hosted[rank] + (sizes.server_bytes if rank == 0 else 0)),
@@ -117,7 +117,7 @@ def _fullest(
     on_gpu: bool,
 ) -> tuple[float, float]:
     """Return the most bytes that a round needs at one moment on the host and on the GPU, besides what stays."""
-    ups = sum(_up_bytes(ready) * len(unit) for unit in ahead.assigned[rank])
+    ups = sum(_up_bytes(ready) * len(group) for group in ahead.assigned[rank])
     reply, packed = _reply_bytes(ready, ahead, rank)
     train, train_gpu = _calls(ready, ahead.assigned[rank], calibrations, "train")
     test, test_gpu = _calls(ready, ahead.testing[rank], calibrations, "test")
@@ -132,25 +132,25 @@ def _fullest(
 
 
 def _calls(
-    ready: Setup, units: Sequence[Unit], calibrations: Mapping[int, Calibration] | None, kind: str
+    ready: Setup, groups: Sequence[ClientGroup], calibrations: Mapping[int, Calibration] | None, kind: str
 ) -> tuple[float, float]:
     """Return the most bytes of a call, on the host and on the GPU."""
     if calibrations is None:
         return 0.0, 0.0
     host = device = 0.0
-    for unit in units:
-        one = calibrations[int(ready.place.cohort[unit[0]])]
+    for group in groups:
+        one = calibrations[int(ready.executor.cohort[group[0]])]
         planes: tuple[Plane, Plane] = (one.train_memory, one.train_device)
-        work = longest_steps(ready, unit)
+        work = longest_steps(ready, group)
         if kind == "test":
-            planes, work = (one.test_memory, one.test_device), int(ready.num_test[unit].max())
-        host, device = max(host, planes[0].of(len(unit), work)), max(device, planes[1].of(len(unit), work))
+            planes, work = (one.test_memory, one.test_device), int(ready.num_test[group].max())
+        host, device = max(host, planes[0].of(len(group), work)), max(device, planes[1].of(len(group), work))
     return host, device
 
 
-def longest_steps(ready: Setup, unit: Unit) -> int:
-    """Return the steps of the longest lane of a unit."""
-    samples = int(ready.place.federation.num_train[unit].max())
+def longest_steps(ready: Setup, group: ClientGroup) -> int:
+    """Return the steps of the longest lane of a group."""
+    samples = int(ready.executor.federation.num_train[group].max())
     return ready.task.training.num_steps(samples)
 
 
@@ -176,8 +176,8 @@ def _folded(ready: Setup, ahead: RoundAhead, rank: int) -> float:
 
 def _reply_bytes(ready: Setup, ahead: RoundAhead, rank: int) -> tuple[float, float]:
     """Return the bytes of a reply as it is kept by a rank, and of its packed form; all ranks' forms on rank 0."""
-    units = [[clients] if len(clients) else [] for clients in ahead.receivers]
-    calls = down_calls(ready.declared, units)
+    groups = [[clients] if len(clients) else [] for clients in ahead.receivers]
+    calls = down_calls(ready.declared, groups)
     packed = sum(sum(call.sizes) if rank == 0 and call.operation == "scatter" else call.sizes[rank] for call in calls)
     kept = 0
     for kind in ready.declared.down.values():

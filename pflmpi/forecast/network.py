@@ -38,7 +38,7 @@ class Network:
     between: Link
 
 
-class Clocks:
+class NetworkSimulator:
     """How late it is on every rank, and when each link is free again.
 
     Attributes:

@@ -6,14 +6,14 @@ node or alone on theirs; `coll/han`, which takes over where nodes have several r
 
 import numpy as np
 
-from pflmpi.forecast.network import Clocks, tree
+from pflmpi.forecast.network import NetworkSimulator, tree
 
 _EAGER = 2**16  # bytes; a larger message asks first, and comes when the receiver has answered
 _FLAT = 4  # ranks up to which a broadcast goes from the root to each
 _FLAT_SUM = 7  # ranks up to which a sum is taken by the root, one rank after the other
 
 
-def meet(clocks: Clocks) -> None:
+def meet(clocks: NetworkSimulator) -> None:
     """A barrier: in step k every rank hears from the one 2**k before it."""
     ranks = np.arange(clocks.ranks)
     step = 1
@@ -26,7 +26,7 @@ def meet(clocks: Clocks) -> None:
         step *= 2
 
 
-def broadcast(clocks: Clocks, size: int) -> None:
+def broadcast(clocks: NetworkSimulator, size: int) -> None:
     """Meet; then from the root to each rank, or down a binomial tree."""
     meet(clocks)
     if clocks.ranks <= _FLAT:
@@ -36,14 +36,14 @@ def broadcast(clocks: Clocks, size: int) -> None:
     _down(clocks, size)
 
 
-def maximum(clocks: Clocks, size: int) -> None:
+def maximum(clocks: NetworkSimulator, size: int) -> None:
     """Meet; then up a binomial tree, and down."""
     meet(clocks)
     _up(clocks, size)
     _down(clocks, size)
 
 
-def total(clocks: Clocks, size: int) -> None:
+def total(clocks: NetworkSimulator, size: int) -> None:
     """Meet; then the root takes one rank's part after the other, or the parts come up a binomial tree."""
     meet(clocks)
     if clocks.ranks > _FLAT_SUM:
@@ -53,13 +53,13 @@ def total(clocks: Clocks, size: int) -> None:
         _send(clocks, np.array([rank]), np.array([0]), np.array([size]))
 
 
-def exchange(clocks: Clocks, sources: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> None:
+def exchange(clocks: NetworkSimulator, sources: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> None:
     """Meet; then all messages at once."""
     meet(clocks)
     _send(clocks, sources, targets, sizes)
 
 
-def _up(clocks: Clocks, size: int) -> None:
+def _up(clocks: NetworkSimulator, size: int) -> None:
     step = 1
     while step < clocks.ranks:
         sources = np.arange(step, clocks.ranks, 2 * step)
@@ -67,14 +67,14 @@ def _up(clocks: Clocks, size: int) -> None:
         step *= 2
 
 
-def _down(clocks: Clocks, size: int) -> None:
+def _down(clocks: NetworkSimulator, size: int) -> None:
     for source, targets in tree(clocks.ranks):
         ready = np.full(len(targets), clocks.now[source])
         sources = np.full(len(targets), source)
         clocks.now[targets] = _arrival(clocks, sources, targets, ready, np.full(len(targets), size))
 
 
-def _send(clocks: Clocks, sources: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> None:
+def _send(clocks: NetworkSimulator, sources: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> None:
     """Move messages; a receiver goes on when it has all of its own, a sender when large ones are asked for."""
     if not len(sizes):
         return
@@ -85,7 +85,7 @@ def _send(clocks: Clocks, sources: np.ndarray, targets: np.ndarray, sizes: np.nd
 
 
 def _arrival(
-    clocks: Clocks, sources: np.ndarray, targets: np.ndarray, ready: np.ndarray, sizes: np.ndarray
+    clocks: NetworkSimulator, sources: np.ndarray, targets: np.ndarray, ready: np.ndarray, sizes: np.ndarray
 ) -> np.ndarray:
     """Return [M] seconds at which the receivers, which ask for them as soon as they can, have the messages."""
     delay = clocks.delay(sources, targets)

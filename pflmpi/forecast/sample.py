@@ -18,7 +18,7 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Sample:
-    """Clients of one unit, with their state and what the server has sent them.
+    """Clients of one group, with their state and what the server has sent them.
 
     Attributes:
         ready: of the experiment, with these clients' data stretched or cut.
@@ -38,13 +38,13 @@ class Sample:
 
     def train(self) -> Messages:
         """Return what the clients send after a round."""
-        _, up = self.ready.place.update(self.clients, self.states, self._down(), 1)
+        _, up = self.ready.executor.update(self.clients, self.states, self._down(), 1)
         return up
 
     def test(self) -> None:
         """Test the clients' personal models."""
         down = {name: value for name, value in self._down().items() if name in self.ready.algorithm.predicts_with}
-        self.ready.place.evaluate(self.clients, self.states, down, 1)
+        self.ready.executor.evaluate(self.clients, self.states, down, 1)
 
     def repeated(self, up: Messages, participants: np.ndarray) -> Messages:
         """Return messages [P, ...] of participants: the clients' own, again and again."""
@@ -71,7 +71,7 @@ class Sample:
 def sample(
     ready: Setup, clients: np.ndarray, batches: int, width: int, tests: int, server: Tree | None = None
 ) -> Sample:
-    """Return clients of one unit, each with the same number of samples.
+    """Return clients of one group, each with the same number of samples.
 
     Args:
         ready: of the experiment.
@@ -84,15 +84,15 @@ def sample(
     training, samples = ready.task.training, batches * width
     if training.steps is not None:
         training = training.model_copy(update={"steps": batches})
-    train, test = list(ready.place.federation.train), list(ready.place.federation.test)
+    train, test = list(ready.executor.federation.train), list(ready.executor.federation.test)
     for client in clients:
         train[client] = np.resize(train[client], samples)
         test[client] = np.resize(test[client] if len(test[client]) else train[client], tests)
-    federation = replace(ready.place.federation, train=tuple(train), test=tuple(test))
-    tasks = tuple(task.replace(training=training) for task in ready.place.tasks)
-    place = replace(ready.place, federation=federation, tasks=tasks)
-    stretched = replace(ready, place=place, task=ready.task.replace(training=training))
-    host = tasks[int(place.cohort[clients[0]])].replace(device=HOST)
+    federation = replace(ready.executor.federation, train=tuple(train), test=tuple(test))
+    tasks = tuple(task.replace(training=training) for task in ready.executor.tasks)
+    executor = replace(ready.executor, federation=federation, tasks=tasks)
+    stretched = replace(ready, executor=executor, task=ready.task.replace(training=training))
+    host = tasks[int(executor.cohort[clients[0]])].replace(device=HOST)
     states = tree.stack([ready.algorithm.init_client(host, int(client)) for client in clients])
     if server is None:
         server = _server(stretched, clients, states)
@@ -104,7 +104,7 @@ def _server(ready: Setup, clients: np.ndarray, states: Tree) -> Tree:
     server = ready.algorithm.init_server(ready.task)
     if not ready.algorithm.introduces:
         return server
-    introduced = ready.place.introduce(clients, states)
+    introduced = ready.executor.introduce(clients, states)
     folded = send_up(_ALONE, ready.declared, [(clients, introduced)], [[clients]], 0)
     assert folded is not None
     return ready.algorithm.server_update(ready.task, server, folded, Round(0, clients, ready.task.seed))

@@ -12,7 +12,7 @@ from pflmpi.forecast.memory import longest_steps
 from pflmpi.forecast.network import Network
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.forecast.rounds_ahead import RoundAhead
-from pflmpi.messages.groups import Unit, clients_of
+from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.runtime.rounds import Setup
 
 _TALKS = 3  # rounds whose calls are followed; they differ little
@@ -66,8 +66,8 @@ def seconds(
         training, testing = _slower(ranks, cores, one.assigned), _slower(ranks, cores, one.testing)
         trained, folded, tested = (np.zeros(ranks.count) for _ in range(3))
         for rank in range(ranks.count):
-            trained[rank] = sum(_train(ready, unit, calibrations) for unit in one.assigned[rank])
-            tested[rank] = sum(_test(ready, unit, calibrations) for unit in one.testing[rank])
+            trained[rank] = sum(_train(ready, group, calibrations) for group in one.assigned[rank])
+            tested[rank] = sum(_test(ready, group, calibrations) for group in one.testing[rank])
             folded[rank] = len(clients_of(one.assigned[rank])) * calibrations[0].fold
         train.append(float((trained * training).max()))
         test.append(float((tested * testing).max()))
@@ -84,7 +84,7 @@ def seconds(
     )
 
 
-def _slower(ranks: Ranks, cores: int, work: list[list[Unit]]) -> np.ndarray:
+def _slower(ranks: Ranks, cores: int, work: list[list[ClientGroup]]) -> np.ndarray:
     """Return [R], how many times longer a rank computes because others of its node compute at the same time."""
     factors = np.ones(ranks.count)
     for rank in range(ranks.count):
@@ -93,11 +93,11 @@ def _slower(ranks: Ranks, cores: int, work: list[list[Unit]]) -> np.ndarray:
     return factors
 
 
-def _train(ready: Setup, unit: Unit, calibrations: Mapping[int, Calibration]) -> float:
-    return calibrations[int(ready.place.cohort[unit[0]])].train.of(len(unit), longest_steps(ready, unit))
+def _train(ready: Setup, group: ClientGroup, calibrations: Mapping[int, Calibration]) -> float:
+    return calibrations[int(ready.executor.cohort[group[0]])].train.of(len(group), longest_steps(ready, group))
 
 
-def _test(ready: Setup, unit: Unit, calibrations: Mapping[int, Calibration]) -> float:
-    one = calibrations[int(ready.place.cohort[unit[0]])]
-    adapting = one.adapt * longest_steps(ready, unit) * len(unit)
-    return one.test.of(len(unit), int(ready.num_test[unit].max())) + adapting
+def _test(ready: Setup, group: ClientGroup, calibrations: Mapping[int, Calibration]) -> float:
+    one = calibrations[int(ready.executor.cohort[group[0]])]
+    adapting = one.adapt * longest_steps(ready, group) * len(group)
+    return one.test.of(len(group), int(ready.num_test[group].max())) + adapting

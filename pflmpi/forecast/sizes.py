@@ -8,7 +8,7 @@ import torch
 from pflmpi import tree
 from pflmpi.learning.task import HOST
 from pflmpi.run.build import Experiment, client_templates
-from pflmpi.runtime.placement import Plan
+from pflmpi.runtime.placement import Placement
 from pflmpi.tree import Tree
 
 _FEW = 3  # clients for which a server's state is made to see how it grows
@@ -31,9 +31,9 @@ class StateSizes:
         """Bytes of the server's state."""
         return sum(count * dtype.itemsize for count, dtype in self.server.values())
 
-    def hosted(self, plan: Plan) -> np.ndarray:
+    def hosted(self, placement: Placement) -> np.ndarray:
         """Return [R], the bytes of the clients that live on each rank."""
-        return np.array([int(self.client[plan.hosted(rank)].sum()) for rank in range(plan.ranks)], np.int64)
+        return np.array([int(self.client[placement.hosted(rank)].sum()) for rank in range(placement.ranks)], np.int64)
 
 
 def state_sizes(experiment: Experiment) -> StateSizes:

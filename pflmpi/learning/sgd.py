@@ -17,7 +17,7 @@ from pflmpi.tree import Tree
 
 
 @dataclass(frozen=True)
-class Turn:
+class Phase:
     """One of several steps that are taken on every minibatch, one after another.
 
     Attributes:
@@ -51,16 +51,16 @@ def train(
         frozen: the parts that are not trained.
     """
     parts = tuple(part for part in params if part != "stats" and part not in frozen)
-    return alternate(task, params, batches, [Turn(loss, parts, lr)])
+    return alternate(task, params, batches, [Phase(loss, parts, lr)])
 
 
-def alternate(task: Task, params: Tree, batches: Iterable[Batch], turns: Sequence[Turn]) -> Tree:
+def alternate(task: Task, params: Tree, batches: Iterable[Batch], turns: Sequence[Phase]) -> Tree:
     """Return the parameters after all turns on every batch; a turn sees what the one before it has changed.
 
     As `train`, with a momentum buffer for each turn.
     """
     params = tree.clone(params)
-    movers = [_Mover(task, params, turn) for turn in turns]
+    movers = [SGDStep(task, params, turn) for turn in turns]
     for batch in batches:
         for mover in movers:
             mover.step(batch)
@@ -85,10 +85,10 @@ def step(params: Tree, gradient: Tree, lr: float) -> Tree:
     return {**params, **moved}
 
 
-class _Mover:
+class SGDStep:
     """Takes the steps of one turn, in place."""
 
-    def __init__(self, task: Task, params: Tree, turn: Turn) -> None:
+    def __init__(self, task: Task, params: Tree, turn: Phase) -> None:
         self._task, self._params, self._turn = task, params, turn
         self._trained: Tree = {part: params[part] for part in turn.parts}
         self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]

@@ -8,7 +8,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.groups import Unit, clients_of
+from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Messages, Own, OwnClasses, Shared, with_rows
 from pflmpi.messages.packing import pack, unpack
 from pflmpi.transports.base import Transport
@@ -52,18 +52,18 @@ class Reply:
 
 
 def send_down(
-    transport: Transport, declared: Declared, published: Messages | None, assigned: list[list[Unit]]
+    transport: Transport, declared: Declared, published: Messages | None, assigned: list[list[ClientGroup]]
 ) -> Reply:
     """Send what was published to the ranks of the receivers: Shared once, Own per client, OwnClasses per rank.
 
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
-        assigned: the units of receivers of each rank.
+        assigned: the groups of receivers of each rank.
 
     Raises:
         RunError: a message that was not declared, differs from its declaration, or is missing.
     """
-    receivers = [clients_of(units) for units in assigned]
+    receivers = [clients_of(groups) for groups in assigned]
     everyone = np.sort(np.concatenate(receivers))
     if published is not None:
         declared.check_down(published, len(everyone))

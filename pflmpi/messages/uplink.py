@@ -6,7 +6,7 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.groups import Unit, clients_of
+from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import (
     ClassMeans,
     Mean,
@@ -25,18 +25,22 @@ from pflmpi.tree import Tree
 
 
 def send_up(
-    transport: Transport, declared: Declared, ups: list[tuple[Unit, Messages]], assigned: list[list[Unit]], round: int
+    transport: Transport,
+    declared: Declared,
+    ups: list[tuple[ClientGroup, Messages]],
+    assigned: list[list[ClientGroup]],
+    round: int,
 ) -> Messages | None:
     """Fold the participants' messages on rank 0, in client order; None on the other ranks.
 
     Args:
-        ups: for each unit computed here, the clients and their messages with a leading client axis.
-        assigned: the units of participants of each rank.
+        ups: for each group computed here, the clients and their messages with a leading client axis.
+        assigned: the groups of participants of each rank.
 
     Raises:
         RunError: a message that was not declared, differs from its declaration, is missing, or is not finite.
     """
-    participants = np.sort(np.concatenate([clients_of(units) for units in assigned]))
+    participants = np.sort(np.concatenate([clients_of(groups) for groups in assigned]))
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
     _refuse_not_finite(ups, round)
@@ -54,7 +58,7 @@ def _fold(
     transport: Transport,
     declared: Declared,
     kinds: dict[str, Sum],
-    ups: list[tuple[Unit, Messages]],
+    ups: list[tuple[ClientGroup, Messages]],
     participants: np.ndarray,
 ) -> Messages | None:
     template: Tree = {name: kind.like for name, kind in kinds.items()}
@@ -104,8 +108,8 @@ def _gather(
     transport: Transport,
     declared: Declared,
     kinds: dict[str, Uplink],
-    ups: list[tuple[Unit, Messages]],
-    assigned: list[list[Unit]],
+    ups: list[tuple[ClientGroup, Messages]],
+    assigned: list[list[ClientGroup]],
     participants: np.ndarray,
 ) -> Messages | None:
     position = {int(client): (messages, i) for clients, messages in ups for i, client in enumerate(clients)}
@@ -114,7 +118,7 @@ def _gather(
         for client in clients_of(assigned[transport.rank])
     ]
     templates = {int(client): _client_template(kinds, declared.holds[client]) for client in participants}
-    ranks = [clients_of(units) for units in assigned]
+    ranks = [clients_of(groups) for groups in assigned]
     sizes = [sum(tree.num_bytes(templates[int(client)]) for client in clients) for clients in ranks]
     part = np.concatenate([pack(value) for value in own]) if own else np.empty(0, np.uint8)
     assert len(part) == sizes[transport.rank], "an uplink is not what was declared"
@@ -172,7 +176,7 @@ def _client_template(kinds: dict[str, Uplink], holds: np.ndarray) -> Tree:
     return result
 
 
-def _refuse_not_finite(ups: list[tuple[Unit, Messages]], round: int) -> None:
+def _refuse_not_finite(ups: list[tuple[ClientGroup, Messages]], round: int) -> None:
     for clients, messages in ups:
         for path, leaf in tree.leaves(dict(messages)):
             if leaf.is_floating_point() and not bool(leaf.isfinite().all()):

@@ -20,7 +20,7 @@ from pflmpi.models.base import Architecture
 from pflmpi.runtime.batches import Pool
 from pflmpi.runtime.client_state import RECEIVED
 from pflmpi.runtime.executor import EXECUTORS
-from pflmpi.runtime.placement import Plan, choose_hosts, cut_units, place
+from pflmpi.runtime.placement import Placement, choose_hosts, cut_groups, place_clients
 from pflmpi.runtime.rounds import Setup
 from pflmpi.transports.detect import Launch
 from pflmpi.tree import Tree
@@ -140,11 +140,11 @@ def _received_like(kind: Downlink, classes: int) -> Tree:
     return kind.like
 
 
-def _plan(experiment: Experiment, launch: Launch, slots: int, num_test: np.ndarray) -> Plan:
+def _plan(experiment: Experiment, launch: Launch, slots: int, num_test: np.ndarray) -> Placement:
     config, n = experiment.config, experiment.federation.num_clients
     training = config.training
     steps = _steps(experiment.config, experiment.federation)
-    units = cut_units(experiment.cohort, steps, config.runtime.lanes or 1)
+    groups = cut_groups(experiment.cohort, steps, config.runtime.lanes or 1)
     hosts = choose_hosts(config.runtime.server, launch.size, n, slots)
     # A step costs about three forward passes: forward, and twice as much backward.
     work = 3.0 * steps * training.batch_size
@@ -160,8 +160,8 @@ def _plan(experiment: Experiment, launch: Launch, slots: int, num_test: np.ndarr
             load[round, chosen] = work[chosen] + num_test[chosen]
         if config.algorithm.predicts_with:
             load += num_test
-        home = place(units, load, hosts)
-    return Plan(launch.size, units, home, hosts, work)
+        home = place_clients(groups, load, hosts)
+    return Placement(launch.size, groups, home, hosts, work)
 
 
 def _steps(config: Config, federation: Federation) -> np.ndarray:
@@ -191,7 +191,7 @@ def _decide(config: Config, federation: Federation, tasks: tuple[Task, ...]) -> 
         batchable = not batch_norm and (on_gpu or not any(a.has_convolution for a in architectures))
         executor = "lanes" if batchable else "loop"
     n = federation.num_clients
-    lanes = runtime.lanes or -(-n // max(2, -(-n // _LANES)))  # two units at least, so that two ranks can share
+    lanes = runtime.lanes or -(-n // max(2, -(-n // _LANES)))  # two groups at least, so that two ranks can share
     lanes = 1 if executor == "loop" else lanes
     return dataclasses.replace(config, runtime=runtime.model_copy(update={"executor": executor, "lanes": lanes}))
 

@@ -19,7 +19,7 @@ from pflmpi.runtime import checkpoints as saving
 from pflmpi.runtime import rounds, tensorboard
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, from_flat
-from pflmpi.runtime.faults import together
+from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.rounds import Setup
 from pflmpi.runtime.stopping import Stop
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """Where this rank is, and when it should stop."""
 
     transport: Transport
@@ -47,7 +47,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class _Stand:
+class ResumePoint:
     """Where a run stands on this rank."""
 
     done: int  # rounds
@@ -55,35 +55,44 @@ class _Stand:
     layout: Layout
 
 
-def carry_out(experiment: Experiment, run: Path, place: Place, done: int | None, observe: Observer) -> None:
+def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: int | None, observe: Observer) -> None:
     """Run the rounds after `done`, or all of them if it is None, on all ranks.
 
     Where the transport can go on without a rank, the others take its clients over, from the newest complete checkpoint,
     and the rounds after it are repeated.
     """
     while True:
-        keeper: Checkpoints | None = None
+        checkpoints: Checkpoints | None = None
         try:
-            ready, population = _ready(experiment, place)
-            stand = (
-                _begin(experiment, ready, population, place)
+            ready, population = _ready(experiment, context)
+            resume_point = (
+                _begin(experiment, ready, population, context)
                 if done is None
-                else _restore(run, ready, population, place, done)
+                else _restore(run, ready, population, context, done)
             )
-            keeper = _checkpoints(run, experiment, ready, place, stand)
-            wanted = experiment.config.output.tensorboard and place.transport.rank == 0
+            checkpoints = _checkpoints(run, experiment, ready, context, resume_point)
+            wanted = experiment.config.output.tensorboard and context.transport.rank == 0
             with tensorboard.writing(run, wanted, observe) as watch:
-                rounds.run(ready, place.transport, keeper, stand.server, population, stand.done, watch, place.stop)
+                rounds.run(
+                    ready,
+                    context.transport,
+                    checkpoints,
+                    resume_point.server,
+                    population,
+                    resume_point.done,
+                    watch,
+                    context.stop,
+                )
             return
         except RankLost as loss:
-            done = _recover(run, place, keeper, loss)
+            done = _recover(run, context, checkpoints, loss)
         except BaseException:
-            if keeper is not None:
-                keeper.close()
+            if checkpoints is not None:
+                checkpoints.close()
             raise
 
 
-def despite_losses(transport: Transport, function: Callable[[], T]) -> T:
+def retry_after_rank_loss(transport: Transport, function: Callable[[], T]) -> T:
     """Return what the function returns; where a rank is lost in it, the others call it again."""
     while True:
         try:
@@ -115,14 +124,14 @@ def newest_fitting(run: Path, experiment: Experiment) -> int:
     return done
 
 
-def recorded(experiment: Experiment, place: Place) -> dict[str, Any]:
+def recorded(experiment: Experiment, context: RankContext) -> dict[str, Any]:
     """Return what a run depends on besides its configuration."""
     return {
         "data": experiment.federation.dataset.digest,
         "partition": experiment.federation.digest,
-        "device": torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else platform.machine(),
-        "ranks": place.transport.size,
-        "transport": place.transport.name,
+        "device": torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else platform.machine(),
+        "ranks": context.transport.size,
+        "transport": context.transport.name,
         "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
 
@@ -134,54 +143,54 @@ def number_from_root(transport: Transport, number: int) -> int:
     return int(buffer[0])
 
 
-def _ready(experiment: Experiment, place: Place) -> tuple[Setup, Population]:
-    transport = place.transport
-    ready = setup(experiment, replace(place.launch, rank=transport.rank, size=transport.size), place.slots)
-    hosted = ready.plan.hosted(transport.rank)
+def _ready(experiment: Experiment, context: RankContext) -> tuple[Setup, Population]:
+    transport = context.transport
+    ready = setup(experiment, replace(context.launch, rank=transport.rank, size=transport.size), context.slots)
+    hosted = ready.placement.hosted(transport.rank)
     kept = kept_reply(experiment.config)
     return ready, allocate(experiment.cohort, hosted, client_templates(experiment), kept)
 
 
-def _begin(experiment: Experiment, ready: Setup, population: Population, place: Place) -> _Stand:
-    rounds.fresh_population(ready, population, place.transport.rank)
-    server = ready.algorithm.init_server(ready.task) if place.transport.rank == 0 else {}
-    return _Stand(0, server, Layout.unwritten(experiment.cohort))
+def _begin(experiment: Experiment, ready: Setup, population: Population, context: RankContext) -> ResumePoint:
+    rounds.fresh_population(ready, population, context.transport.rank)
+    server = ready.algorithm.init_server(ready.task) if context.transport.rank == 0 else {}
+    return ResumePoint(0, server, Layout.unwritten(experiment.cohort))
 
 
-def _restore(run: Path, ready: Setup, population: Population, place: Place, done: int) -> _Stand:
+def _restore(run: Path, ready: Setup, population: Population, context: RankContext, done: int) -> ResumePoint:
     """Read the state after a round, and delete what is on disk of later ones."""
-    transport = place.transport
+    transport = context.transport
 
-    def fill() -> _Stand:
-        hosted = ready.plan.hosted(transport.rank)
+    def fill() -> ResumePoint:
+        hosted = ready.placement.hosted(transport.rank)
         for clients, arrays in run_folder.read_clients(run, done, hosted).values():
             population.put(clients, from_flat(arrays))
         server = from_flat(run_folder.read_server(run, done)) if transport.rank == 0 else {}
-        return _Stand(done, server, run_folder.read_layout(run, done))
+        return ResumePoint(done, server, run_folder.read_layout(run, done))
 
-    stand = together(transport, fill)
+    resume_point = all_or_none(transport, fill)
     if transport.rank == 0:
         run_folder.discard_after(run, done)
         metrics_file.restart(run, done)
     transport.barrier()
-    return stand
+    return resume_point
 
 
-def _recover(run: Path, place: Place, keeper: Checkpoints | None, loss: RankLost) -> int | None:
+def _recover(run: Path, context: RankContext, checkpoints: Checkpoints | None, loss: RankLost) -> int | None:
     """Go on without the ranks that were lost; return the newest round that is complete on disk, None without any."""
-    transport = place.transport
+    transport = context.transport
 
     def complete() -> int:
-        if keeper is not None:
-            keeper.settle(transport)
-        found = together(transport, lambda: _newest_or_none(run) if transport.rank == 0 else _NONE)
+        if checkpoints is not None:
+            checkpoints.settle(transport)
+        found = all_or_none(transport, lambda: _newest_or_none(run) if transport.rank == 0 else _NONE)
         return number_from_root(transport, found)
 
     peers = transport.peers
     gone = _drop(transport, loss)
-    done = despite_losses(transport, complete)
-    if keeper is not None:
-        keeper.close()
+    done = retry_after_rank_loss(transport, complete)
+    if checkpoints is not None:
+        checkpoints.close()
     if transport.rank == 0:
         _log.warning("%s died; %d ranks go on, from round %d", names(gone, peers), transport.size, max(done, 0))
         if done == _NONE:
@@ -202,22 +211,24 @@ def _newest_or_none(run: Path) -> int:
         return _NONE
 
 
-def _checkpoints(run: Path, experiment: Experiment, ready: Setup, place: Place, stand: _Stand) -> Checkpoints:
+def _checkpoints(
+    run: Path, experiment: Experiment, ready: Setup, context: RankContext, resume_point: ResumePoint
+) -> Checkpoints:
     fixed = saving.Fixed(
         run=run,
-        rank=place.transport.rank,
-        hosted=[ready.plan.hosted(rank) for rank in range(place.transport.size)],
+        rank=context.transport.rank,
+        hosted=[ready.placement.hosted(rank) for rank in range(context.transport.size)],
         cohort=experiment.cohort,
         templates=saving.templates(client_templates(experiment)),
         attributes={
             "config": dump(experiment.config.resolved()),
             **{
                 key: value if isinstance(value, str | int) else json.dumps(value)
-                for key, value in recorded(experiment, place).items()
+                for key, value in recorded(experiment, context).items()
             },
         },
         training=experiment.config.training,
         seed=experiment.config.seed,
         settings=experiment.config.checkpoint,
     )
-    return Checkpoints(fixed, stand.layout, stand.done)
+    return Checkpoints(fixed, resume_point.layout, resume_point.done)

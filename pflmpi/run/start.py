@@ -13,16 +13,23 @@ from pflmpi.config.sections import flat, override
 from pflmpi.config.yaml_file import dump, read
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.run.build import Experiment, prepare
-from pflmpi.run.execute import Place, carry_out, despite_losses, newest_fitting, number_from_root, recorded
+from pflmpi.run.execute import (
+    RankContext,
+    newest_fitting,
+    number_from_root,
+    recorded,
+    retry_after_rank_loss,
+    run_rounds,
+)
 from pflmpi.runtime import tensorboard
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.runtime.faults import together
+from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.progress import Observer
 from pflmpi.store import atomic, metrics_file, partition_file, run_folder
 from pflmpi.transports.base import Transport
 
 __all__ = [
-    "Place",
+    "RankContext",
     "allowed_changes",
     "continuing",
     "differences",
@@ -37,33 +44,33 @@ __all__ = [
 _PATH = 4096
 
 
-def start(config: Config, folder: Path, place: Place, observe: Observer) -> Path:
+def start(config: Config, folder: Path, context: RankContext, observe: Observer) -> Path:
     """Run an experiment in a new folder; return the folder.
 
     Raises:
-        Agreed: on every rank, when it cannot start on one of them.
+        CollectiveError: on every rank, when it cannot start on one of them.
         Stopped: on every rank, after a complete round, when one of them was asked to stop.
     """
-    return execute(_prepared(config, place), folder, place, observe)
+    return execute(_prepared(config, context), folder, context, observe)
 
 
-def execute(experiment: Experiment, folder: Path, place: Place, observe: Observer) -> Path:
+def execute(experiment: Experiment, folder: Path, context: RankContext, observe: Observer) -> Path:
     """Run a prepared experiment in a new folder; return the folder."""
-    run = together(place.transport, lambda: _create(folder, experiment, place))
-    run = Path(_from_root(place.transport, str(run)))
-    carry_out(experiment, run, place, None, observe)
+    run = all_or_none(context.transport, lambda: _create(folder, experiment, context))
+    run = Path(_from_root(context.transport, str(run)))
+    run_rounds(experiment, run, context, None, observe)
     return run
 
 
-def resume(config: Config, run: Path, place: Place, observe: Observer) -> Path:
+def resume(config: Config, run: Path, context: RankContext, observe: Observer) -> Path:
     """Continue a run from its newest good checkpoint; `config` is from `stored_config`."""
-    transport = place.transport
-    experiment = _prepared(config, place, run)
-    done = together(transport, lambda: newest_fitting(run, experiment) if transport.rank == 0 else 0)
+    transport = context.transport
+    experiment = _prepared(config, context, run)
+    done = all_or_none(transport, lambda: newest_fitting(run, experiment) if transport.rank == 0 else 0)
     done = number_from_root(transport, done)
     if transport.rank == 0:
-        _write_config(run, experiment, place)
-    carry_out(experiment, run, place, done, observe)
+        _write_config(run, experiment, context)
+    run_rounds(experiment, run, context, done, observe)
     return run
 
 
@@ -72,15 +79,15 @@ def reopened(run: Path, overrides: Sequence[str], device: torch.device) -> Exper
     return _same_data(prepare(stored_config(run, overrides), device), run)
 
 
-def start_or_resume(config: Config, run: Path, place: Place, observe: Observer) -> Path:
+def start_or_resume(config: Config, run: Path, context: RankContext, observe: Observer) -> Path:
     """Continue the run in a folder with this configuration; start it if nothing is there to continue from."""
-    transport = place.transport
-    there = together(transport, lambda: int(bool(run_folder.rounds(run))) if transport.rank == 0 else 0)
+    transport = context.transport
+    there = all_or_none(transport, lambda: int(bool(run_folder.rounds(run))) if transport.rank == 0 else 0)
     if number_from_root(transport, there):
-        return resume(together(transport, lambda: continuing(run, config)), run, place, observe)
+        return resume(all_or_none(transport, lambda: continuing(run, config)), run, context, observe)
     if transport.rank == 0:
         (run / "config.yaml").unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
-    return start(config, run, place, observe)
+    return start(config, run, context, observe)
 
 
 def continuing(run: Path, config: Config) -> Config:
@@ -134,30 +141,30 @@ def refuse(run: Path, different: Mapping[str, tuple[Any, Any]]) -> None:
         )
 
 
-def _prepared(config: Config, place: Place, run: Path | None = None) -> Experiment:
+def _prepared(config: Config, context: RankContext, run: Path | None = None) -> Experiment:
     """Return the experiment, on the data that the run to be continued was made with."""
 
     def make() -> Experiment:
-        if config.output.tensorboard and place.transport.rank == 0:
+        if config.output.tensorboard and context.transport.rank == 0:
             tensorboard.check_installed()
-        experiment = prepare(config, place.device)
+        experiment = prepare(config, context.device)
         return experiment if run is None else _same_data(experiment, run)
 
-    return despite_losses(place.transport, lambda: together(place.transport, make))
+    return retry_after_rank_loss(context.transport, lambda: all_or_none(context.transport, make))
 
 
-def _write_config(run: Path, experiment: Experiment, place: Place) -> None:
+def _write_config(run: Path, experiment: Experiment, context: RankContext) -> None:
     """Write what the run is: who holds how many samples of which class, and, last, its configuration."""
     federation = experiment.federation
     partition_file.write(run, partition_file.Counts(federation.class_counts, federation.test_class_counts))
-    content = dump({**experiment.config.resolved(), "recorded": recorded(experiment, place)})
+    content = dump({**experiment.config.resolved(), "recorded": recorded(experiment, context)})
     with atomic.replacing(run / "config.yaml") as descriptor:
         atomic.write_at(descriptor, content.encode(), 0)
 
 
-def _create(folder: Path, experiment: Experiment, place: Place) -> Path:
+def _create(folder: Path, experiment: Experiment, context: RankContext) -> Path:
     """Make the folder of a new run, on rank 0; a folder that holds a run is refused."""
-    if place.transport.rank != 0:
+    if context.transport.rank != 0:
         return folder
     if (folder / "config.yaml").exists():
         raise ConfigError(
@@ -165,7 +172,7 @@ def _create(folder: Path, experiment: Experiment, place: Place) -> Path:
         )
     try:
         (folder / "shards").mkdir(parents=True, exist_ok=True)
-        _write_config(folder, experiment, place)
+        _write_config(folder, experiment, context)
         metrics_file.restart(folder, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}; choose another --out") from error

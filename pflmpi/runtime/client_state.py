@@ -52,32 +52,32 @@ class Population:
     cohort: np.ndarray
     kept_reply: tuple[str, ...]
 
-    def _rows(self, unit: np.ndarray) -> Rows:
-        return self.cohorts[int(self.cohort[unit[0]])]
+    def _rows(self, group: np.ndarray) -> Rows:
+        return self.cohorts[int(self.cohort[group[0]])]
 
-    def get(self, unit: np.ndarray) -> Tree:
-        """Return a copy of the algorithm's state [m, ...] of the clients of a unit."""
-        rows = self._rows(unit)
+    def get(self, group: np.ndarray) -> Tree:
+        """Return a copy of the algorithm's state [m, ...] of the clients of a group."""
+        rows = self._rows(group)
         mine: Tree = {name: value for name, value in rows.rows.items() if name != RECEIVED}
-        return Rows(rows.clients, mine).get(unit)
+        return Rows(rows.clients, mine).get(group)
 
-    def put(self, unit: np.ndarray, state: Tree) -> None:
-        """Overwrite the state of the clients of a unit."""
-        rows = self._rows(unit)
-        positions = rows.positions(unit)
+    def put(self, group: np.ndarray, state: Tree) -> None:
+        """Overwrite the state of the clients of a group."""
+        rows = self._rows(group)
+        positions = rows.positions(group)
         target: Tree = {name: rows.rows[name] for name in state}
         tree.map(lambda leaf, new: leaf.index_copy_(0, positions, new), target, state)
 
-    def keep_reply(self, unit: np.ndarray, reply: Reply) -> None:
-        """Remember the reply as the last that the clients of a unit received."""
+    def keep_reply(self, group: np.ndarray, reply: Reply) -> None:
+        """Remember the reply as the last that the clients of a group received."""
         if self.kept_reply:
-            self.put(unit, {RECEIVED: {**reply.for_clients(unit, self.kept_reply)}})
+            self.put(group, {RECEIVED: {**reply.for_clients(group, self.kept_reply)}})
 
-    def received(self, unit: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
-        """Return the named messages [m, ...], those that the clients of a unit are tested with."""
+    def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
+        """Return the named messages [m, ...], those that the clients of a group are tested with."""
         if not self.kept_reply:
-            return reply.for_clients(unit, names)
-        kept = self._rows(unit).get(unit)[RECEIVED]
+            return reply.for_clients(group, names)
+        kept = self._rows(group).get(group)[RECEIVED]
         assert isinstance(kept, dict)
         return kept  # type: ignore[return-value]
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.messages.downlink import Reply
-from pflmpi.messages.groups import Unit
+from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.executor import Workplace
-from pflmpi.runtime.placement import Plan
+from pflmpi.runtime.executor import Executor
+from pflmpi.runtime.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,19 @@ class Scores:
         return float(np.nanstd(self.accuracy)) if self.total.any() else float("nan")
 
 
-def assign(plan: Plan, num_test: np.ndarray, changed: np.ndarray) -> list[list[Unit]]:
-    """Return the units that each rank has to test: those of clients whose personal model may have changed."""
-    return plan.assign(changed, work=num_test.astype(np.float64))
+def assign(placement: Placement, num_test: np.ndarray, changed: np.ndarray) -> list[list[ClientGroup]]:
+    """Return the groups that each rank has to test: those of clients whose personal model may have changed."""
+    return placement.assign(changed, work=num_test.astype(np.float64))
 
 
-def evaluate(place: Workplace, population: Population, reply: Reply, units: list[Unit], round: int) -> np.ndarray:
-    """Return the number right for the clients of the given units, in the order of `clients_of(units)`."""
+def evaluate(
+    executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int
+) -> np.ndarray:
+    """Return the number right for the clients of the given groups, in the order of `clients_of(groups)`."""
     found: dict[int, int] = {}
-    for unit in units:
+    for group in groups:
         # Only what prediction reads: a client that was absent has not received anything else.
-        received = population.received(unit, reply, place.algorithm.predicts_with)
-        correct = place.evaluate(unit, population.get(unit), received, round)
-        found.update(zip(unit.tolist(), correct.tolist(), strict=True))
+        received = population.received(group, reply, executor.algorithm.predicts_with)
+        correct = executor.evaluate(group, population.get(group), received, round)
+        found.update(zip(group.tolist(), correct.tolist(), strict=True))
     return np.array([found[client] for client in sorted(found)], np.int64)

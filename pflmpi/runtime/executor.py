@@ -1,4 +1,4 @@
-"""How a rank computes its units: client by client (`loop`) or many in one vmapped call (`lanes`)."""
+"""How a rank computes its groups: client by client (`loop`) or many in one vmapped call (`lanes`)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from pflmpi.tree import Tree
 
 
 @dataclass(frozen=True)
-class Workplace(ABC):
+class Executor(ABC):
     """What a rank needs to compute clients; the subclasses say how it computes them.
 
     Attributes:
@@ -43,7 +43,7 @@ class Workplace(ABC):
 
     @abstractmethod
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
-        """Return new states and uplinks with a leading client axis, for the clients of one unit.
+        """Return new states and uplinks with a leading client axis, for the clients of one group.
 
         Args:
             clients: [m] ids, of one cohort.
@@ -57,19 +57,19 @@ class Workplace(ABC):
         """Return [m] int64: how many test samples each client's personal model gets right."""
 
     def task(self, clients: np.ndarray) -> Task:
-        """Return the task of a unit."""
+        """Return the task of a group."""
         return self.tasks[int(self.cohort[clients[0]])]
 
     @abstractmethod
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
-        """Return the introductions, with a leading client axis, of the clients of one unit; see `update`."""
+        """Return the introductions, with a leading client axis, of the clients of one group; see `update`."""
 
     def passes(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
-        """Return the passes that the clients of a unit train with."""
+        """Return the passes that the clients of a group train with."""
         return dict(self.algorithm.passes(self.task(clients), round))
 
     def passes_to_adapt(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
-        """Return the passes that the clients of a unit adapt with."""
+        """Return the passes that the clients of a group adapt with."""
         return {name: one for name, one in self.passes(clients, round).items() if name in self.algorithm.adapts_with}
 
     def order(self, client: int, round: int, name: str, length: Pass) -> list[np.ndarray]:
@@ -98,7 +98,7 @@ class Workplace(ABC):
         return type(self.algorithm).adapt is not Algorithm.adapt
 
 
-class Loop(Workplace):
+class Loop(Executor):
     """Client by client."""
 
     def _data(self, client: int, round: int, passes: Mapping[str, Pass]) -> ClientData:
@@ -154,8 +154,8 @@ class Loop(Workplace):
         return correct
 
 
-class Lanes(Workplace):
-    """All clients of a unit in one vmapped call; shorter lanes are padded and masked."""
+class Lanes(Executor):
+    """All clients of a group in one vmapped call; shorter lanes are padded and masked."""
 
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
         passes = self.passes(clients, round)
@@ -225,7 +225,7 @@ class Lanes(Workplace):
 
 _TRAIN = "/train"  # no pass has a slash in its name
 
-EXECUTORS: dict[str, type[Workplace]] = {"loop": Loop, "lanes": Lanes}
+EXECUTORS: dict[str, type[Executor]] = {"loop": Loop, "lanes": Lanes}
 
 
 def _to_host(messages: Messages) -> Messages:

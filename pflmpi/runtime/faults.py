@@ -1,4 +1,4 @@
-"""What ranks do together when something is wrong: agree on it, show the first cause once, stop."""
+"""What ranks do all_or_none when something is wrong: agree on it, show the first cause once, stop."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,7 +12,7 @@ T = TypeVar("T")
 _TEXT = 4096  # bytes of an error text that travel
 
 
-class Agreed(Exception):
+class CollectiveError(Exception):
     """All ranks know that the run cannot start; `error` is the first rank's and complete on rank 0."""
 
     def __init__(self, error: PflmpiError) -> None:
@@ -20,10 +20,10 @@ class Agreed(Exception):
         self.error = error
 
 
-def together(transport: Transport, function: Callable[[], T]) -> T:
+def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
     """Return what the function returns here, once it has succeeded on every rank.
 
-    If it raises a `PflmpiError` on any rank, `Agreed` is raised on all of them, with the lowest rank's error.
+    If it raises a `PflmpiError` on any rank, `CollectiveError` is raised on all of them, with the lowest rank's error.
     Anything else that it raises is a defect of ours and ends the run at once.
     """
     result, failure = None, None
@@ -41,7 +41,7 @@ def together(transport: Transport, function: Callable[[], T]) -> T:
     texts = transport.gather(mine, [_TEXT] * transport.size)
     kind = UserError if codes[0] == UserError.exit_code else RunError
     if texts is None:
-        raise Agreed(kind("another rank could not start"))
+        raise CollectiveError(kind("another rank could not start"))
     found = [(rank, bytes(text).rstrip(b"\0").decode(errors="replace")) for rank, text in enumerate(texts)]
     first, cause = next((rank, text) for rank, text in found if text)
-    raise Agreed(kind(cause if first == 0 else f"rank {first}: {cause}")) from failure
+    raise CollectiveError(kind(cause if first == 0 else f"rank {first}: {cause}")) from failure

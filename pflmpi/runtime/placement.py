@@ -1,36 +1,36 @@
-"""Who computes what, where: units of work (cut by client) and their ranks. Results never depend on it."""
+"""Who computes what, where: groups of work (cut by client) and their ranks. Results never depend on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.messages.groups import Unit
+from pflmpi.messages.groups import ClientGroup
 
 
 @dataclass(frozen=True)
-class Plan:
+class Placement:
     """Where clients live.
 
     Attributes:
         ranks: number of ranks.
-        units: the lanes: groups of clients of one cohort that a rank computes together.
+        groups: the lanes: groups of clients of one cohort that a rank computes together.
         home: [N] the rank of each client, or None when clients keep nothing and may be computed anywhere.
         hosts: the ranks that compute.
         work: [N] the relative cost of one round of training.
     """
 
     ranks: int
-    units: tuple[Unit, ...]
+    groups: tuple[ClientGroup, ...]
     home: np.ndarray | None
     hosts: tuple[int, ...]
     work: np.ndarray
 
-    def assign(self, clients: np.ndarray, work: np.ndarray | None = None) -> list[list[Unit]]:
-        """Return the units of each rank, restricted to the given clients."""
+    def assign(self, clients: np.ndarray, work: np.ndarray | None = None) -> list[list[ClientGroup]]:
+        """Return the groups of each rank, restricted to the given clients."""
         work = self.work if work is None else work
-        parts = [part for part in (unit[np.isin(unit, clients)] for unit in self.units) if len(part)]
-        ranks: list[list[Unit]] = [[] for _ in range(self.ranks)]
+        parts = [part for part in (group[np.isin(group, clients)] for group in self.groups) if len(part)]
+        ranks: list[list[ClientGroup]] = [[] for _ in range(self.ranks)]
         if self.home is not None:
             for part in parts:
                 ranks[self.home[part[0]]].append(part)
@@ -49,8 +49,8 @@ class Plan:
         return np.flatnonzero(self.home == rank).astype(np.int64)
 
 
-def cut_units(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Unit, ...]:
-    """Return units of at most `lanes` clients of one cohort, clients of like length together.
+def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[ClientGroup, ...]:
+    """Return groups of at most `lanes` clients of one cohort, clients of like length together.
 
     The cut depends on the clients alone, never on ranks: the lanes of a call decide its bits.
 
@@ -59,34 +59,34 @@ def cut_units(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Unit, 
         steps: [N] local steps per round; a call lasts as long as its longest lane.
         lanes: L.
     """
-    units = []
+    groups = []
     for which in np.unique(cohort):
         members = np.flatnonzero(cohort == which)
         members = members[np.argsort(steps[members], kind="stable")]
         count = -(-len(members) // lanes)
-        units += [np.sort(chunk).astype(np.int64) for chunk in np.array_split(members, count)]
-    return tuple(units)
+        groups += [np.sort(chunk).astype(np.int64) for chunk in np.array_split(members, count)]
+    return tuple(groups)
 
 
-def place(units: Sequence[Unit], work: np.ndarray, hosts: Sequence[int]) -> np.ndarray:
+def place_clients(groups: Sequence[ClientGroup], work: np.ndarray, hosts: Sequence[int]) -> np.ndarray:
     """Return the home rank [N] of every client, so that each round's slowest rank has the least to do.
 
     Who takes part in which round is known from the seed, so the placement can look at all of it.
 
     Args:
-        units: the units; one stays together.
+        groups: the groups; one stays together.
         work: [T, N] cost of each client in each round.
         hosts: ranks to spread over.
     """
     home = np.full(work.shape[1], -1, np.int64)
     load = np.zeros((len(hosts), len(work)))
-    for unit in sorted(units, key=lambda unit: (-work[:, unit].sum(), unit[0])):
-        cost = work[:, unit].sum(1)
+    for group in sorted(groups, key=lambda group: (-work[:, group].sum(), group[0])):
+        cost = work[:, group].sum(1)
         slowest = load.max(0)
         added = np.maximum(load + cost - slowest, 0).sum(1)  # [hosts], how much longer all rounds together get
         best = min(range(len(hosts)), key=lambda i: (added[i], load[i].sum(), i))
         load[best] += cost
-        home[unit] = hosts[best]
+        home[group] = hosts[best]
     return home
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.messages.groups import Unit, clients_of
+from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.transports.base import Transport
 
 _HEAD = 2  # int64: microseconds of work, newest checkpoint whose shard is on disk
 
 
 @dataclass(frozen=True)
-class News:
+class RoundReport:
     """What rank 0 learns: number right of the tested clients (ascending ids), the slowest rank, finished shards."""
 
     correct: np.ndarray
@@ -20,24 +20,24 @@ class News:
 
 
 def gather(
-    transport: Transport, testing: list[list[Unit]], right: np.ndarray, busy: float, shards_done: int
-) -> News | None:
+    transport: Transport, testing: list[list[ClientGroup]], right: np.ndarray, busy: float, shards_done: int
+) -> RoundReport | None:
     """Collect the news of all ranks on rank 0; None elsewhere.
 
     Args:
-        testing: the units tested by each rank.
+        testing: the groups tested by each rank.
         right: number right for the clients tested here, ascending ids.
         busy: seconds that this rank computed.
         shards_done: newest round whose shard this rank has written.
     """
-    clients = [clients_of(units) for units in testing]
+    clients = [clients_of(groups) for groups in testing]
     part = np.concatenate([[int(busy * 1e6), shards_done], right]).astype(np.int64)
     parts = transport.gather(part.view(np.uint8), [8 * (_HEAD + len(ids)) for ids in clients])
     if parts is None:
         return None
     values = [buffer.view(np.int64) for buffer in parts]
     order = np.argsort(np.concatenate(clients), kind="stable")
-    return News(
+    return RoundReport(
         correct=np.concatenate([value[_HEAD:] for value in values])[order],
         busiest=max(int(value[0]) for value in values) / 1e6,
         shards_done=min(int(value[1]) for value in values),

@@ -11,7 +11,7 @@ from pflmpi.errors import Stopped
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import Reply, send_down
-from pflmpi.messages.groups import Unit
+from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime import evaluation, report
@@ -19,8 +19,8 @@ from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT, CheckpointConfig, EvaluationConfig
 from pflmpi.runtime.evaluation import Scores
-from pflmpi.runtime.executor import Workplace
-from pflmpi.runtime.placement import Plan
+from pflmpi.runtime.executor import Executor
+from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports.base import Transport
@@ -36,8 +36,8 @@ class Setup:
 
     algorithm: Algorithm
     task: Task  # the server's, on the host
-    place: Workplace
-    plan: Plan
+    executor: Executor
+    placement: Placement
     declared: Declared
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
@@ -59,7 +59,7 @@ def run(
 
     Args:
         server: the server's state after round `done`; rank 0 only, `{}` elsewhere.
-        population: the clients that live here, after round `done`; changed in place.
+        population: the clients that live here, after round `done`; changed in executor.
         observe: called on rank 0 after every round.
         stop: whether this rank has a reason to stop.
 
@@ -76,13 +76,13 @@ def run(
         server = _introduce(setup, transport, server, population)
     reply = _send(setup, transport, server, _receivers(setup, done))
     if done == 0:
-        for unit in setup.plan.assign(np.arange(n))[transport.rank] if population.kept_reply else ():
-            population.keep_reply(unit, reply)
+        for group in setup.placement.assign(np.arange(n))[transport.rank] if population.kept_reply else ():
+            population.keep_reply(group, reply)
         checkpoints.start(server, population)
     for round in range(done + 1, training.rounds + 1):
         began = time.perf_counter()
         participants = training.participants(setup.task.seed, round, n)
-        assigned = setup.plan.assign(participants)
+        assigned = setup.placement.assign(participants)
         ups = _update(setup, population, reply, assigned[transport.rank], round)
         computed = time.perf_counter()
         up = send_up(transport, setup.declared, ups, assigned, round)
@@ -90,15 +90,15 @@ def run(
         if up is not None:
             server = setup.algorithm.server_update(setup.task, server, up, Round(round, participants, setup.task.seed))
         reply = _send(setup, transport, server, _receivers(setup, round))
-        for unit in assigned[transport.rank]:
-            population.keep_reply(unit, reply)
+        for group in assigned[transport.rank]:
+            population.keep_reply(group, reply)
         exchanged = time.perf_counter()
 
         changed[participants] = True
         due = round % setup.evaluation.every == 0 or round == training.rounds
         tested = _to_test(setup, changed) if due else np.empty(0, np.int64)
-        testing = evaluation.assign(setup.plan, setup.num_test, tested)
-        right = evaluation.evaluate(setup.place, population, reply, testing[transport.rank], round)
+        testing = evaluation.assign(setup.placement, setup.num_test, tested)
+        right = evaluation.evaluate(setup.executor, population, reply, testing[transport.rank], round)
         evaluated = time.perf_counter()
 
         busy = (computed - began) + (evaluated - exchanged)
@@ -144,20 +144,20 @@ def _stopping(setup: Setup, transport: Transport, stop: Stop, round: int, second
 
 
 def _update(
-    setup: Setup, population: Population, reply: Reply, units: list[Unit], round: int
-) -> list[tuple[Unit, Messages]]:
+    setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int
+) -> list[tuple[ClientGroup, Messages]]:
     ups = []
-    for unit in units:
-        states, up = setup.place.update(unit, population.get(unit), reply.for_clients(unit), round)
-        population.put(unit, states)
-        ups.append((unit, up))
+    for group in groups:
+        states, up = setup.executor.update(group, population.get(group), reply.for_clients(group), round)
+        population.put(group, states)
+        ups.append((group, up))
     return ups
 
 
 def _introduce(setup: Setup, transport: Transport, server: Tree, population: Population) -> Tree:
     everyone = np.arange(setup.task.num_clients)
-    assigned = setup.plan.assign(everyone)
-    ups = [(unit, setup.place.introduce(unit, population.get(unit))) for unit in assigned[transport.rank]]
+    assigned = setup.placement.assign(everyone)
+    ups = [(group, setup.executor.introduce(group, population.get(group))) for group in assigned[transport.rank]]
     up = send_up(transport, setup.declared, ups, assigned, 0)
     if up is None:
         return server
@@ -182,13 +182,13 @@ def _send(setup: Setup, transport: Transport, server: Tree, receivers: np.ndarra
     published = None
     if transport.rank == 0:
         published = setup.algorithm.publish(setup.task, server, receivers)
-    return send_down(transport, setup.declared, published, setup.plan.assign(receivers))
+    return send_down(transport, setup.declared, published, setup.placement.assign(receivers))
 
 
 def _to_test(setup: Setup, changed: np.ndarray) -> np.ndarray:
     """Return the clients whose personal model may differ from the one tested last."""
     by_state = not setup.algorithm.predicts_with or setup.evaluation.absent == "last_received"
-    if by_state and not setup.place.adapts:
+    if by_state and not setup.executor.adapts:
         return np.flatnonzero(changed)
     return np.arange(len(changed))
 
@@ -206,8 +206,8 @@ def _count(setup: Setup, transport: Transport, participants: np.ndarray, round: 
 
 def fresh_population(setup: Setup, population: Population, rank: int) -> None:
     """Fill the rows of the clients that live on a rank with their initial state."""
-    for unit in setup.plan.assign(setup.plan.hosted(rank))[rank]:
-        for client in unit:
-            task = setup.place.tasks[setup.place.cohort[client]]
+    for group in setup.placement.assign(setup.placement.hosted(rank))[rank]:
+        for client in group:
+            task = setup.executor.tasks[setup.executor.cohort[client]]
             state = setup.algorithm.init_client(task.replace(device=HOST), int(client))
             population.put(np.array([client]), tree.map(lambda leaf: leaf.unsqueeze(0), state))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.store import image
+from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import Group
 from pflmpi.store.names import cohort_name, shard_name
 
@@ -89,12 +89,12 @@ class Layout:
 
 def put(group: Group, layout: Layout) -> None:
     """Store a layout."""
-    image.put(group, "file", layout.file)
-    image.put(group, "row", layout.row)
-    image.put(group, "files", np.array([name.encode() for name in layout.files], "S" if layout.files else "S1"))
+    checked_hdf5.put(group, "file", layout.file)
+    checked_hdf5.put(group, "row", layout.row)
+    checked_hdf5.put(group, "files", np.array([name.encode() for name in layout.files], "S" if layout.files else "S1"))
     cohorts = group.create_group("cohorts")
     for name in sorted(layout.cohorts):
-        image.put(cohorts, name, layout.cohorts[name])
+        checked_hdf5.put(cohorts, name, layout.cohorts[name])
 
 
 def get(group: Group) -> Layout:
@@ -103,9 +103,9 @@ def get(group: Group) -> Layout:
     Raises:
         CheckpointError: it is damaged.
     """
-    files = tuple(name.decode() for name in image.get(group, "files").tolist())
-    cohorts = {name: image.get(group["cohorts"], name) for name in sorted(group["cohorts"])}
-    return Layout(cohorts, image.get(group, "file"), image.get(group, "row"), files)
+    files = tuple(name.decode() for name in checked_hdf5.get(group, "files").tolist())
+    cohorts = {name: checked_hdf5.get(group["cohorts"], name) for name in sorted(group["cohorts"])}
+    return Layout(cohorts, checked_hdf5.get(group, "file"), checked_hdf5.get(group, "row"), files)
 
 
 def _cohorts(cohort_of: np.ndarray) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import image
+from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import File
 
 _NAME = re.compile(r"probe_(\d{5,})\.h5")
@@ -69,10 +69,10 @@ def write(run: Path, probe: Probe) -> None:
         for place, (name, layer) in enumerate(probe.layers.items()):
             group = file.create_group(f"layers/{place:03d}")
             group.attrs["name"] = name
-            image.put(group, "client", layer.clients)
-            image.put(group, "cka", layer.cka)
+            checked_hdf5.put(group, "client", layer.clients)
+            checked_hdf5.put(group, "cka", layer.cka)
 
-    image.write(path(run, probe.round), fill)
+    checked_hdf5.write(path(run, probe.round), fill)
 
 
 def read(run: Path, round: int) -> Probe:
@@ -81,11 +81,11 @@ def read(run: Path, round: int) -> Probe:
     Raises:
         CheckpointError: it is missing, damaged or of a newer format.
     """
-    if problem := image.damage(path(run, round)):
+    if problem := checked_hdf5.damage(path(run, round)):
         raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")
-    with image.reading(path(run, round)) as file:
+    with checked_hdf5.reading(path(run, round)) as file:
         layers = {
-            str(group.attrs["name"]): Alike(image.get(group, "client"), image.get(group, "cka"))
+            str(group.attrs["name"]): Alike(checked_hdf5.get(group, "client"), checked_hdf5.get(group, "cka"))
             for _, group in sorted(file["layers"].items())
         }
         return Probe(int(file.attrs["round"]), int(file.attrs["samples"]), layers)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import image, shard
+from pflmpi.store import checked_hdf5, shard
 from pflmpi.store import layout as layouts
 from pflmpi.store.hdf5 import Group
 from pflmpi.store.layout import Layout
@@ -34,24 +34,24 @@ def read_bytes(run: Path, round: int) -> Arrays:
 
 def read_layout(run: Path, round: int) -> Layout:
     """Return where the row of each client is."""
-    with image.reading(round_path(run, round)) as file:
+    with checked_hdf5.reading(round_path(run, round)) as file:
         return layouts.get(file["layout"])
 
 
 def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
     """Return, for each cohort that keeps anything, path -> (shape, dtype) of what one of its clients keeps."""
-    with image.reading(round_path(run, round)) as file:
+    with checked_hdf5.reading(round_path(run, round)) as file:
         clients: Group = file["clients"]
         cohorts = sorted(file["layout"]["cohorts"])
         groups = {cohorts[0]: clients} if len(cohorts) == 1 else {name: clients[name] for name in sorted(clients)}
         return {
             cohort: {
                 path: (tuple(group[path].shape[1:]), group[path].dtype)
-                for path in image.names(group)
+                for path in checked_hdf5.names(group)
                 if len(cohorts) == 1 or path != "client"
             }
             for cohort, group in groups.items()
-            if image.names(group)
+            if checked_hdf5.names(group)
         }
 
 
@@ -72,7 +72,7 @@ def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.nda
 
 def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
     """Return what the round file says about itself and the run."""
-    with image.reading(round_path(run, round)) as file:
+    with checked_hdf5.reading(round_path(run, round)) as file:
         values = {name: file.attrs[name] for name in sorted(file.attrs)}
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
@@ -116,9 +116,9 @@ def rows_of(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
 
 
 def _section(run: Path, round: int, section: str) -> Arrays:
-    with image.reading(round_path(run, round)) as file:
+    with checked_hdf5.reading(round_path(run, round)) as file:
         group: Group = file[section]
-        return {path: image.get(group, path) for path in image.names(group)}
+        return {path: checked_hdf5.get(group, path) for path in checked_hdf5.names(group)}
 
 
 def _check_alike(path: Path, rows: Arrays, others: Arrays) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflmpi.store import image
+from pflmpi.store import checked_hdf5
 from pflmpi.store import layout as layouts
 from pflmpi.store.hdf5 import File, Group, h5py
 from pflmpi.store.layout import Layout
@@ -52,18 +52,18 @@ def write_round(
         for section, arrays in (("server", server), ("metrics", metrics), ("bytes", bytes)):
             group = file.create_group(section)
             for path in sorted(arrays):
-                image.put(group, path, arrays[path])
+                checked_hdf5.put(group, path, arrays[path])
         layouts.put(file.create_group("layout"), layout)
         clients = file.create_group("clients")
         for cohort in keeping:
             group = clients if len(layout.cohorts) == 1 else clients.create_group(cohort)
             if group is not clients:
                 assert "client" not in templates[cohort], "a leaf may not be called client: the ids are stored there"
-                image.put(group, "client", layout.cohorts[cohort])
+                checked_hdf5.put(group, "client", layout.cohorts[cohort])
             for path, (shape, dtype) in sorted(templates[cohort].items()):
                 _join(group, path, shape, dtype, cohort, layout)
 
-    image.write(round_path(run, round), fill)
+    checked_hdf5.write(round_path(run, round), fill)
 
 
 def _join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, cohort: str, layout: Layout) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import image
+from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import Dataset, File
 from pflmpi.store.names import shard_name, shard_path
 
@@ -40,13 +40,13 @@ def write_shard(path: Path, rows: ClientRows) -> None:
         for cohort, (clients, leaves) in sorted(rows.items()):
             group = file.create_group(cohort)
             ids = clients.astype(np.int64)
-            image.put(group, "client", ids)
-            image.put(group, "row_crc32", _row_checksums(ids, leaves))
+            checked_hdf5.put(group, "client", ids)
+            checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves))
             stored = group.create_group("rows")
             for leaf in sorted(leaves):
-                image.put(stored, leaf, leaves[leaf])
+                checked_hdf5.put(stored, leaf, leaves[leaf])
 
-    image.write(path, fill)
+    checked_hdf5.write(path, fill)
 
 
 def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> Arrays:
@@ -61,14 +61,14 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
     Raises:
         CheckpointError: the file is missing or damaged, or has other clients in these rows.
     """
-    with image.reading(path) as file:
+    with checked_hdf5.reading(path) as file:
         group = file[cohort]
         expected = group["row_crc32"][()]
         if len(rows) and rows[-1] >= len(expected):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         runs = consecutive(rows)
         stored = group["rows"]
-        leaves = {leaf: _take(stored[leaf], rows, runs) for leaf in image.names(stored)}
+        leaves = {leaf: _take(stored[leaf], rows, runs) for leaf in checked_hdf5.names(stored)}
     wrong = clients[_row_checksums(clients, leaves) != expected[rows]]
     if len(wrong):
         raise CheckpointError(f"{path} is damaged: the rows of {len(wrong)} clients, the first is client {wrong[0]}")
@@ -86,12 +86,12 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
     Raises:
         CheckpointError: the file is missing, cut short or damaged, or has not these rows.
     """
-    if problem := image.cut_short(path):
+    if problem := checked_hdf5.cut_short(path):
         raise CheckpointError(problem)
-    with image.reading(path) as file:
+    with checked_hdf5.reading(path) as file:
         stored = file[cohort]["rows"]
         if len(rows) == len(stored[leaf]):
-            return image.get(stored, leaf)
+            return checked_hdf5.get(stored, leaf)
         if len(rows) and rows[-1] >= len(stored[leaf]):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         return _take(stored[leaf], rows, consecutive(rows))
@@ -100,8 +100,8 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
 def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:
     """Return why a shard does not have the given clients [m] in the given rows [m], or None."""
     try:
-        with image.reading(path) as file:
-            ids = image.get(file, f"{cohort}/client")
+        with checked_hdf5.reading(path) as file:
+            ids = checked_hdf5.get(file, f"{cohort}/client")
     except CheckpointError as error:
         return str(error)
     if len(rows) and (rows.max() >= len(ids) or not np.array_equal(ids[rows], clients)):

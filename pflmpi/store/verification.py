@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import image
+from pflmpi.store import checked_hdf5
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, rounds
 from pflmpi.store.reading import read_layout
@@ -13,7 +13,7 @@ from pflmpi.store.shard import rows_problem
 def verify(run: Path, round: int) -> list[str]:
     """Return what is wrong with a round, one line each; empty when it is good. Every byte of it is read."""
     path = round_path(run, round)
-    if problem := image.damage(path):
+    if problem := checked_hdf5.damage(path):
         return [problem]
     try:
         layout = read_layout(run, round)
@@ -50,7 +50,7 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
 
 
 def _shard_problems(run: Path, layout: Layout) -> list[str]:
-    bad = {name: problem for name in layout.files if (problem := image.damage(run / name))}
+    bad = {name: problem for name in layout.files if (problem := checked_hdf5.damage(run / name))}
     for cohort in sorted(layout.cohorts):
         for name, clients in layout.shards(cohort):
             if name not in bad and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):

@@ -16,7 +16,7 @@ _INSTALL_MPI = (
 
 
 def open_transport(
-    name: Name, launch: Launch, timeout: float, backend: str = "gloo", device: str = "cpu", lasting: bool = False
+    name: Name, launch: Launch, timeout: float, backend: str = "gloo", device: str = "cpu", fault_tolerant: bool = False
 ) -> Transport:
     """Return the transport that is asked for, connected to all other ranks.
 
@@ -26,7 +26,7 @@ def open_transport(
         timeout: seconds that a call waits for the other ranks.
         backend: "gloo" or "nccl", for torch.
         device: the device of this rank, for nccl.
-        lasting: the others go on when a rank dies.
+        fault_tolerant: the others go on when a rank dies.
 
     Raises:
         ConfigError: the transport does not fit how the run was started, or a library is missing.
@@ -34,8 +34,8 @@ def open_transport(
     """
     if name == "auto":
         name = _fitting(launch)
-    if lasting:
-        refuse_unless_lasting(name, launch)
+    if fault_tolerant:
+        refuse_unless_fault_tolerant(name, launch)
     if name == "inprocess":
         if launch.size > 1:
             raise ConfigError(
@@ -44,13 +44,13 @@ def open_transport(
             )
         return InProcessTransport()
     if name == "mpi":
-        return _open_mpi(launch, timeout, lasting)
+        return _open_mpi(launch, timeout, fault_tolerant)
     return _open_torch(launch, timeout, backend, device)
 
 
-def refuse_unless_lasting(name: Name, launch: Launch) -> None:
+def refuse_unless_fault_tolerant(name: Name, launch: Launch) -> None:
     """Refuse `faults: continue` where ranks cannot go on when one dies."""
-    if name not in ("auto", "mpi") or launch.kind != "mpi" or not launch.lasting:
+    if name not in ("auto", "mpi") or launch.kind != "mpi" or not launch.fault_tolerant:
         raise ConfigError(
             f"runtime.faults = 'continue', but {_launcher(launch)} has started this, without what ranks need to go on "
             "when one dies; start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt), or use "
@@ -68,7 +68,7 @@ def _launcher(launch: Launch) -> str:
     return {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}[launch.kind]
 
 
-def _open_mpi(launch: Launch, timeout: float, lasting: bool) -> Transport:
+def _open_mpi(launch: Launch, timeout: float, fault_tolerant: bool) -> Transport:
     if launch.kind == "torchrun" and launch.size > 1:
         raise ConfigError(
             f"runtime.transport = 'mpi', but torchrun has started {launch.size} ranks, which MPI cannot connect; "
@@ -86,12 +86,12 @@ def _open_mpi(launch: Launch, timeout: float, lasting: bool) -> Transport:
             f"{_launcher(launch)} has started {launch.size} ranks, but MPI sees {world_size()}; launcher and MPI "
             "library do not fit: try srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or the library's own mpirun"
         )
-    if lasting and not can_repair():
+    if fault_tolerant and not can_repair():
         raise ConfigError(
             "runtime.faults = 'continue', but this MPI was built without ULFM; Open MPI 5 has it "
             "(pip install 'pflmpi[mpi]'), or use stop"
         )
-    return MpiTransport(timeout, lasting)
+    return MpiTransport(timeout, fault_tolerant)
 
 
 def _open_torch(launch: Launch, timeout: float, backend: str, device: str) -> Transport:

@@ -35,11 +35,11 @@ class Transport(ABC):
         counter: payload bytes moved.
         timeout: seconds that a call waits for the other ranks; may be changed between calls, alike on all ranks.
         peers: host and process of each rank, once they have been introduced.
-        lasting: whether the others can go on when a rank is lost.
+        fault_tolerant: whether the others can go on when a rank is lost.
     """
 
     name: ClassVar[str]
-    lasting = False
+    fault_tolerant = False
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         assert 0 <= rank < size, f"rank {rank} of {size}"

@@ -18,7 +18,7 @@ class Launch:
         local_rank, local_size: on this node.
         address: host:port where torch's ranks meet if it is not torchrun that says so; "" if nothing does.
         restarts: how often torchrun has started the ranks again.
-        lasting: whether mpirun was told how ranks can go on when one dies (ULFM), with settings that work.
+        fault_tolerant: whether mpirun was told how ranks can go on when one dies (ULFM), with settings that work.
         bound: whether Slurm shows this rank its own GPUs only.
     """
 
@@ -29,7 +29,7 @@ class Launch:
     local_size: int
     address: str = ""
     restarts: int = 0
-    lasting: bool = False
+    fault_tolerant: bool = False
     bound: bool = False
 
     @property
@@ -52,7 +52,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
     return replace(
         launch,
         restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0,
-        lasting=environ.get("OMPI_MCA_mpi_ft_enable") == "1" and environ.get("OMPI_MCA_coll") == "^han,adapt",
+        fault_tolerant=environ.get("OMPI_MCA_mpi_ft_enable") == "1" and environ.get("OMPI_MCA_coll") == "^han,adapt",
         bound=by_srun and environ.get("SLURMD_TRES_BIND", "").startswith(("gpu:per_task", "gpu:single")),
     )
 

@@ -49,18 +49,18 @@ class MpiTransport(Transport):
 
     Args:
         timeout: seconds that a call waits for the other ranks.
-        lasting: the others can go on when a rank dies (ULFM), as far as the launcher's settings allow it.
+        fault_tolerant: the others can go on when a rank dies (ULFM), as far as the launcher's settings allow it.
     """
 
     name = "mpi"
 
-    def __init__(self, timeout: float, lasting: bool = False) -> None:
+    def __init__(self, timeout: float, fault_tolerant: bool = False) -> None:
         super().__init__(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), timeout)
-        self.lasting = lasting
+        self.fault_tolerant = fault_tolerant
         self._finalize = True
         self._under_way: list[MPI.Request] = []
         self._interrupted: list[MPI.Request] = []  # by a loss; they hold their buffers, which must not go before them
-        if lasting:
+        if fault_tolerant:
             MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         self._use(MPI.COMM_WORLD.Dup())  # messages of other libraries on the world do not mix with ours
 
@@ -91,18 +91,18 @@ class MpiTransport(Transport):
     def abort(self, code: int) -> NoReturn:
         """Stop all ranks; the launcher ends with the exit code."""
         flush_output()
-        if self.lasting:
+        if self.fault_tolerant:
             # Where survivors abort at one moment, Open MPI's launcher now and then stays for ever; the first ends all.
             time.sleep(_APART * min(self.rank, _MOST_APART))
         self._comm.Abort(code)
         os._exit(code)
 
     def _use(self, comm: MPI.Intracomm) -> None:
-        if self.lasting:
+        if self.fault_tolerant:
             comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._comm = comm
         self._roll = comm.Dup()  # a roll call must not mix with payload
-        if self.lasting:
+        if self.fault_tolerant:
             self._roll.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
@@ -164,8 +164,8 @@ class MpiTransport(Transport):
         except MPI.Exception as error:
             self._interrupted += self._under_way
             # A non-blocking collective may report a death as MPI_ERR_OTHER, so the repair finds out what it was.
-            loss = RankLost if self.lasting else TransportError
-            raise loss(lost(operation, error, "" if self.lasting else self.ended())) from error
+            loss = RankLost if self.fault_tolerant else TransportError
+            raise loss(lost(operation, error, "" if self.fault_tolerant else self.ended())) from error
         except TimeIsUp as late:
             who = names(absent(self._roll), self.peers)
             raise TransportError(timed_out(operation, late.seconds, who)) from late

@@ -148,7 +148,7 @@ class TorchTransport(Transport):
 
     @contextmanager
     def _losses(self, operation: str) -> Iterator[None]:
-        """Turn what torch raises for a lost rank or a time-out into our error."""
+        """Phase what torch raises for a lost rank or a time-out into our error."""
         start = time.monotonic()
         try:
             yield

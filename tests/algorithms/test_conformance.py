@@ -1,0 +1,98 @@
+"""What every algorithm must keep: the same bits everywhere, exact continuation, only what was declared travels."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import alike
+import harness
+from every_algorithm import every_algorithm
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.config import load as configuration
+from pflmpi.run.build import prepare
+from pflmpi.store import run_folder
+
+CASES = every_algorithm()
+KEEPS_REPLY = [name for name, case in CASES.items() if ALGORITHMS[case["algorithm"]["name"]].predicts_with]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_same_bits_on_any_number_of_ranks(case: str, executor: str, tmp_path: Path) -> None:
+    raw = harness.settings(CASES[case], runtime={"executor": executor, "lanes": 3})
+    alone = harness.run(raw, tmp_path / "1")
+    for ranks in (2, 3):
+        assert harness.run(raw, tmp_path / str(ranks), ranks) == alone, f"{ranks} ranks"
+    dedicated = harness.settings(raw, runtime={"server": "dedicated"})
+    assert harness.run(dedicated, tmp_path / "dedicated", 5) == alone
+
+
+@pytest.mark.parametrize(
+    "case, absent", [*((name, "latest") for name in CASES), *((name, "last_received") for name in KEEPS_REPLY)]
+)
+def test_a_continued_run_has_the_bits_of_an_unbroken_one(case: str, absent: str, tmp_path: Path) -> None:
+    raw = harness.settings(CASES[case], training={"rounds": 4, "momentum": 0.5}, evaluation={"absent": absent})
+    whole = harness.run(raw, tmp_path / "whole", 2)
+    harness.run(harness.settings(raw, training={"rounds": 1}), tmp_path / "parts", 3)
+    harness.resume(tmp_path / "parts", ("training.rounds=3",), ranks=1)
+    assert harness.resume(tmp_path / "parts", ("training.rounds=4",), ranks=2) == whole
+    for name in ("correct", "total", "participants"):
+        last = [run_folder.read_metrics(tmp_path / folder, 4)[name] for folder in ("whole", "parts")]
+        assert np.array_equal(*last), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loop_and_lanes_agree_within_rounding(case: str, tmp_path: Path) -> None:
+    # 1e-5: float32 sums in another order, over some twenty steps.
+    for executor in ("loop", "lanes"):
+        raw = harness.settings(CASES[case], training={"rounds": 2}, runtime={"executor": executor, "lanes": 4})
+        harness.run(raw, tmp_path / executor)
+    loop, lanes = (alike.state_of(tmp_path / executor, 2) for executor in ("loop", "lanes"))
+    assert loop.keys() == lanes.keys()
+    for path, array in loop.items():
+        # Which entries of a client's head are critical may flip between equals.
+        if array.dtype != bool or path.startswith("server/"):
+            np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_counted_bytes_are_the_declared_ones(case: str, tmp_path: Path) -> None:
+    raw = harness.settings(CASES[case])
+    harness.run(raw, tmp_path / "run", 3)
+    experiment = prepare(configuration.parse(raw), torch.device("cpu"))
+    task, kind = experiment.tasks[0], experiment.config.algorithm
+    held = (experiment.federation.class_counts > 0).sum(1)
+    for round in (1, 2, 3):
+        metrics, moved = (
+            run_folder.read_metrics(tmp_path / "run", round),
+            run_folder.read_bytes(tmp_path / "run", round),
+        )
+        for way, messages in (("up", kind.uplink(task)), ("down", kind.downlink(task))):
+            each = np.array([sum(one.client_bytes(int(n)) for one in messages.values()) for n in held])
+            expected = np.where(np.isin(np.arange(7), metrics["participants"]), each, 0)
+            if way == "up" and round == 1 and kind.introduces:
+                expected = expected + each
+            assert np.array_equal(moved[way], expected), way
+
+
+def test_another_seed_gives_another_digest(tmp_path: Path) -> None:
+    first = harness.run(harness.settings(), tmp_path / "a")
+    assert harness.run(harness.settings(), tmp_path / "b") == first
+    assert harness.run(harness.settings(seed=4), tmp_path / "c") != first
+
+
+def test_continuing_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    first = harness.run(harness.settings(), tmp_path / "a")
+    before = (tmp_path / "a" / "metrics.csv").read_text()
+    assert harness.resume(tmp_path / "a", ranks=2) == first
+    assert (tmp_path / "a" / "metrics.csv").read_text() == before
+
+
+def test_a_run_can_be_moved_and_continued(tmp_path: Path) -> None:
+    whole = harness.run(harness.settings(training={"rounds": 4}), tmp_path / "whole")
+    harness.run(harness.settings(training={"rounds": 2}), tmp_path / "a")
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    assert harness.resume(tmp_path / "b", ("training.rounds=4",)) == whole

@@ -1,0 +1,91 @@
+"""HeurFedAMP: weights by the cosine of models, in NumPy from the paper's equation."""
+
+import numpy as np
+import pytest
+import torch
+
+import small
+from pflmpi import tree
+from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.fedamp import FedAMP
+
+
+def models(count: int, seed: int = 0) -> tree.Tree:
+    generator = torch.Generator().manual_seed(seed)
+    like = small.task().init()
+    return tree.map(lambda leaf: torch.randn(count, *leaf.shape, generator=generator), like)
+
+
+def flat(rows: tree.Tree) -> np.ndarray:
+    return np.concatenate([leaf.flatten(1).double().numpy() for _, leaf in tree.leaves(rows)], 1)
+
+
+def heuristic(w: np.ndarray, scale: float, own: float) -> np.ndarray:
+    """xi [P, P], entry by entry."""
+    xi = np.eye(len(w)) * own
+    for i, mine in enumerate(w):
+        similar = {
+            j: np.exp(scale * (mine @ theirs) / np.sqrt((mine @ mine) * (theirs @ theirs)))
+            for j, theirs in enumerate(w)
+            if j != i
+        }
+        for j, value in similar.items():
+            xi[i, j] = (1 - own) * value / sum(similar.values())
+    return xi
+
+
+@pytest.mark.parametrize("scale, own", [(10.0, 0.5), (3.0, 0.2), (0.0, 0.1), (5.0, 1.0)])
+def test_weights_are_a_softmax_over_the_others_beside_the_self_weight(scale: float, own: float) -> None:
+    algorithm = FedAMP(weighting="cosine", cosine_scale=scale, self_weight=own)
+    rows = models(4)
+    np.testing.assert_allclose(algorithm.weights(rows), heuristic(flat(rows), scale, own), atol=1e-12)
+
+
+def test_weights_do_not_depend_on_the_length_of_a_model() -> None:
+    algorithm, rows = FedAMP(weighting="cosine"), models(3)
+    longer = tree.map(lambda leaf: leaf * torch.tensor([1.0, 4.0, 0.5]).view(-1, *[1] * (leaf.ndim - 1)), rows)
+    np.testing.assert_allclose(algorithm.weights(rows), algorithm.weights(longer), atol=1e-12)
+
+
+def test_a_large_scale_listens_to_the_most_similar_alone_without_overflow() -> None:
+    rows = models(3)
+    near = tree.map(lambda leaf: torch.cat([leaf, leaf[:1] * 1.5]), rows)
+    weights = FedAMP(weighting="cosine", cosine_scale=1e6, self_weight=0.25).weights(near)
+    np.testing.assert_allclose(weights[0], [0.25, 0, 0, 0.75], atol=1e-12)
+
+
+def test_a_participant_alone_keeps_its_own_model() -> None:
+    assert FedAMP(weighting="cosine", self_weight=0.2).weights(models(1)).tolist() == [[1.0]]
+
+
+def test_a_model_of_zeros_is_like_no_other() -> None:
+    rows = tree.map(lambda leaf: leaf * torch.tensor([0.0, 1.0, 1.0]).view(-1, *[1] * (leaf.ndim - 1)), models(3))
+    weights = FedAMP(weighting="cosine", self_weight=0.5).weights(rows)
+    np.testing.assert_allclose(weights[0], [0.5, 0.25, 0.25], atol=1e-12)
+
+
+def test_the_cloud_models_of_participants_are_mixed_by_these_weights_and_the_others_stay() -> None:
+    task, algorithm = small.task(clients=4), FedAMP(weighting="cosine", cosine_scale=4.0, self_weight=0.3)
+    server, up = algorithm.init_server(task), models(2)
+    new = algorithm.server_update(task, server, {"model": up}, Round(1, np.array([1, 3]), 0))
+    mixed, before = flat(new["cloud"]), flat(server["cloud"])
+    np.testing.assert_allclose(mixed[[1, 3]], np.array([[0.3, 0.7], [0.7, 0.3]]) @ flat(up), atol=1e-6)
+    assert np.array_equal(mixed[[0, 2]], before[[0, 2]])
+
+
+def test_by_distance_the_fields_of_the_heuristic_do_nothing() -> None:
+    rows = models(3)
+    assert torch.equal(FedAMP().weights(rows), FedAMP(cosine_scale=1.0, self_weight=0.9).weights(rows))
+    assert not torch.equal(FedAMP().weights(rows), FedAMP(weighting="cosine").weights(rows))
+
+
+def test_training_starts_from_the_own_model_or_from_the_cloud_model() -> None:
+    task = small.task()
+    own, cloud = task.init(), tree.map(lambda leaf: leaf + 1, task.init())
+    for start, expected in (("own", own), ("cloud", cloud)):
+        algorithm = FedAMP(start=start)  # type: ignore[arg-type]
+        data = small.data([small.batch(0)], lr=0.0)
+        state, _ = algorithm.client_update(task, {"model": own}, {"cloud": cloud}, data)
+        assert not tree.differences(state["model"], expected)  # type: ignore[arg-type]
+        for (path, mine), (_, theirs) in zip(tree.leaves(state["model"]), tree.leaves(expected), strict=True):  # type: ignore[arg-type]
+            assert torch.equal(mine, theirs), path

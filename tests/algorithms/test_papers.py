@@ -1,0 +1,202 @@
+"""The papers' tables as files: a run can start from every cell, and the published figures are those of the papers."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.config import load as configuration
+from pflmpi.config import yaml_file
+from pflmpi.data import dataset
+from pflmpi.data.config import DataConfig, PartitionConfig
+from pflmpi.data.federation import Federation, build
+from pflmpi.models.resnet18 import ResNet18
+from pflmpi.run.build import assemble
+from pflmpi.sweep.cells import Cell, cells, folder
+from pflmpi.sweep.table import load
+from project import ROOT
+
+PAPERS = ROOT / "configs" / "papers"
+FILES = sorted(PAPERS.rglob("*.yaml"))
+# Shape of an image, number of classes, training and test samples of each.
+SIZES = {
+    "digits": ((1, 8, 8), 10, 180, 0),
+    "mnist": ((1, 28, 28), 10, 6000, 1000),
+    "fashion_mnist": ((1, 28, 28), 10, 6000, 1000),
+    "cifar10": ((3, 32, 32), 10, 5000, 1000),
+    "cifar100": ((3, 32, 32), 100, 500, 100),
+    "femnist": ((1, 28, 28), 62, 2000, 200),
+}
+
+
+def cell(name: str, row: str, column: str) -> Cell:
+    """The cell of a file, with the first seed."""
+    return next(one for one in cells(load(PAPERS / name), (), 1) if (one.row, one.column) == (row, column))
+
+
+def published(name: str) -> dict[str, dict[str, list[float]]]:
+    return load(PAPERS / name).published
+
+
+bind_once = functools.cache(ResNet18.bind)  # which takes longer than everything else here together
+
+
+@functools.cache
+def federation(name: str, partition: str, split: str, test_share: float) -> Federation:
+    """The clients of a partition of samples as many as a dataset has, without the dataset."""
+    shape, num_classes, train, test = SIZES[name]
+    labels = np.tile(np.arange(num_classes), train + test)
+    images = np.broadcast_to(np.uint8(0), (len(labels), *shape))
+    official_test = np.arange(len(labels)) >= num_classes * train
+    blank = dataset.assemble(name, images, labels, official_test, num_classes, digest="0")
+    section = PartitionConfig(**json.loads(partition))
+    return build(blank, section, DataConfig(name=name, split=split, test_share=test_share), 0)  # type: ignore[arg-type]
+
+
+def test_there_is_a_file_for_every_table_and_sweep() -> None:
+    assert {str(path.relative_to(PAPERS).with_suffix("")) for path in FILES} == {
+        "digits",
+        *(f"fedfcd/fedfcd_{name}" for name in ("table1", "table2", "table3", "figure5", "figure6", "figure7")),
+        *(f"pfedpm/pfedpm_{name}" for name in ("table1", "table2", "figure3")),
+        *(f"pfedafe/pfedafe_{name}" for name in ("figure2", "figure5")),
+        *(f"pfedcfr/pfedcfr_{name}" for name in ("table2", "table3")),
+        *(f"fedgmh/fedgmh_table{number}" for number in (2, 3, 4, 5, 6, 7)),
+    }
+
+
+def test_every_file_has_a_sweep_folder_of_its_own() -> None:
+    assert len({folder(path, None) for path in FILES}) == len(FILES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_run_can_start_from_every_cell(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ResNet18, "bind", bind_once)
+    for one in cells(load(path), (), 1):
+        config = configuration.parse(one.raw)
+        data, partition = config.data, json.dumps(config.partition.__dict__)
+        assemble(config, federation(data.name, partition, data.split, data.test_share), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_file_names_its_source_and_its_figures_are_percentages(path: Path) -> None:
+    table = load(path)
+    assert len(table.source) > 5 and "\n" not in table.source
+    for columns in table.published.values():
+        for value, *spread in columns.values():
+            assert 1 < value < 100 and all(0 < one < 15 for one in spread)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_data_folders_are_left_to_the_user_and_disks_do_not_fill(path: Path) -> None:
+    for one in cells(load(path), (), 1):
+        assert "root" not in one.raw["data"] and "runtime" not in one.raw
+        assert one.raw["checkpoint"]["every"] >= 30 and one.raw["checkpoint"]["keep"] == 1
+
+
+# --- figures and settings, typed from the papers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, row, column, figure",
+    [
+        ("fedfcd/fedfcd_table1.yaml", "FedFCD", "Fashion-MNIST pat", [99.17]),
+        ("fedfcd/fedfcd_table1.yaml", "FedFCD", "CIFAR-100 Dir(0.1)", [47.40]),
+        ("fedfcd/fedfcd_table1.yaml", "GPFL", "CIFAR-10 pat", [89.24]),
+        ("fedfcd/fedfcd_table2.yaml", "FedAMP", "Dir(0.1) m=100", [86.70]),
+        ("fedfcd/fedfcd_table3.yaml", "w/o FD", "Dir(0.1)", [90.50]),
+        ("fedfcd/fedfcd_figure6.yaml", "eta=0.01", "Dir(0.1)", [91.19]),
+        ("fedfcd/fedfcd_figure7.yaml", "lambda=0", "Dir(0.1)", [89.32]),
+        ("pfedpm/pfedpm_table1.yaml", "pFedPM", "MNIST n=3", [98.50, 0.42]),
+        ("pfedpm/pfedpm_table1.yaml", "pFedPM-mh", "CIFAR-10 n=5", [63.25, 4.18]),
+        ("pfedpm/pfedpm_table1.yaml", "L2GD", "FEMNIST n=4", [93.78, 2.46]),
+        ("pfedpm/pfedpm_table2.yaml", "R-pFedPM", "CIFAR-10 n=3", [66.31, 3.42]),
+        ("pfedpm/pfedpm_table2.yaml", "R-pFedPM-mh", "MNIST n=5", [96.68, 0.46]),
+        ("pfedpm/pfedpm_figure3.yaml", "a=0.6", "FEMNIST n=5", [93.35, 2.54]),
+        ("pfedafe/pfedafe_figure5.yaml", "pfedafe", "Fashion-MNIST alpha=0.05", [94]),
+        ("pfedcfr/pfedcfr_table2.yaml", "pFedCFR", "CIFAR-10 (CNN)", [78.09, 0.10]),
+        ("pfedcfr/pfedcfr_table2.yaml", "Ditto", "Fashion-MNIST (DNN)", [94.98, 0.82]),
+        ("pfedcfr/pfedcfr_table3.yaml", "r=56", "MNIST", [96.14, 0.04]),
+        ("pfedcfr/pfedcfr_table3.yaml", "r=50", "Fashion-MNIST", [95.24, 0.23]),
+        ("fedgmh/fedgmh_table2.yaml", "FedGMH", "MNIST alpha=0.5", [98.66, 0.15]),
+        ("fedgmh/fedgmh_table2.yaml", "FedPer", "CIFAR-100 alpha=5", [61.72, 0.56]),
+        ("fedgmh/fedgmh_table3.yaml", "FedCP", "E=10", [94.71, 0.11]),
+        ("fedgmh/fedgmh_table4.yaml", "FedGMH", "100 %", [80.71, 0.16]),
+        ("fedgmh/fedgmh_table5.yaml", "GMH-oa", "CIFAR-100", [63.34, 1.38]),
+        ("fedgmh/fedgmh_table6.yaml", "beta=0.9", "CIFAR-100", [77.62, 0.24]),
+        ("fedgmh/fedgmh_table7.yaml", "eta_h=0.01", "CIFAR-100", [76.06, 0.30]),
+    ],
+)
+def test_the_published_figures_are_those_that_are_printed(
+    name: str, row: str, column: str, figure: list[float]
+) -> None:
+    assert published(name)[row][column] == figure
+
+
+@pytest.mark.parametrize(
+    "name, rows, columns",
+    [
+        ("fedfcd/fedfcd_table1.yaml", 8, 6),
+        ("fedfcd/fedfcd_table3.yaml", 4, 2),
+        ("pfedpm/pfedpm_table1.yaml", 9, 9),
+        ("pfedpm/pfedpm_table2.yaml", 4, 9),
+        ("pfedcfr/pfedcfr_table2.yaml", 6, 3),
+        ("pfedcfr/pfedcfr_table3.yaml", 6, 3),
+        ("fedgmh/fedgmh_table2.yaml", 12, 6),
+        ("fedgmh/fedgmh_table3.yaml", 12, 4),
+        ("fedgmh/fedgmh_table4.yaml", 12, 4),
+        ("fedgmh/fedgmh_table5.yaml", 4, 3),
+        ("fedgmh/fedgmh_table6.yaml", 10, 1),
+        ("fedgmh/fedgmh_table7.yaml", 5, 1),
+    ],
+)
+def test_whole_tables_are_published(name: str, rows: int, columns: int) -> None:
+    figures = published(name)
+    assert len(figures) == rows and all(len(one) == columns for one in figures.values())
+
+
+@pytest.mark.parametrize(
+    "name, row, column, sections",
+    [
+        ("fedfcd/fedfcd_table1.yaml", "FedFCD", "Fashion-MNIST pat", {"algorithm": {"align_weight": 1.0}}),
+        ("fedfcd/fedfcd_table1.yaml", "FedFCD", "CIFAR-10 pat", {"algorithm": {"align_weight": 5.0}}),
+        ("fedfcd/fedfcd_table2.yaml", "FedAvg", "pat m=100", {"training": {"participation": 0.2, "rounds": 500}}),
+        ("pfedpm/pfedpm_table1.yaml", "pFedPM", "MNIST n=4", {"algorithm": {"own_weight": 0.4, "prototype_weight": 1}}),
+        ("pfedpm/pfedpm_table1.yaml", "pFedPM", "CIFAR-10 n=5", {"algorithm": {"own_weight": 0.6}}),
+        ("pfedpm/pfedpm_table1.yaml", "pFedPM", "CIFAR-10 n=5", {"algorithm": {"prototype_weight": 0.1}}),
+        ("pfedpm/pfedpm_table1.yaml", "FedProx", "MNIST n=3", {"training": {"rounds": 110, "momentum": 0.5}}),
+        ("pfedpm/pfedpm_table1.yaml", "FedProx", "FEMNIST n=3", {"training": {"rounds": 300}}),
+        ("pfedpm/pfedpm_table1.yaml", "FedPer", "CIFAR-10 n=3", {"training": {"rounds": 250}}),
+        ("pfedafe/pfedafe_figure5.yaml", "FedPer", "CIFAR-100 alpha=1", {"training": {"epochs": 3, "batch_size": 32}}),
+        ("pfedcfr/pfedcfr_table2.yaml", "pFedCFR", "CIFAR-10 (CNN)", {"algorithm": {"num_personal_layers": 2}}),
+        ("pfedcfr/pfedcfr_table2.yaml", "pFedMe", "MNIST (DNN)", {"training": {"steps": 10, "lr": 0.005}}),
+        ("fedgmh/fedgmh_table2.yaml", "FedGMH", "CIFAR-100 alpha=5", {"training": {"rounds": 300}}),
+        ("fedgmh/fedgmh_table3.yaml", "FedGH", "E=8", {"training": {"epochs": 8, "lr_decay": 0.99}}),
+    ],
+)
+def test_the_settings_of_a_cell_are_those_of_the_paper(
+    name: str, row: str, column: str, sections: dict[str, dict[str, Any]]
+) -> None:
+    raw = cell(name, row, column).raw
+    for section, values in sections.items():
+        assert {key: raw[section][key] for key in values} == values
+
+
+@pytest.mark.parametrize("column", ["MNIST n=3", "FEMNIST n=3", "CIFAR-10 n=3"])
+def test_model_heterogeneity_means_three_models_and_the_same_features(column: str) -> None:
+    models = cell("pfedpm/pfedpm_table1.yaml", "pFedPM-mh", column).raw["model"]
+    assert len({json.dumps(model) for model in models}) == 3
+    one = cell("pfedpm/pfedpm_table1.yaml", "pFedPM", column).raw["model"]
+    assert {model["name"] for model in models} == {one["name"]}
+
+
+def test_the_digits_table_has_every_algorithm_and_trains_as_the_quickstart() -> None:
+    every = cells(load(PAPERS / "digits.yaml"), (), 1)
+    assert {one.raw["algorithm"]["name"] for one in every} == set(ALGORITHMS)
+    quickstart = yaml_file.read(PAPERS.parent / "quickstart.yaml")
+    assert cell("digits.yaml", "FedGMH", "digits").raw["training"] == quickstart["training"]
+    assert cell("digits.yaml", "FedGMH", "digits").raw["partition"] == quickstart["partition"]

@@ -1,0 +1,268 @@
+"""`pflmpi export`: what a client predicts with, as a file that a torch module loads and predicts the same with."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from torch import nn
+from torchvision.models import resnet18
+
+import harness
+from every_algorithm import every_algorithm
+from pflmpi import tree
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.analysis import personal
+from pflmpi.analysis.run import open_run
+from pflmpi.analysis.state_dict import client_state, names
+from pflmpi.cli import main
+from pflmpi.config import load as configuration
+from pflmpi.models import MODELS
+from pflmpi.models.module import ModelModule
+from pflmpi.run.build import Experiment, prepare
+from pflmpi.store import run_folder
+
+CASES = every_algorithm()
+OPTIONS = {"fedproto": {"predict_with": "head"}, "pfedafe": {"adaptive": False}}  # those that make it one model
+NO_MODEL = {  # and a word of what is said instead
+    "fedcp": "gate",
+    "gpfl": "valve",
+    "perfedavg": "a step on its own data",
+    "pfedpm-relation": "relation module",
+    "perfedavg-hessian_free": "a step on its own data",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    harness.run(harness.settings(), folder, ranks=2)
+    return folder
+
+
+def experiment(run: Path) -> Experiment:
+    values = {key: value for key, value in open_run(run).config.items() if key != "recorded"}
+    return prepare(configuration.parse(values), torch.device("cpu"))
+
+
+def correct(module: nn.Module, made: Experiment, client: int) -> int:
+    """How many of a client's test samples a plain module gets right."""
+    dataset, samples = made.federation.dataset, made.federation.test[client]
+    images = made.tasks[0].prepare(torch.tensor(dataset.images[samples]))
+    with torch.no_grad():
+        return int((module.eval()(images).argmax(1) == torch.tensor(dataset.labels[samples])).sum())
+
+
+def tensors(state: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(array) for name, array in state.items()}
+
+
+# --- what a client predicts with ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absent", ["latest", "last_received"])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in NO_MODEL])
+def test_the_exported_model_is_right_as_often_as_in_the_run(case: str, absent: str, tmp_path: Path) -> None:
+    sections = CASES[case]
+    section = {**sections["algorithm"], **OPTIONS.get(case.split("-")[0], {})}
+    raw = harness.settings(sections, algorithm=section, evaluation={"absent": absent}, training={"rounds": 2})
+    harness.run(raw, tmp_path / "run")
+    run, made = open_run(tmp_path / "run"), experiment(tmp_path / "run")
+    round = run.round()
+    found = []
+    for client in range(7):
+        module = ModelModule(made.architectures[0])
+        module.load_state_dict(tensors(client_state(run, round, client)), strict=True)
+        found.append(correct(module, made, client))
+    assert found == round.metrics["correct"].tolist()
+    assert len(set(found)) > 1, "the clients can be told apart"
+
+
+@pytest.mark.parametrize("case", NO_MODEL)
+def test_what_is_not_one_model_is_refused_with_the_parts_to_choose(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    harness.run(harness.settings(CASES[case], training={"rounds": 1}), tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(tmp_path / "m.npz")]) == 2
+    said = capfd.readouterr().err
+    assert NO_MODEL[case] in said and "--leaf" in said and "--server" in said
+    assert not (tmp_path / "m.npz").exists()
+
+
+def test_every_algorithm_has_a_rule() -> None:
+    assert set(personal._RULES) == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("options", [{"predict_with": "prototypes"}, {"adaptive": True}, {"name": "of_tomorrow"}])
+def test_options_that_make_it_no_model_are_refused(options: dict[str, Any]) -> None:
+    name = {"predict_with": "fedproto", "adaptive": "pfedafe", "name": ""}[next(iter(options))]
+    with pytest.raises(personal.ConfigError, match="choose a part"):
+        personal.personal_model(personal.Kept({"name": name, **options}, 0, {}, {}))
+
+
+def test_unlike_clients_have_their_own_models(tmp_path: Path) -> None:
+    models = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
+    algorithm = {"name": "fedproto", "predict_with": "head"}
+    harness.run(harness.settings(algorithm=algorithm, model=models), tmp_path / "run")
+    run, made = open_run(tmp_path / "run"), experiment(tmp_path / "run")
+    for client, right in enumerate(run.round().metrics["correct"].tolist()):
+        module = ModelModule(made.architectures[made.cohort[client]])
+        module.load_state_dict(tensors(client_state(run, run.round(), client)), strict=True)
+        assert correct(module, made, client) == right
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_names_are_those_of_the_module(name: str) -> None:
+    architecture = MODELS[name]().bind((1, 28, 28), 10)
+    weights = {path: value.numpy() for path, value in tree.leaves(architecture.init(np.random.default_rng(5)))}
+    module = ModelModule(architecture)
+    module.load_state_dict(tensors(names(weights)), strict=True)
+    images = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    model = architecture.init(np.random.default_rng(5))
+    features = architecture.features(model, images, training=False)
+    with torch.no_grad():
+        assert torch.equal(module.eval()(images), architecture.logits(tree.part(model, "head"), features))
+
+
+@pytest.mark.parametrize("hidden", [None, 20])
+@pytest.mark.parametrize("bn", ["average", "local"])
+def test_a_residual_network_loads_into_torchvisions(bn: str, hidden: int | None, tmp_path: Path) -> None:
+    raw = harness.settings(
+        data={"name": "digits", "limit": 120},
+        partition={"name": "iid", "clients": 2},
+        model={"name": "resnet18", "hidden": hidden},
+        algorithm={"name": "fedper"},
+        training={"rounds": 1, "participation": 1.0, "batch_size": 20, "bn": bn},
+    )
+    harness.run(raw, tmp_path / "run")
+    file = tmp_path / "client.pt"
+    assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(file)]) == 0
+    network = resnet18()
+    network.conv1, network.maxpool = nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.Identity()
+    head = nn.Linear(hidden or 512, 10)
+    network.fc = head if hidden is None else nn.Sequential(nn.Linear(512, hidden), nn.ReLU(), head)  # type: ignore[assignment]
+    network.load_state_dict(torch.load(file, weights_only=True), strict=True)
+    right = open_run(tmp_path / "run").round().metrics["correct"]
+    assert correct(network, experiment(tmp_path / "run"), 1) == right[1]
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".pt":
+        return {name: value.numpy() for name, value in torch.load(path, weights_only=True).items()}
+    if path.suffix == ".safetensors":
+        return safetensors.numpy.load_file(path)
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".npz"])
+def test_a_file_holds_the_clients_arrays(finished: Path, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"model{suffix}"
+    assert main(["export", str(finished), "--round", "2", "--client", "4", "-o", str(file)]) == 0
+    stored = run_folder.read_clients(finished, 2, np.array([4]))["cohort0"][1]
+    found = load(file)
+    expected = {
+        "fc1.bias": "body/fc1/bias",
+        "fc1.weight": "body/fc1/weight",
+        "head.bias": "head/bias",
+        "head.weight": "head/weight",
+    }
+    assert sorted(found) == sorted(expected)
+    for name, path in expected.items():
+        np.testing.assert_array_equal(found[name], stored[f"model/{path}"][0], strict=True)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name], "nothing else is left"
+
+
+def test_torch_loads_safetensors_into_the_model(finished: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    assert main(["export", str(finished), "--client", "4", "-o", str(file)]) == 0
+    made = experiment(finished)
+    module = ModelModule(made.architectures[0])
+    module.load_state_dict(safetensors.torch.load_file(file), strict=True)
+    assert correct(module, made, 4) == open_run(finished).round().metrics["correct"][4]
+
+
+def test_a_library_that_is_missing_is_named(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    assert main(["export", str(finished), "--client", "0", "-o", str(tmp_path / "m.safetensors")]) == 2
+    said = capfd.readouterr().err
+    assert "`pip install safetensors`" in said and ".npz" in said
+
+
+def test_the_server_and_parts_are_exported_too(finished: Path, tmp_path: Path) -> None:
+    server, heads, critical, everything = (tmp_path / f"{name}.npz" for name in ("all", "heads", "critical", "client"))
+    run = str(finished)
+    assert main(["export", run, "--server", "-o", str(server)]) == 0
+    assert main(["export", run, "--server", "--leaf", "heads.weight", "-o", str(heads)]) == 0
+    assert main(["export", run, "--client", "3", "--leaf", "critical", "-o", str(critical)]) == 0
+    assert main(["export", run, "--client", "3", "--leaf", ".", "-o", str(everything)]) == 0
+    stored = run_folder.read_server(finished, 3)
+    np.testing.assert_array_equal(load(server)["heads.weight"], stored["heads/weight"], strict=True)
+    np.testing.assert_array_equal(load(heads)["weight"], stored["heads/weight"], strict=True)
+    assert load(critical)["weight"].dtype == bool and set(load(critical)) == {"weight", "bias"}
+    assert "critical.bias" in load(everything) and "model.head.weight" in load(everything)
+
+
+def test_what_is_printed_says_whose_it_is_and_how_good(finished: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(["export", str(finished), "--client", "5", "-o", str(tmp_path / "m.npz")]) == 0
+    metrics = run_folder.read_metrics(finished, 3)
+    said = capsys.readouterr().out
+    assert "client 5 after round 3 of fedgmh, 4 arrays" in said
+    assert f"right for {metrics['correct'][5]} of the client's {metrics['total'][5]} test samples" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--client", "7"], "has the clients 0 to 6, asked for is client 7"),
+        (["--client", "-1"], "has the clients 0 to 6, asked for is client -1"),
+        (["--client", "0", "--round", "12"], "no checkpoint of round 12; it has 1-3"),
+        (["--client", "0", "--leaf", "modell"], "client 0 keeps nothing at --leaf modell; known: critical, model"),
+        (["--server", "--leaf", "body"], "the server keeps nothing at --leaf body; known: heads"),
+        (["--client", "0", "-o", "model.onnx"], "unknown suffix '.onnx'; known: .npz, .pt, .safetensors"),
+        (["--client", "0", "-o", "model"], "unknown suffix 'none'"),
+        (["--client", "0", "-o", "/nowhere/at/all/model.npz"], "cannot write /nowhere/at/all/model.npz: No such file"),
+    ],
+)
+def test_wrong_input_ends_with_2(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    out = [] if "-o" in words else ["-o", str(tmp_path / "m.npz")]
+    assert main(["export", str(finished), *words, *out]) == 2
+    assert complaint in capfd.readouterr().err
+    assert not (tmp_path / "m.npz").exists()
+
+
+def test_a_file_in_the_way_is_kept_unless_forced(
+    finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "m.npz"
+    file.write_bytes(b"precious")
+    assert main(["export", str(finished), "--client", "0", "-o", str(file)]) == 2
+    assert "--force" in capfd.readouterr().err and file.read_bytes() == b"precious"
+    assert main(["export", str(finished), "--client", "0", "-o", str(file), "--force"]) == 0
+    assert "head.bias" in load(file)
+
+
+def test_a_failed_write_leaves_the_old_file(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "m.npz"
+    file.write_bytes(b"precious")
+
+    def fail(*arguments: Any, **arrays: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", fail)
+    assert main(["export", str(finished), "--client", "0", "-o", str(file), "--force"]) == 2
+    assert file.read_bytes() == b"precious" and len(list(tmp_path.iterdir())) == 1

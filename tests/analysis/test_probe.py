@@ -1,0 +1,260 @@
+"""`pflmpi probe`: CKA between the layers of the clients' models on a batch of samples."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+import harness
+from every_algorithm import every_algorithm
+from model_helpers import images, start
+from pflmpi import tree
+from pflmpi.analysis.alignment import centred, cka
+from pflmpi.analysis.plots import Curves, Matrices, Missing
+from pflmpi.analysis.run import open_run
+from pflmpi.analysis.series.probes import probes
+from pflmpi.cli import main
+from pflmpi.commands.probe import _products, probe_samples
+from pflmpi.models import MODELS
+from pflmpi.models.activations import activations
+from pflmpi.module_names import module_names
+from pflmpi.run.start import reopened
+from pflmpi.store import probe_file
+from pflmpi.tree import Tree
+
+CASES = every_algorithm()
+
+
+def probe(run: Path, *more: str) -> int:
+    return main(["probe", str(run), "--samples", "40", *more])
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clients that have only ever trained alone, from starts of their own; three checkpoints."""
+    folder = tmp_path_factory.mktemp("local") / "run"
+    training = {"init": "per_client", "participation": 1.0}
+    harness.run(harness.settings(algorithm={"name": "local"}, training=training, checkpoint={"keep": 3}), folder)
+    return folder
+
+
+# --- the measure --------------------------------------------------------------------------------------------------
+
+
+def hsic(first: np.ndarray, second: np.ndarray) -> float:
+    """HSIC_1 as Song et al. print it: eq. 5, with traces and sums over matrices without diagonals."""
+    n = len(first)
+    k, m = (gram - np.diag(np.diag(gram)) for gram in (first, second))
+    ones = np.ones(n)
+    return float(
+        np.trace(k @ m)
+        + (ones @ k @ ones) * (ones @ m @ ones) / ((n - 1) * (n - 2))
+        - 2 / (n - 2) * (ones @ k @ m @ ones)
+    ) / (n * (n - 3))
+
+
+def test_cka_is_what_the_unbiased_hsic_of_the_paper_makes_it() -> None:
+    rng = np.random.default_rng(0)
+    layers = [rng.normal(size=(9, width)) for width in (3, 5, 20)]
+    layers.append(layers[0] @ rng.normal(size=(3, 4)))
+    grams = [layer @ layer.T for layer in layers]
+    expected = [[hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b)) for b in grams] for a in grams]
+    found = cka(np.stack([centred(gram) for gram in grams]))
+    assert found == pytest.approx(np.array(expected), abs=1e-12)
+
+
+def test_cka_does_not_see_rotations_scales_and_shifts() -> None:
+    rng = np.random.default_rng(1)
+    layer = rng.normal(size=(12, 6))
+    turned = 3 * layer @ np.linalg.qr(rng.normal(size=(6, 6)))[0] + 5
+    assert cka(np.stack([centred(one @ one.T) for one in (layer, turned)])) == pytest.approx(np.ones((2, 2)))
+
+
+def test_wide_unrelated_layers_are_not_called_alike() -> None:
+    rng = np.random.default_rng(2)
+    layers = [rng.normal(size=(30, 3000)) for _ in range(2)]
+    assert abs(cka(np.stack([centred(layer @ layer.T) for layer in layers]))[0, 1]) < 0.1
+    biased = [(layer - layer.mean(0)) @ (layer - layer.mean(0)).T for layer in layers]
+    assert np.sum(biased[0] * biased[1]) / np.sqrt(np.prod([np.sum(gram**2) for gram in biased])) > 0.9
+
+
+def test_a_layer_whose_output_is_constant_has_no_cka() -> None:
+    constant, other = torch.full((9, 3), 0.1), torch.from_numpy(np.random.default_rng(3).normal(size=(9, 3)))
+    found = cka(np.stack([centred(_products(output)) for output in (constant, other)]))
+    assert np.isnan(found[0]).all() and found[1, 1] == pytest.approx(1)
+    assert not centred(np.full((9, 9), 0.1)).any()
+
+
+# --- the layers ---------------------------------------------------------------------------------------------------
+
+
+def outputs(
+    name: str, options: dict[str, Any], shape: tuple[int, int, int]
+) -> tuple[Any, Tree, Tensor, dict[str, Tensor]]:
+    architecture = MODELS[name](**options).bind(shape, 10)
+    model, x = start(architecture), images(architecture, 3)
+    seen: dict[str, Tensor] = {}
+    activations(architecture, model, x, lambda layer, output: seen.setdefault(layer, output.clone()))
+    return architecture, model, x, seen
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_layer_is_seen_once_in_order(name: str) -> None:
+    architecture, model, x, seen = outputs(name, {}, (3, 32, 32))
+    assert tuple(seen) == architecture.layers
+    with torch.no_grad():
+        scores = architecture.logits(model["head"], architecture.features(model, x, False))  # type: ignore[arg-type]
+    assert torch.equal(seen["head"], scores)
+
+
+def test_the_outputs_of_a_residual_network_are_those_of_torchvisions_modules() -> None:
+    _, model, x, seen = outputs("resnet18", {"stem": "imagenet"}, (3, 64, 64))
+    module = resnet18(num_classes=10).eval()
+    called = module_names(path for path, _ in tree.leaves(model))
+    module.load_state_dict({called[path]: weight for path, weight in tree.leaves(model)}, strict=False)
+    expected: dict[str, Tensor] = {}
+    for path, part in module.named_modules():
+        if isinstance(part, nn.Conv2d | nn.BatchNorm2d | nn.Linear):
+            part.register_forward_hook(lambda _, __, output, path=path: expected.update({path: output.clone()}))  # type: ignore[misc]
+    with torch.no_grad():
+        module(x)
+    found = {layer.removeprefix("body/").replace("/", ".").replace("head", "fc"): out for layer, out in seen.items()}
+    assert found.keys() == expected.keys()
+    for path in expected:
+        torch.testing.assert_close(found[path], expected[path], rtol=1e-4, atol=1e-5)
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_clients_of_every_algorithm_can_be_compared(case: str, tmp_path: Path) -> None:
+    harness.run(harness.settings(CASES[case], training={"rounds": 2}), tmp_path / "run")
+    assert probe(tmp_path / "run") == 0
+    found = probe_file.read(tmp_path / "run", 2)
+    assert list(found.layers) == ["body/fc1", "head"]
+    for layer in found.layers.values():
+        assert layer.clients.tolist() == list(range(7))
+        assert np.diag(layer.cka) == pytest.approx(np.ones(7))
+        assert np.array_equal(layer.cka, layer.cka.T) and (abs(layer.cka) <= 1 + 1e-6).all()
+
+
+def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(local: Path, tmp_path: Path) -> None:
+    harness.run(harness.settings(algorithm={"name": "fedavg"}), tmp_path / "one")
+    assert probe(tmp_path / "one") == probe(local) == 0
+    alike, apart = (probe_file.read(run, 3).layers["head"].cka for run in (tmp_path / "one", local))
+    assert alike == pytest.approx(np.ones((7, 7)))
+    assert apart[np.triu_indices(7, 1)].max() < 0.9
+
+
+def test_the_figures_are_those_of_the_definition_on_the_same_samples(local: Path) -> None:
+    assert probe(local, "--round", "2", "--clients", "3") == 0
+    found = probe_file.read(local, 2)
+    made = reopened(local, [], torch.device("cpu"))
+    samples = probe_samples(made.federation, 40, 3)
+    assert found.samples == len(samples) == 40
+    assert np.isin(samples, np.concatenate(made.federation.test)).all()
+    x = made.tasks[0].prepare(torch.tensor(made.federation.dataset.images[samples])).flatten(1).double().numpy()
+    state = open_run(local).round(2).clients
+    grams = []
+    for client in (0, 3, 6):
+        weight, bias = (state[f"model/body/fc1/{name}"][client].astype(np.float64) for name in ("weight", "bias"))
+        z = np.maximum(x @ weight.T + bias, 0)
+        head, shift = (state[f"model/head/{name}"][client].astype(np.float64) for name in ("weight", "bias"))
+        grams.append((z @ head.T + shift) @ (z @ head.T + shift).T)
+    expected = [[hsic(a, b) / np.sqrt(hsic(a, a) * hsic(b, b)) for b in grams] for a in grams]
+    assert found.layers["head"].clients.tolist() == [0, 3, 6]
+    assert found.layers["head"].cka == pytest.approx(np.array(expected), abs=1e-4)
+
+
+def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path: Path) -> None:
+    models = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
+    raw = {**harness.settings(algorithm={"name": "fedproto"}, training={"rounds": 1}), "model": models}
+    harness.run(raw, tmp_path / "run")
+    assert probe(tmp_path / "run") == 0
+    layers = probe_file.read(tmp_path / "run", 1).layers
+    assert layers["body/conv1"].clients.tolist() == [0, 2, 4, 6]
+    assert layers["body/fc1"].clients.tolist() == layers["head"].clients.tolist() == list(range(7))
+    assert probes(open_run(tmp_path / "run"))
+
+
+def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
+    for number in (2, 3):
+        assert probe(local, "--round", str(number)) == 0
+    pairs, curves = probes(open_run(local))
+    assert isinstance(pairs, Matrices) and isinstance(curves, Curves)
+    newest = probe_file.read(local, 3)
+    assert [panel.title for panel in pairs.panels] == list(newest.layers) == list(curves.x_names)
+    assert np.array_equal(pairs.panels[1].values, newest.layers["head"].cka)
+    assert [curve.label for curve in curves.curves] == ["round 2", "round 3"]
+    upper = newest.layers["head"].cka[np.triu_indices(7, 1)]
+    last = curves.curves[1]
+    assert last.low is not None and last.high is not None and curves.curves[0].low is None
+    found = [last.low[1], last.y[1], last.high[1]]
+    assert found == pytest.approx([np.quantile(upper, 0.05), upper.mean(), np.quantile(upper, 0.95)])
+    assert main(["inspect", str(local), "--verify"]) == 0
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_probe_the_report_says_how_to_make_one(tmp_path: Path) -> None:
+    harness.run(harness.settings(training={"rounds": 1}), tmp_path / "run")
+    (missing,) = probes(open_run(tmp_path / "run"))
+    assert isinstance(missing, Missing) and f"pflmpi probe {tmp_path / 'run'}" in missing.why
+
+
+def test_a_damaged_probe_is_named_and_the_rest_is_still_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    harness.run(harness.settings(training={"rounds": 1}), run)
+    assert probe(run) == 0
+    path = probe_file.path(run, 1)
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 1
+    path.write_bytes(content)
+    assert main(["inspect", str(run), "--verify"]) == 2
+    assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 1
+    said = capfd.readouterr().err
+    assert f"{path} is damaged" in said and f"pflmpi probe {run} --round 1" in said
+    assert (tmp_path / "report/figures/01-fedgmh/layer_cosines.csv").exists()
+    assert probe(run) == 0 and main(["inspect", str(run), "--verify"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--samples", "3"], "4 samples"),
+        (["--clients", "1"], "2 clients"),
+        (["--round", "9"], "no checkpoint of round 9"),
+        (["-s", "training.lr=9"], "training.lr"),
+        (["-s", "data.limit=9"], "data.limit"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_written(
+    options: list[str], word: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    harness.run(harness.settings(training={"rounds": 1}), tmp_path / "run")
+    assert main(["probe", str(tmp_path / "run"), *options]) == 2
+    assert word in capfd.readouterr().err
+    assert probe_file.rounds(tmp_path / "run") == []
+
+
+def test_other_data_than_the_run_had_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    harness.run(harness.settings(training={"rounds": 1}), run)
+    config = run / "config.yaml"
+    recorded = open_run(run).config["recorded"]["data"]
+    config.write_text(config.read_text().replace(recorded, "f" * len(recorded)))
+    assert probe(run) == 2
+    assert "the data has changed" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert probe(tmp_path) == 2
+    assert "is not a run" in capfd.readouterr().err

@@ -1,0 +1,243 @@
+"""The figures of a table, by hand from metrics files, and how they are printed and written."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import table_file
+from pflmpi.analysis import formats
+from pflmpi.analysis.table import Entry, Figure, entries, pick
+from pflmpi.cli import main
+from pflmpi.config.yaml_file import dump
+from pflmpi.store import metrics_file
+from pflmpi.sweep.cells import Cell, cells
+from pflmpi.sweep.table import Table, load
+
+Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def metrics(run: Path, scores: Sequence[Scores | None]) -> list[dict[str, str]]:
+    """Write the metrics of a run, None for a round without evaluation."""
+    run.mkdir(parents=True)
+    metrics_file.restart(run, 0)
+    for round, of_round in enumerate(scores, 1):
+        texts = ["", "", ""] if of_round is None else [f"{score:.6f}" for score in of_round]
+        line = [round, 3, *texts]
+        metrics_file.append(run, [*line, *[0] * (len(metrics_file.COLUMNS) - len(line))])
+    return metrics_file.read(run)
+
+
+def made(cell: Cell, out: Path, means: Sequence[float]) -> None:
+    """Write what a sweep leaves of a cell: its configuration and the metrics of its run."""
+    metrics(cell.run(out), [(mean, mean - 0.1, 0.25) for mean in means])
+    cell.config(out).write_text(dump(cell.raw))
+
+
+def small(folder: Path, **changes: Any) -> tuple[Table, list[Cell]]:
+    """The small table with one column and two seeds, and its cells."""
+    table = load(table_file.write(folder, columns={"few": {}}, **changes))
+    return table, cells(table, [], None)
+
+
+def of(table: Table, among: list[Cell], out: Path) -> dict[str, Entry]:
+    return {entry.row: entry for entry in entries(table, among, out)}
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "metric, figure, expected",
+    [
+        ("mean", "best", 50.0),
+        ("mean", "last", 40.0),
+        ("mean", "last10", (10 + 50 + 40) / 3),
+        ("weighted", "best", 60.0),
+        ("weighted", "last", 60.0),
+        ("spread", "best", 30.0),  # of the round with the best mean
+        ("spread", "last", 5.0),
+    ],
+)
+def test_a_figure_is_taken_from_the_evaluated_rounds(metric: str, figure: str, expected: float, tmp_path: Path) -> None:
+    scores = [(0.1, 0.1, 0.4), (0.5, 0.2, 0.3), None, (0.4, 0.6, 0.05)]
+    assert pick(metrics(tmp_path / "run", scores), metric, figure) == pytest.approx(expected)
+
+
+def test_the_honest_figure_is_the_mean_of_the_last_ten_evaluated_rounds(tmp_path: Path) -> None:
+    scores: list[Scores | None] = []
+    for percent in range(1, 13):
+        scores += [None, (percent / 100, 0, 0)]
+    assert pick(metrics(tmp_path / "run", scores), "mean", "last10") == pytest.approx(7.5)  # 3 to 12
+
+
+def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figure(tmp_path: Path) -> None:
+    table, among = small(tmp_path, published={"FedAvg": {"few": [86, 0.5]}, "Local": {"few": 70}})
+    made(among[0], tmp_path / "out", [0.8, 0.7])
+    made(among[1], tmp_path / "out", [0.6, 0.9])
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == Figure(pytest.approx(85.0), pytest.approx(50**0.5))  # of 80 and 90, over n - 1
+    assert entry.honest == Figure(pytest.approx(75.0), pytest.approx(0.0))
+    assert entry.over_clients == pytest.approx(25.0)
+    assert entry.published == Figure(86, 0.5) and entry.difference == pytest.approx(-1.0)
+    assert (entry.finished, entry.seeds, entry.done, entry.rounds, entry.state) == (2, 2, 4, 4, "")
+
+
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+    table, among = small(tmp_path, seeds=[5])
+    made(among[0], tmp_path / "out", [0.8, 0.7])
+    assert of(table, among, tmp_path / "out")["FedAvg"].ours == Figure(pytest.approx(80.0), None)
+
+
+@pytest.mark.parametrize(
+    "first, second, state, finished",
+    [
+        ([], [], "missing", 0),
+        ([0.5], [], "1/4 rounds", 0),
+        ([0.5, 0.6], [0.5], "1 of 2 seeds", 1),
+        ([0.5, 0.6, 0.7], [], "other configuration", 0),  # more rounds than the table wants
+    ],
+)
+def test_what_is_missing_or_unfinished_is_told(
+    first: list[float], second: list[float], state: str, finished: int, tmp_path: Path
+) -> None:
+    table, among = small(tmp_path)
+    for cell, means in zip(among[:2], (first, second), strict=True):
+        if means:
+            made(cell, tmp_path / "out", means)
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert (entry.state, entry.finished) == (state, finished)
+    assert (entry.ours is None) == (finished == 0)
+
+
+def test_a_run_made_with_another_configuration_is_not_used(tmp_path: Path) -> None:
+    table, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.5, 0.6])
+    made(among[1], tmp_path / "out", [0.7, 0.8])
+    raw = yaml.safe_load(among[0].config(tmp_path / "out").read_text())
+    raw["training"]["lr"] = 0.5
+    among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == Figure(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, other configuration"
+    raw["training"].pop("lr")
+    raw["checkpoint"] = {"keep": 1}  # a continuation may change it
+    among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
+    assert of(table, among, tmp_path / "out")["FedAvg"].state == ""
+
+
+# --- texts --------------------------------------------------------------------------------------------------------
+
+
+def an_entry(row: str, **known: Any) -> Entry:
+    values = {"ours": None, "honest": None, "over_clients": None, "published": None, "state": ""}
+    return Entry(row, "few", **{**values, **known}, finished=2, seeds=2, done=4, rounds=4)
+
+
+ENTRIES = [
+    an_entry("FedAvg", ours=Figure(98.634, 0.1), honest=Figure(98.5, 0.2), published=Figure(98.66, 0.3)),
+    an_entry("Local", published=Figure(70), state="1/4 rounds"),
+]
+
+
+def test_markdown_has_ours_beside_the_published_figure_and_then_the_honest_one(tmp_path: Path) -> None:
+    table, _ = small(tmp_path, notes=["first note"])
+    text = formats.markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
+    assert [line for line in text.splitlines() if line.startswith(("|", "#", "-", "pflmpi"))] == [
+        "# A small table",
+        "pflmpi sweep small.yaml",
+        "|  | few |",
+        "| --- | --- |",
+        "| FedAvg | 98.63 ± 0.10 (98.66 ± 0.30, -0.03) |",
+        "| Local | 1/4 rounds (70.00) |",
+        "|  | few |",
+        "| --- | --- |",
+        "| FedAvg | 98.50 ± 0.20 |",
+        "| Local | 1/4 rounds |",
+        "- first note",
+    ]
+    assert "nobody 2024, table 3" in text and "best round" in text and "last 10 evaluated rounds" in text
+
+
+def test_csv_has_a_line_with_everything_for_each_cell(tmp_path: Path) -> None:
+    table, _ = small(tmp_path)
+    first, second = csv.DictReader(formats.comma_separated(table, ENTRIES).splitlines())
+    assert first == {
+        "row": "FedAvg", "column": "few", "metric": "mean", "figure": "best", "ours": "98.63", "ours_std": "0.10",
+        "published": "98.66", "published_spread": "0.30", "difference": "-0.03", "last10": "98.50",
+        "last10_std": "0.20", "std_over_clients": "", "seeds_finished": "2", "seeds": "2", "rounds_done": "4",
+        "rounds": "4", "state": "done",
+    }  # fmt: skip
+    assert (second["ours"], second["difference"], second["state"]) == ("", "", "1/4 rounds")
+
+
+def test_latex_escapes_text_and_sets_signs(tmp_path: Path) -> None:
+    table, _ = small(tmp_path, rows={"A & B_1 #50% {x}": {}}, title="100 %\nsure")
+    lines = formats.latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
+    assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10 (98.66 $\pm$ 0.30, $-$0.03) \\" in lines
+    assert lines.count(r"\begin{tabular}{lr}") == lines.count(r"\bottomrule") == 2
+    assert lines[:2] == ["% 100 %", "% sure"]
+
+
+def vars_of(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in ("ours", "honest", "published")}
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_the_report_prints_the_table_and_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, among = small(tmp_path, published={"FedAvg": {"few": 80}}, notes=["a [note]"])
+    made(among[0], tmp_path / "out", [0.8, 0.7])
+    words = ["report", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    assert main([*words, "--write", str(tmp_path / "written")]) == 0
+    shown = capsys.readouterr().out
+    for text in ("A small table", "80.00 (80.00, +0.00)", "75.00", "missing", "nobody 2024, table 3", "a [note]"):
+        assert text in shown
+    assert sorted(path.name for path in (tmp_path / "written").iterdir()) == ["small.csv", "small.md", "small.tex"]
+    text = (tmp_path / "written" / "small.md").read_text(encoding="utf-8")
+    assert "80.00 (80.00, +0.00)" in text
+    assert f"pflmpi sweep {tmp_path}/small.yaml --out {tmp_path}/out --seeds 1\n" in text
+    assert not list((tmp_path / "out").glob("small.*"))
+
+
+def test_only_leaves_the_other_rows_and_columns_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table_file.write(tmp_path)
+    words = ["report", str(path), "--out", str(tmp_path / "out")]
+    assert main([*words, "--only", "FedAvg/few", "--only", "Local/many*"]) == 0
+    rows = [line for line in (tmp_path / "out" / "small.md").read_text().splitlines() if line.startswith("|")]
+    assert rows[0] == "|  | few | many (M) |" and rows[2:4] == ["| FedAvg | missing | - |", "| Local | - | missing |"]
+    assert main([*words, "--only", "fedavg/f*"]) == 0
+    text = (tmp_path / "out" / "small.md").read_text()
+    assert "many" not in text and "Local" not in text and "--only 'fedavg/f*'" in text
+    capsys.readouterr()
+    assert main([*words, "--only", "Fedper/*"]) == 2
+
+
+def test_overrides_choose_the_runs_that_were_made_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table, _ = small(tmp_path)
+    quick = ["training.rounds=1", "training.lr=0.5"]
+    made(cells(table, quick, None)[0], tmp_path / "sweeps" / "small", [0.8])
+    overrides = [word for text in quick for word in ("-s", text)]
+    assert main(["report", "small.yaml", "--seeds", "1", *overrides]) == 0
+    assert "80.00" in capsys.readouterr().out
+    assert (tmp_path / "sweeps" / "small" / "small.tex").exists()
+    assert main(["report", "small.yaml", "--seeds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "80.00" not in shown and "other configuration" in shown
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == "" and f"{tmp_path} is not a run" in shown.err and not (tmp_path / "out").exists()

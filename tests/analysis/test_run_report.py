@@ -1,0 +1,311 @@
+"""`pflmpi report RUN ...`: the page, its files, and what it does with folders that cannot be shown."""
+
+import csv
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import h5py
+import numpy as np
+import pytest
+
+import harness
+from pflmpi.analysis.drawing import style
+from pflmpi.analysis.drawing.files import draw
+from pflmpi.analysis.page import Section, page
+from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot, Stack
+from pflmpi.cli import main
+
+NOTHING_MORE = {"link", "script", "iframe", "object", "embed", "img"}
+POINT = Curve("one", np.ones(1), np.ones(1), low=np.zeros(1), high=np.full(1, 2.0), mark=0)
+UNKNOWN = np.full(3, np.nan)
+PLOTS: list[Plot] = [
+    Curves(
+        name="curves",
+        title="a",
+        caption="b",
+        x_label="round",
+        y_label="accuracy (%)",
+        curves=tuple(
+            Curve(
+                f"run {i}", np.arange(3), np.arange(3.0) + i, low=np.full(3, np.nan), high=np.full(3, np.nan), style=i
+            )
+            for i in range(20)
+        ),
+    ),
+    Curves(name="log", title="a", caption="b", x_label="x (s)", y_label="y", x_log=True, zero=True, curves=(POINT,)),
+    Curves(
+        name="named", title="a", caption="b", x_label="layer", y_label="y", curves=(POINT,), x_names=("fc1", "head")
+    ),
+    Stack(name="stack", title="a", caption="b", x_label="round", y_label="s", x=np.arange(2), parts={"a": np.ones(2)}),
+    Matrices(
+        name="unknown",
+        title="a",
+        caption="b",
+        row_label="client",
+        column_label="round",
+        value_label="v",
+        panels=(Panel("", np.full((2, 2), np.nan), [0, 1], [0, 1]),),
+    ),
+    Matrices(
+        name="categories",
+        title="a",
+        caption="b",
+        row_label="client",
+        column_label="round",
+        value_label="cluster",
+        panels=tuple(Panel(str(i), np.eye(3), range(3), range(3)) for i in range(4)),
+        categories=("0", "1"),
+        hide_diagonal=True,
+    ),
+    Clouds(
+        name="clouds",
+        title="a",
+        caption="b",
+        x_label="x",
+        y_label="y",
+        clouds=(Cloud("round 1", np.zeros((2, 2)), np.array([0, 3]), np.array([-1, 5])),),
+    ),
+]
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, its texts, and whether all are closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs: two that can be compared, and one with another partition."""
+    folder = tmp_path_factory.mktemp("runs")
+    harness.run(harness.settings(), folder / "gmh")
+    harness.run(harness.settings(algorithm={"name": "local"}), folder / "local")
+    other = {"name": "exdir", "clients": 5, "classes_per_client": 3, "alpha": 0.7, "min_samples": 4}
+    harness.run(harness.settings(partition=other, training={"rounds": 1}), folder / "other")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reported(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report over the two that can be compared."""
+    out = tmp_path_factory.mktemp("reported")
+    assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(out)]) == 0
+    return out
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
+
+
+def test_the_path_of_the_page_is_printed_and_nothing_else(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(runs / "local"), "--out", str(tmp_path)]) == 0
+    shown = capfd.readouterr()
+    assert shown.out == f"{tmp_path / 'report.html'}\n" and shown.err == ""
+
+
+def test_a_page_needs_nothing_else_and_names_files_that_are_there(reported: Path) -> None:
+    text = (reported / "report.html").read_text()
+    elements = Elements(text).found
+    assert not {tag for tag, _ in elements} & NOTHING_MORE
+    targets = [value or "" for _, attributes in elements for name, value in attributes.items() if name.endswith("href")]
+    files = [target for target in targets if not target.startswith(("#", "data:image/png;base64,"))]
+    assert len(files) == 3 * text.count("<figure>") >= 30
+    assert all((reported / file).stat().st_size > 0 for file in files)
+    assert "url(http" not in text and "@import" not in text and "prefers-color-scheme: dark" in text
+
+
+def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_touched(
+    runs: Path, tmp_path: Path
+) -> None:
+    assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
+    (tmp_path / "figures" / "01-fedgmh" / "mine.png").write_bytes(b"mine")
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["report", str(runs / "other"), "--out", str(tmp_path)]) == 0
+    there = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    targets = re.findall(r'href="(figures/[^"]+)"', (tmp_path / "report.html").read_text())
+    assert there == {"report.html", "runs.csv", "notes.txt", "figures/01-fedgmh/mine.png", *targets}
+    assert not (tmp_path / "figures" / "02-local").exists()
+
+
+def test_every_figure_has_words_for_those_who_do_not_see_it(runs: Path, tmp_path: Path) -> None:
+    assert main(["report", str(runs / "gmh"), "--out", str(tmp_path)]) == 0
+    drawings = [
+        attributes for tag, attributes in Elements((tmp_path / "report.html").read_text()).found if tag == "svg"
+    ]
+    assert len(drawings) >= 8
+    assert all(one["role"] == "img" and len(one["aria-label"] or "") > 40 for one in drawings)
+
+
+def test_text_follows_the_page_and_colours_are_its_variables(reported: Path) -> None:
+    text = (reported / "report.html").read_text()
+    drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert "currentColor" in drawn and "var(--c0)" in drawn
+    assert style.INK not in text and not any(colour in drawn for colour in style.COLOURS)
+    assert all(f"--c{number}: {colour}" in text for number, colour in enumerate(style.ON_DARK))
+
+
+def test_names_from_outside_are_escaped(runs: Path, tmp_path: Path) -> None:
+    for name in ("a<b>&x", "c"):
+        shutil.copytree(runs / "gmh", tmp_path / name)
+    assert main(["report", str(tmp_path / "a<b>&x"), str(tmp_path / "c"), "--out", str(tmp_path / "out")]) == 0
+    page_text = (tmp_path / "out" / "report.html").read_text()
+    assert "a<b>" not in page_text and "a&lt;b&gt;&amp;x" in page_text
+    assert "fedgmh a<b>&x" in Elements(page_text).texts
+
+
+def test_what_is_missing_is_said_where_it_would_be() -> None:
+    text = page("title", "about", [], [Section("one", figures=[Missing("Beta", "it is <not> there")])])
+    assert "<h3>Beta</h3>" in text and "Not shown: it is &lt;not&gt; there." in text and "Left out" not in text
+
+
+def test_the_tables_have_what_the_figures_show(reported: Path) -> None:
+    with open(reported / "figures" / "clients_at_the_end.csv") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["curve"] for line in lines} == {"fedgmh", "local"}
+    assert sorted(int(line["point"]) for line in lines if line["curve"] == "local") == list(range(7))
+    with open(reported / "runs.csv") as file:
+        assert [line["run"] for line in csv.DictReader(file)] == ["fedgmh", "local"]
+
+
+def test_a_run_that_has_just_begun_is_reported(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    shutil.copy(runs / "gmh" / "config.yaml", tmp_path / "new")
+    assert main(["report", str(tmp_path / "new"), "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "no round has been evaluated yet" in text and "has no good checkpoint" in text and "<figure>" not in text
+
+
+def test_many_runs_are_compared_and_the_first_shown_one_by_one(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pflmpi.analysis.contents.MOST_DETAILED", 1)
+    assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
+    assert "Only the first 1 runs are shown one by one" in (tmp_path / "report.html").read_text()
+    assert [path.name for path in (tmp_path / "figures").iterdir() if path.is_dir()] == ["01-fedgmh"]
+
+
+# --- what cannot be shown -----------------------------------------------------------------------------------------
+
+
+def test_runs_that_cannot_be_compared_are_left_out_naming_the_key(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(runs / name) for name in ("gmh", "other", "local")]
+    assert main(["report", *words, str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 1
+    shown = capfd.readouterr()
+    assert shown.err.splitlines() == [
+        f"pflmpi: {runs / 'other'} cannot be compared with {runs / 'gmh'}: partition.clients is 5 and not 7; "
+        "report it by itself",
+        f"pflmpi: {tmp_path / 'nowhere'} is no folder; name the folder that `pflmpi run` printed",
+    ]
+    text = (tmp_path / "report.html").read_text()
+    assert "partition.clients is 5 and not 7" in text and "nowhere is no folder" in text
+    with open(tmp_path / "runs.csv") as file:
+        assert [line["run"] for line in csv.DictReader(file)] == ["fedgmh", "local"]
+
+
+def test_another_seed_of_the_same_partition_can_be_compared(runs: Path, tmp_path: Path) -> None:
+    harness.run(harness.settings(seed=4, training={"rounds": 1}), tmp_path / "seed4")
+    assert main(["report", str(runs / "gmh"), str(tmp_path / "seed4"), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_other_data_with_the_same_configuration_is_found_by_its_hash(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs / "gmh", tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(re.sub(r"(recorded:.*?data: )\w+", r"\1feed", path.read_text(), flags=re.DOTALL))
+    assert main(["report", str(runs / "gmh"), str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
+    assert "the hash of the data is feed and not" in capfd.readouterr().err
+
+
+def test_a_truncated_checkpoint_is_named_and_the_rest_reported(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs / "gmh", tmp_path / "run")
+    damaged = tmp_path / "run" / "round_00003.h5"
+    damaged.write_bytes(damaged.read_bytes()[:2000])
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
+    assert f"{damaged} is damaged: 2000 bytes long" in capfd.readouterr().err
+    text = (tmp_path / "report.html").read_text()
+    assert "round_00003.h5 is damaged" in text and "round 2" in text and text.count("<figure>") >= 8
+
+
+def test_a_missing_shard_leaves_out_what_needs_it(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs / "gmh", tmp_path / "run")
+    for path in (tmp_path / "run" / "shards").iterdir():
+        path.unlink()
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
+    assert "_rank_000.h5 is missing" in capfd.readouterr().err
+    text = (tmp_path / "report.html").read_text()
+    assert "<h3>Similarity of the clients&#x27; layers</h3>" in text or "Similarity of the clients' layers" in text
+    assert "Accuracy over rounds" in text and text.count("Not shown:") >= 2
+
+
+def test_damaged_metrics_are_named(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(runs / "gmh", tmp_path / "run")
+    path = tmp_path / "run" / "metrics.csv"
+    path.write_text(path.read_text().replace("\n2,", "\ntwo,"))
+    assert main(["report", str(tmp_path / "run"), str(runs / "local"), "--out", str(tmp_path)]) == 1
+    assert "metrics.csv is damaged: column round" in capfd.readouterr().err
+
+
+def test_nothing_to_report_ends_with_2(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(runs / "gmh", tmp_path / "newer")
+    for path in (tmp_path / "newer").glob("round_*.h5"):
+        with h5py.File(path, "r+") as file:
+            file.attrs["format_version"] = 99
+    words = ["report", str(tmp_path / "newer"), str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
+    assert main(words) == 2
+    error = capfd.readouterr().err
+    assert "written by a newer pflmpi: its format version is 99" in error and "nowhere is no folder" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_tables_are_refused_for_runs(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(runs / "gmh"), "--seeds", "2"]) == 2
+    assert "--seeds is for the report of a table file" in capfd.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(runs / "gmh"), "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot write the report in" in capfd.readouterr().err
+
+
+# --- drawing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
+def test_every_kind_of_figure_can_be_drawn_and_twice_alike(plot: Plot, tmp_path: Path) -> None:
+    drawn = draw(plot, tmp_path)
+    first = drawn.svg.read_bytes()
+    assert drawn.png.read_bytes().startswith(b"\x89PNG") and ElementTree.fromstring(first).tag.endswith("svg")
+    assert ElementTree.fromstring(drawn.inline).tag.endswith("svg") and draw(plot, tmp_path).svg.read_bytes() == first
+    width = int.from_bytes(drawn.png.read_bytes()[16:20], "big")
+    assert width == 800
+
+
+def test_colours_differ_in_brightness_or_lines_differ() -> None:
+    looks = [(look["color"], look["linestyle"], look["marker"]) for look in (style.line(i, 10) for i in range(32))]
+    assert len(set(looks)) == 32
+    neighbours = [(looks[i][1] != looks[i + 1][1], looks[i][2] != looks[i + 1][2]) for i in range(31)]
+    assert all(any(pair) for pair in neighbours)

@@ -1,0 +1,154 @@
+"""Batch scripts: the text that `submit` writes, and the files in slurm/.
+
+After a wanted change of the text:  python tests/test_batch_scripts.py
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pflmpi.cluster import sbatch
+from pflmpi.cluster.script import Job, script, tasks
+from pflmpi.errors import ConfigError
+from project import GOLDEN, ROOT
+
+BATCH = sorted((ROOT / "slurm").glob("*.sbatch"))
+
+PLACE = {"chdir": "/home/me/first study", "open-mode": "append"}
+RUN = ("run", "configs/a.yaml", "-s", "training.rounds=20", "--out", "runs/a", "--continue")
+SWEEP = ("sweep", "tables/b.yaml", "--out", "sweeps/b", "--only", "FedGMH/*")
+JOBS = {
+    "torch": Job({"job-name": "a", **PLACE, "output": "runs/a.%j.log", "ntasks": "4"}, "/env/bin/python", RUN),
+    "pmix": Job(
+        {"job-name": "a", **PLACE, "output": "runs/a.%j.log", "nodes": "2", "gpus-per-task": "1", "exclusive": None},
+        "/env/bin/python",
+        RUN,
+        mpi="pmix",
+    ),
+    "requeue": Job(
+        {"job-name": "a", **PLACE, "output": "runs/a.%j.log", "requeue": None, "signal": "USR1@120", "time": "1:00:00"},
+        "/env/bin/python",
+        RUN,
+        mpi="pmi2",
+        requeue=True,
+    ),
+    "array": Job(
+        {"job-name": "b", **PLACE, "output": "sweeps/b.%A_%a.log", "array": tasks([0, 1, 2, 4, 7, 8], 3)},
+        "/env/bin/python",
+        SWEEP,
+        array=True,
+    ),
+}
+
+
+def golden(name: str) -> Path:
+    return GOLDEN / f"{name}.sbatch"
+
+
+# --- what submit writes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_text_is_the_golden_one(name: str) -> None:
+    assert script(JOBS[name]) == golden(name).read_text()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
+    lines = script(JOBS[name]).splitlines()
+    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
+    assert len(options) == len(JOBS[name].options) and max(options) < first
+
+
+def test_a_line_that_sbatch_would_read_as_another_is_refused() -> None:
+    for value in ("a\n#SBATCH --exclusive", "C:\\a"):
+        with pytest.raises(ConfigError, match="cannot read a line break or a backslash"):
+            script(Job({"job-name": value}, "python", RUN))
+
+
+def test_arguments_are_the_shells_words_again() -> None:
+    odd = ("run", "it's.yaml", "-s", "model={name: mlp}", "--out", "a b/$HOME")
+    text = script(Job({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
+    shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[3:] == list(odd)
+
+
+@pytest.mark.parametrize(
+    "words, ours, options",
+    [
+        (["a.yaml", "-N2", "-t", "1:00"], ["a.yaml"], {"nodes": "2", "time": "1:00"}),
+        (["-p", "gpu", "a.yaml", "--mem=4G"], ["a.yaml"], {"partition": "gpu", "mem": "4G"}),
+        (["--array", "t.yaml", "--time", "5", "--requeue"], ["--array", "t.yaml", "--requeue"], {"time": "5"}),
+        (["a.yaml", "--exclusive", "--nice=5", "-H"], ["a.yaml"], {"exclusive": None, "nice": "5", "hold": None}),
+        (["a.yaml", "-s", "seed=3", "--out", "x"], ["a.yaml", "-s", "seed=3", "--out", "x"], {}),
+    ],
+)
+def test_options_of_sbatch_are_told_from_ours(words: list[str], ours: list[str], options: dict[str, Any]) -> None:
+    assert sbatch.split(words) == (ours, options)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--output", "a", "-o", "b"], "--output is given twice, as 'a' and 'b'"),
+        (["--wrap=hostname"], "--wrap cannot be given to submit: submit writes the batch script"),
+        (["-D", "/tmp"], "--chdir cannot be given to submit"),
+        (["a.yaml", "--nodes"], "--nodes needs a value"),
+        (["--hold=yes"], "--hold takes no value"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        sbatch.split(words)
+
+
+def test_an_unknown_option_names_the_nearest_and_all_others() -> None:
+    with pytest.raises(ConfigError) as raised:
+        sbatch.refuse_unknown(["--patition=gpu"], ["--out"])
+    assert "unknown option '--patition'; did you mean '--partition'?" in str(raised.value)
+    assert {"--gpus-per-task,", "--out,"} <= set(str(raised.value).split()) and "--wrap" not in str(raised.value)
+
+
+@pytest.mark.slurm
+@pytest.mark.usefixtures("slurm")
+def test_this_slurm_has_no_option_that_we_do_not_know() -> None:
+    shown = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=True).stdout
+    known = {f"--{name}" for name in sbatch._KNOWN} | {"--array", "--requeue", "--help"}
+    assert set(re.findall(r"^ .{5}(--[a-z][a-z-]+)", shown, re.MULTILINE)) <= known
+
+
+# --- files for bash -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*BATCH, *(ROOT / "launch").iterdir(), *(golden(name) for name in JOBS)],
+    ids=lambda path: f"{path.parent.name}/{path.name}",
+)
+def test_bash_can_read_it(path: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_batch_scripts_are_the_four() -> None:
+    assert [path.stem for path in BATCH] == ["array", "requeue", "scaling", "train"]
+
+
+@pytest.mark.parametrize("path", BATCH, ids=lambda path: path.name)
+def test_a_batch_script_says_how_it_is_used_and_what_to_edit(path: Path, tmp_path: Path) -> None:
+    head = path.read_text().splitlines()[1:8]
+    assert any(f"#   sbatch {'--array=0-5 ' * (path.stem == 'array')}slurm/{path.name} " in line for line in head)
+    assert any(line.startswith("# Edit here") for line in head)
+    done = subprocess.run(["bash", str(path)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("usage: sbatch ")
+
+
+if __name__ == "__main__":
+    for name, job in JOBS.items():
+        golden(name).write_text(script(job))
+        sys.stdout.write(f"{golden(name)}\n")

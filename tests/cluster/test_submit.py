@@ -1,0 +1,221 @@
+"""`pflmpi submit` with programs that stand in for Slurm's: what is refused, what sbatch gets, what is printed."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import harness
+import table_file
+from pflmpi.cli import main
+from pflmpi.cluster.queue import cells_file
+from pflmpi.sweep.cells import cells
+from pflmpi.sweep.table import load
+
+QUEUED = """JobId=7 JobName=a
+   JobState=PENDING Reason=Priority Dependency=(null)
+   Comment=pflmpi:{out}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where `submit` is started, with a configuration and a Slurm whose queue is empty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(harness.settings()))
+    program("sbatch", 'printf "%s\\n" "$@" > words; cat > script; echo "42;here"')
+    program("squeue", ":")
+    return tmp_path
+
+
+def program(name: str, text: str) -> None:
+    path = Path("bin") / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def directives(text: str) -> list[str]:
+    return [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH")]
+
+
+def last_line(text: str) -> list[str]:
+    return shlex.split(text.strip().splitlines()[-1])
+
+
+# --- one run ------------------------------------------------------------------------------------------------------
+
+
+def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["submit", "small.yaml", "--nodes=2", "--time", "1:00:00", "-s", "seed=4", "--mpi", "pmix"]
+    assert main([*command, "--dry-run"]) == 0
+    shown = capfd.readouterr()
+    assert "make runs/ before you submit this" in shown.err
+    assert sorted(path.name for path in folder.iterdir()) == ["bin", "small.yaml"]
+    assert main(command) == 0
+    assert (folder / "script").read_text() == shown.out
+    words = (folder / "words").read_text().splitlines()
+    assert words == ["--parsable", *directives(shown.out)]  # SBATCH_ variables come before the script, words do not
+    assert set(words) >= {"--nodes=2", "--time=1:00:00", "--job-name=small", f"--chdir={folder}"}
+    assert set(words) >= {f"--comment=pflmpi:{folder}/runs/small", "--output=runs/small.%j.log"}
+    rank = ["run", "small.yaml", "-s", "seed=4", "--out", "runs/small", "--continue"]
+    assert last_line(shown.out) == ["srun", "--mpi=pmix", "--kill-on-bad-exit=1", sys.executable, "-m", "pflmpi", *rank]
+    assert (folder / "runs").is_dir()
+
+
+def test_it_says_what_was_submitted_and_how_to_watch_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "small.yaml", "--out", "first run"]) == 0
+    assert capfd.readouterr().out.splitlines() == [
+        "job 42: first run",
+        "log: first run.42.log",
+        "watch: pflmpi status 42    or: tail -F 'first run.42.log'",
+    ]
+
+
+def test_options_of_sbatch_take_the_place_of_ours(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["-o", "logs/%j.txt", "-J", "mine", "--requeue", "--signal=USR2@300", "--open-mode=truncate"]
+    assert main(["submit", *options, "small.yaml"]) == 0
+    found = directives((folder / "script").read_text())
+    assert set(found) >= {"--output=logs/%j.txt", "--job-name=mine", "--signal=USR2@300", "--open-mode=truncate"}
+    assert len({option.partition("=")[0] for option in found}) == len(found)
+    assert "log: logs/42.txt" in capfd.readouterr().out and (folder / "logs").is_dir()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_percent_sign_in_a_name_is_no_pattern(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "small.yaml", "--out", "50%j"]) == 0
+    assert "--output=50%%j.%j.log" in directives(Path("script").read_text())
+    assert "log: 50%j.42.log" in capfd.readouterr().out
+
+
+def test_a_requeueing_job_is_warned_and_requeues_itself(folder: Path) -> None:
+    assert main(["submit", "small.yaml", "--requeue"]) == 0
+    text = (folder / "script").read_text()
+    assert {"--requeue", "--signal=USR1@120", "--open-mode=append"} <= set(directives(text))
+    assert "-eq 75 ]" in text and 'scontrol requeue "$SLURM_JOB_ID"' in text
+    assert main(["submit", "small.yaml"]) == 0
+    text = (folder / "script").read_text()
+    assert "--requeue" not in directives(text) and "scontrol" not in text
+
+
+def test_a_run_that_is_done_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    harness.run(harness.settings(), folder / "run")
+    assert main(["submit", "small.yaml", "--out", "run"]) == 0
+    assert capfd.readouterr().out == "all 3 rounds of run are done; nothing to submit\n"
+    assert not (folder / "script").exists()
+    assert main(["submit", "small.yaml", "--out", "run", "-s", "training.rounds=4"]) == 0
+    assert (folder / "script").exists()
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["small.yaml", "-s", "training.lr=-1"], "training.lr = -1"),
+        (["nothing.yaml"], "cannot read nothing.yaml"),
+        (["small.yaml", "--nods=2"], "unknown option '--nods'; did you mean '--nodes'? known: --account"),
+        (["small.yaml", "other.yaml"], "unexpected argument 'other.yaml'"),
+        (["-a", "0-3", "small.yaml"], "-a: the numbers of an array follow from its table"),
+        ([], "give one of them"),
+        (["small.yaml", "--array", "table.yaml"], "give one of them"),
+        (["small.yaml", "--jobs", "2"], "--jobs is for --array TABLE"),
+        (["small.yaml", "--only", "A/*"], "--only is for --array TABLE"),
+        (["--array", "small.yaml", "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["small.yaml", "--requeue", "--no-requeue"], "both given"),
+        (["small.yaml", "--signal=B:USR1@60"], "write --signal=USR1@60"),
+        (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
+        (["small.yaml", "-s", "runtime.faults=continue"], "launch/mpirun --ft"),
+        (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
+    ],
+)
+def test_wrong_input_is_refused_and_nothing_submitted(
+    words: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", *words]) == 2
+    assert expected in capfd.readouterr().err
+    assert not (folder / "script").exists() and not (folder / "runs").exists()
+
+
+def test_a_run_of_another_configuration_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    harness.run(harness.settings(), folder / "runs" / "small")
+    assert main(["submit", "small.yaml", "-s", "training.lr=0.7"]) == 2
+    assert "training.lr = 0.1 in the run, 0.7 now" in capfd.readouterr().err
+    assert not (folder / "script").exists()
+
+
+def test_a_second_job_for_a_folder_must_wait_for_the_first(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    comment = f"pflmpi:{folder}/runs/small"
+    program("squeue", f'printf "7\\x1fa\\x1f{comment}\\n"')
+    program("scontrol", f"cat <<'END'\n{QUEUED.format(out=folder / 'runs' / 'small')}END")
+    assert main(["submit", "small.yaml"]) == 2
+    assert "job 7 is PENDING and works in runs/small already" in capfd.readouterr().err
+    assert not (folder / "script").exists()
+    assert main(["submit", "small.yaml", "--dependency=afterany:7"]) == 0
+    assert main(["submit", "small.yaml", "--out", "runs/other"]) == 0
+
+
+def test_what_sbatch_refuses_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
+    assert main(["submit", "small.yaml", "--partition=none"]) == 2
+    shown = capfd.readouterr()
+    assert "sbatch has refused the job: sbatch: error: invalid partition specified: none" in shown.err
+    assert shown.out == ""
+
+
+def test_a_machine_without_slurm_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(folder / "bin")
+    monkeypatch.setenv("PATH", str(folder))
+    assert main(["submit", "small.yaml"]) == 2
+    assert "there is no sbatch here: submit on a login node of a Slurm cluster" in capfd.readouterr().err
+    assert main(["submit", "small.yaml", "--dry-run"]) == 0
+
+
+# --- a sweep ------------------------------------------------------------------------------------------------------
+
+
+def test_an_array_has_the_cells_that_are_not_done(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = table_file.write(folder)  # 2 rows, 2 columns, 2 seeds
+    for number in (0, 5):
+        cell = cells(load(path), [], None)[number]
+        harness.run(cell.raw, cell.run(Path("sweeps/small")))
+    command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2"]
+    assert main([*command, "--mpi", "pmi2"]) == 0
+    text = (folder / "script").read_text()
+    assert {"--array=1-4,6-7%2", "--output=sweeps/small.%A_%a.log"} <= set(directives(text))
+    (line,) = [line for line in text.splitlines() if "SLURM_ARRAY_TASK_ID" in line]
+    launcher = "srun --mpi=pmi2 --kill-on-bad-exit=1"
+    rest = ["sweep", "small.yaml", "--out", "sweeps/small", "--cell", "$SLURM_ARRAY_TASK_ID", "--launcher", launcher]
+    assert shlex.split(line) == [sys.executable, "-m", "pflmpi", *rest]
+    shown = capfd.readouterr().out
+    assert "job 42: sweeps/small, 6 of 8 cells" in shown and "tail -F sweeps/small.42_*.log" in shown
+    names = cells_file(Path("sweeps/small"), "42").read_text().splitlines()
+    assert (len(names), names[5]) == (8, "Local/few/seed1")
+    assert main([*command, "--only", "FedAvg/few", "--seeds", "1"]) == 0
+    assert capfd.readouterr().out == "all 1 cells in sweeps/small are done; nothing to submit\n"
+
+
+def test_the_cells_of_an_array_are_those_of_its_options(folder: Path) -> None:
+    table_file.write(folder)
+    options = ["--only", "Local/*", "--seeds", "1", "-s", "training.rounds=1"]
+    assert main(["submit", "--array", "small.yaml", *options]) == 0
+    text = (folder / "script").read_text()
+    assert "--array=0-1" in directives(text)
+    words = last_line(text)
+    assert sorted(words[words.index("--out") + 2 : words.index("--cell")]) == sorted(options)
+
+
+def test_a_table_with_a_wrong_cell_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = table_file.write(folder, exceptions=[{"row": "Local", "set": {"model": {"hidden": -1}}}])
+    assert main(["submit", "--array", str(path)]) == 2
+    assert "Local/few: model.hidden = -1" in capfd.readouterr().err
+    table_file.write(folder)
+    cell = cells(load(path), [], None)[0]
+    harness.run(cell.raw, cell.run(Path("sweeps/small")))
+    assert main(["submit", "--array", str(path), "-s", "training.momentum=0.5"]) == 2
+    assert "FedAvg/few/seed0: sweeps/small/FedAvg/few/seed0 cannot be continued" in capfd.readouterr().err
+    assert not (folder / "script").exists()

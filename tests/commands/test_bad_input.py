@@ -1,0 +1,246 @@
+"""Wrong input gives one clear error, exit code 2, no traceback, on rank 0, and leaves nothing behind."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import harness
+import processes
+from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.config import load as configuration
+from pflmpi.errors import CheckpointError, PflmpiError, UserError
+from pflmpi.run.start import stored_config
+from pflmpi.store import run_folder
+
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"trainig": {}}, ["unknown key 'trainig'", "did you mean 'training'"]),
+    ({"training": {"lrr": 1}}, ["unknown key in training: 'lrr'", "did you mean 'lr'"]),
+    ({"training": {"lr": "fast"}}, ["training.lr = 'fast'", "must be a valid number"]),
+    ({"training": {"participation": 0}}, ["training.participation = 0", "greater than 0"]),
+    ({"training": {"participation": 1.5}}, ["training.participation = 1.5", "less than or equal to 1"]),
+    ({"training": {"rounds": -1}}, ["training.rounds = -1"]),
+    ({"training": {"batch_size": 0}}, ["training.batch_size = 0"]),
+    ({"training": {"precision": "fp8"}}, ["training.precision = 'fp8'", "'fp32'", "'bf16'"]),
+    ({"training": {"precision": "tf32"}}, ["tf32", "CUDA"]),
+    ({"training": {"rounds": True}}, ["training.rounds = True"]),
+    ({"seed": -3}, ["seed = -3"]),
+    ({"seed": "x"}, ["seed = 'x'"]),
+    ({"algorithm": {"name": "fedrpoto"}}, ["unknown algorithm 'fedrpoto'", "did you mean 'fedproto'"]),
+    ({"algorithm": {}}, ["algorithm.name is missing", "fedavg"]),
+    ({"algorithm": {"name": "fedprox", "mu": 1}}, ["unknown key in algorithm: 'mu'", "prox_weight"]),
+    (
+        {"algorithm": {"name": "fedprox", "prox_weight": -1}},
+        ["algorithm.prox_weight = -1", "greater than or equal to 0"],
+    ),
+    ({"algorithm": {"name": "fedgmh", "variant": "twohead"}}, ["algorithm.variant = 'twohead'", "'onehead'"]),
+    ({"model": {"name": "mlpp"}}, ["unknown model 'mlpp'", "did you mean 'mlp'"]),
+    ({"model": {"name": "mlp", "hidden": 0}}, ["model.hidden = 0"]),
+    ({"model": {"name": "cnn"}}, ["8x8", "kernel"]),
+    ({"model": []}, ["model = []"]),
+    ({"model": "mlp"}, ["model = 'mlp'", "mapping"]),
+    ({"data": {"name": "digit"}}, ["unknown dataset 'digit'", "did you mean 'digits'"]),
+    ({"data": {"name": "mnist", "root": "/nowhere"}}, ["/nowhere", "download"]),
+    ({"partition": {"name": "exdir", "clients": 20, "classes_per_client": 12, "alpha": 1.0}}, ["12", "10"]),
+    ({"partition": {"name": "iid", "clients": 100000}}, ["100000", "400"]),
+    ({"partition": {"name": "exdri", "clients": 5}}, ["unknown partition 'exdri'", "did you mean 'exdir'"]),
+    ({"partition": {"name": "exdir", "clients": 5, "alpha": 1.0}}, ["classes_per_client"]),
+    ({"partition": {"path": "/nowhere.npz"}}, ["/nowhere.npz"]),
+    ({"runtime": {"device": "cuda"}}, ["cuda"]),
+    ({"runtime": {"gpus": 64}}, ["64"]),
+    ({"runtime": {"threads": 0}}, ["runtime.threads = 0"]),
+    ({"checkpoint": {"every": 0}}, ["checkpoint.every = 0"]),
+    (
+        {"model": [{"name": "mlp"}, {"name": "mlp", "hidden": 7}], "algorithm": {"name": "fedavg"}},
+        ["FedAvg", "one architecture"],
+    ),
+    (
+        {"model": [{"name": "mlp"}, {"name": "mlp", "hidden": 7}], "algorithm": {"name": "fedproto"}},
+        ["'means'", "100", "7", "same number of features"],
+    ),
+    (
+        {"model": {"name": "resnet18"}, "runtime": {"executor": "lanes"}},
+        ["lanes", "batch norm", "loop"],
+    ),
+]
+
+
+@pytest.mark.parametrize("change, words", REFUSED, ids=lambda value: str(value)[:60] if isinstance(value, dict) else "")
+def test_wrong_configurations_are_refused_with_a_clear_text(
+    change: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pflmpi.runtime.devices import choose
+    from pflmpi.transports.detect import ALONE
+
+    raw = dict(harness.QUICK)
+    for name, value in change.items():
+        keep = isinstance(value, dict) and "name" not in value and "path" not in value and name in raw and value
+        raw[name] = {**raw[name], **value} if keep and name not in ("partition", "model") else value
+    if "device" in change.get("runtime", {}) or "gpus" in change.get("runtime", {}):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError) as caught:
+        config = configuration.parse(raw)
+        choose(config.runtime, config.training, ALONE)
+        harness.run(raw, tmp_path / "run")
+    assert caught.value.exit_code == 2
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text and "Traceback" not in text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("text", ["training.lr", "=3", "trainig.lr=1", "training.lr=[", "data.name"])
+def test_wrong_overrides_are_refused(text: str) -> None:
+    with pytest.raises(PflmpiError, match=r"override|unknown section"):
+        configuration.parse(configuration.override(harness.QUICK, [text]))
+
+
+def test_exponents_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("training: {lr: 1e-3, weight_decay: 1E-4}\n")
+    assert configuration.read(tmp_path / "c.yaml")["training"] == {"lr": 1e-3, "weight_decay": 1e-4}
+    assert configuration.override({}, ["training.lr=5e-2"]) == {"training": {"lr": 0.05}}
+
+
+@pytest.mark.parametrize("content", ["a: [", "- 1", "just text", "\x00"])
+def test_files_that_are_no_configuration_are_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(content)
+    with pytest.raises(PflmpiError, match=r"c\.yaml"):
+        configuration.load(tmp_path / "c.yaml")
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    first = harness.run(harness.settings(), tmp_path / "run")
+    with pytest.raises(UserError, match=r"holds a run already.*resume"):
+        harness.run(harness.settings(seed=9), tmp_path / "run")
+    assert harness.digest(tmp_path / "run") == first
+
+
+@pytest.mark.parametrize("change", ["training.lr=0.5", "seed=8", "algorithm.critical_share=0.1", "runtime.threads=2"])
+def test_continuing_with_another_configuration_is_refused(change: str, tmp_path: Path) -> None:
+    harness.run(harness.settings(), tmp_path / "run")
+    with pytest.raises(CheckpointError) as caught:
+        stored_config(tmp_path / "run", [change])
+    assert change.split("=")[0] in str(caught.value) and "in the run" in str(caught.value)
+
+
+def test_a_continuation_may_change_where_it_runs(tmp_path: Path) -> None:
+    harness.run(harness.settings(), tmp_path / "run")
+    config = stored_config(
+        tmp_path / "run", ["runtime.timeout=5", "runtime.server=dedicated", "checkpoint.keep=1", "data.root=/elsewhere"]
+    )
+    assert config.runtime.timeout == 5 and str(config.data.root) == "/elsewhere"
+
+
+def test_a_run_of_a_version_whose_clients_keep_something_else_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.run(harness.settings(), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    today = FedGMH.init_client
+    more = {"newly_kept": torch.zeros(2)}
+    monkeypatch.setattr(FedGMH, "init_client", lambda self, task, client: {**today(self, task, client), **more})
+    with pytest.raises(UserError, match=r"newly_kept.*the version that wrote it"):
+        harness.resume(tmp_path / "run", ("training.rounds=5",))
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_changed_data_is_noticed(tmp_path: Path) -> None:
+    harness.run(harness.settings(), tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    raw = yaml.safe_load(path.read_text())
+    raw["recorded"]["data"] = "0" * 64
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(UserError, match="data has changed"):
+        harness.resume(tmp_path / "run")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    whole = harness.run(harness.settings(training={"rounds": 4}), tmp_path / "run", 2)
+    newest = tmp_path / "run" / "round_00004.h5"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 64] = b"\xff" * 64
+    newest.write_bytes(content[:-100])
+    assert run_folder.newest_good(tmp_path / "run")[0] == 3
+    assert harness.resume(tmp_path / "run") == whole
+
+
+def test_a_run_without_a_good_checkpoint_says_so(tmp_path: Path) -> None:
+    harness.run(harness.settings(), tmp_path / "run")
+    for file in (tmp_path / "run").glob("round_*.h5"):
+        file.write_bytes(b"nothing")
+    with pytest.raises(UserError, match="round_00003"):
+        harness.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_diverging_client_is_named(ranks: int, tmp_path: Path) -> None:
+    raw = harness.settings(algorithm={"name": "fedavg"}, training={"lr": 1e30})
+    with pytest.raises(PflmpiError, match=r"round 1: client \d+ diverged.*lower training.lr") as caught:
+        harness.run(raw, tmp_path / "run", ranks)
+    assert caught.value.exit_code == 3
+    assert run_folder.newest_good(tmp_path / "run")[0] == 0
+
+
+def write(raw: dict[str, Any], folder: Path) -> str:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return str(path)
+
+
+@pytest.mark.parametrize("way", ["alone", "mpi", "torchrun"])
+def test_the_command_line_shows_one_error_and_ends_with_2(way: str, tmp_path: Path) -> None:
+    raw = harness.settings(data={"name": "mnist", "root": str(tmp_path)})  # found wrong only when all ranks are up
+    command = [*processes.start_way(way, 2), "run", write(raw, tmp_path), "--out", str(tmp_path / "run")]
+    done = processes.call(command + (["--ranks", "2"] if way == "alone" else []))
+    assert done.returncode == (1 if way == "torchrun" else 2), done.stderr  # torchrun has one code for all failures
+    lines = [line for line in done.stderr.splitlines() if line.startswith("pflmpi:")]
+    assert len(lines) == 1 and str(tmp_path) in lines[0], done.stderr
+    if way != "torchrun":  # which reports the failure of its child with a traceback of its own
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    raw = harness.settings(data={"name": "mnist", "root": str(tmp_path)})
+    done = processes.call([*processes.PFLMPI, "run", write(raw, tmp_path), "--ranks", "1", "--debug"])
+    assert done.returncode == 2 and "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["alone", "mpi", "torchrun"])
+def test_a_fault_on_one_rank_stops_all_and_shows_the_cause(way: str, tmp_path: Path) -> None:
+    raw = harness.settings(algorithm={"name": "fedavg"}, training={"lr": 1e30, "participation": 0.15})
+    command = [*processes.start_way(way, 3), "run", write(raw, tmp_path), "--out", str(tmp_path / "run"), "--quiet"]
+    done = processes.call(command + (["--ranks", "3"] if way == "alone" else []), timeout=60)
+    assert done.returncode == (1 if way == "torchrun" else 3), done.stderr
+    first = next(line for line in done.stderr.splitlines() if line.startswith("pflmpi:"))
+    assert "diverged" in first, done.stderr
+
+
+def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = shutil.which("mount") and processes.call(["mount", "-t", "tmpfs", "-o", "size=1500k", "none", str(small)])
+    if not mounted or mounted.returncode:
+        pytest.skip("needs root to mount a small file system")
+    try:
+        raw = harness.settings(training={"rounds": 50}, checkpoint={"keep": 0}, model={"name": "mlp", "hidden": 200})
+        command = [
+            *processes.PFLMPI,
+            "run",
+            write(raw, tmp_path),
+            "--ranks",
+            "1",
+            "--out",
+            str(small / "run"),
+            "--quiet",
+        ]
+        done = processes.call(command)
+        assert done.returncode == 3, done.stderr
+        assert "No space left" in done.stderr and "resume" in done.stderr, done.stderr
+        good, _ = run_folder.newest_good(small / "run")
+        assert good >= 0 and run_folder.verify(small / "run", good) == []
+    finally:
+        processes.call(["umount", str(small)])

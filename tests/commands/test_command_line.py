@@ -1,0 +1,246 @@
+"""The command line: frozen help, quick help, what each command prints, and a run from the command line alone.
+
+After a wanted change of the help:  python tests/test_command_line.py > tests/golden/help.txt
+"""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import yaml
+
+import harness
+import pflmpi
+import processes
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.cli import main, parser
+from pflmpi.config import load as configuration
+from pflmpi.data import SOURCES
+from pflmpi.data.partitions import PARTITIONS
+from pflmpi.models import MODELS
+from pflmpi.run.build import load_federation
+from pflmpi.store import run_folder
+from project import GOLDEN
+
+HELP = GOLDEN / "help.txt"
+HEAVY = ("torch", "numpy", "pydantic", "rich", "yaml", "h5py", "sklearn")
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(harness.settings()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three rounds that keeps two checkpoints."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    harness.run(harness.settings(checkpoint={"keep": 2}), folder)
+    return folder
+
+
+def commands() -> dict[str, object]:
+    return next(dict(action.choices) for action in parser()._actions if isinstance(action.choices, dict))
+
+
+def help_texts() -> str:
+    """The help of the program and of each command, without what depends on Python's version: blanks and repetition."""
+    parsers = {"": parser(), **commands()}
+    texts = []
+    for name, one in parsers.items():
+        with patch.dict(os.environ, COLUMNS="80"):
+            text = one.format_help()  # type: ignore[attr-defined]
+        text = re.sub(r"-s KEY=VALUE, --set KEY=VALUE", "-s, --set KEY=VALUE", text)  # as from Python 3.13 on
+        paragraphs = [" ".join(part.split()) for part in re.split(r"\n(?=  ?-|    [a-z]|\S)", text)]
+        texts.append("\n".join([f"$ pflmpi {name} --help".replace("  ", " "), *filter(None, paragraphs)]))
+    return "\n\n".join(texts) + "\n"
+
+
+# --- help ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_help_of_every_command_is_the_golden_one() -> None:
+    assert help_texts() == HELP.read_text()
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    command = [str(processes.BIN / "pflmpi"), "--help"]
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        seconds.append(time.perf_counter() - start)
+        assert done.returncode == 0 and done.stdout.startswith("usage: pflmpi"), done.stderr
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", *command], capture_output=True, text=True, timeout=60, check=True
+    )
+    loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in shown.stderr.splitlines() if "|" in line}
+    assert "argparse" in loaded and not loaded & set(HEAVY)
+    assert statistics.median(seconds) < 0.3, seconds
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"pflmpi {pflmpi.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["rnu"], ["run"], ["inspect", "x", "--round", "last"], ["list", "--out", "x"]])
+def test_a_wrong_command_line_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "usage: pflmpi" in shown.err and "error:" in shown.err
+
+
+# --- commands that show -------------------------------------------------------------------------------------------
+
+
+def test_list_has_a_line_for_everything_registered(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = {line.split()[0]: line for line in lines if line.strip()}
+    for registry in (ALGORITHMS, SOURCES, PARTITIONS, MODELS):
+        for name in registry:
+            assert name in told and len(told[name].split()) > 3, name
+    for registry in (ALGORITHMS, MODELS, SOURCES):
+        for name, item in registry.items():
+            assert " ".join(item.summary.split()) in " ".join(told[name].split()), name
+    for name, kind in ALGORITHMS.items():
+        assert kind.paper in told[name], name
+    # 582,026 float32 of the whole cnn; labels and means of 2 classes; 2 heads of 512 x 10 + 10.
+    assert told["fedavg"].count("2.22 MiB") == 2 and round(582026 * 4 / 2**20, 2) == 2.22
+    assert "4.01 KiB: means (class means)" in told["fedgmh"] and round(2 * (4 * 512 + 4) / 2**10, 2) == 4.01
+    assert "40.08 KiB: heads (of its classes)" in told["fedgmh"] and round(2 * 4 * 5130 / 2**10, 2) == 40.08
+
+
+def test_schema_has_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    text = capsys.readouterr().out
+    resolved = configuration.parse(harness.settings()).resolved()
+    for section in ("data", "training", "evaluation", "checkpoint", "runtime"):
+        for key in resolved[section]:
+            assert re.search(rf"^.?\s*{key}\b", text, re.MULTILINE), f"{section}.{key}"
+    for kind, registry in (("algorithm", ALGORITHMS), ("model", MODELS), ("partition", PARTITIONS)):
+        for name in registry:
+            assert f"{kind}: {{name: {name}}}" in text
+    # A type, a range, a default and a meaning, for one of each kind of section.
+    for words in (
+        ["participation", "float, above 0, at most 1", "1.0", "share of the clients"],
+        ["critical_share", "float, at least 0, at most 1", "0.5"],
+        ["classes_per_client", "int >= 1", "required"],
+        ["variant", "full | onehead | avghead | oneavg", "full"],
+    ):
+        lines = [line for line in text.splitlines() if words[0] in line]
+        assert any(all(word in line for word in words) for line in lines), (words, lines)
+
+
+def test_partition_shows_who_holds_what_and_the_hash(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation = load_federation(configuration.load(config))
+    assert main(["partition", str(config), "--save", str(tmp_path / "who.npz")]) == 0
+    text = capsys.readouterr().out
+    assert federation.digest in text.replace("\n", "")
+    rows = [line.split() for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+\d+\s+\d+\s", line)]
+    sizes = zip(range(7), federation.num_train, federation.num_test, (federation.class_counts > 0).sum(1), strict=True)
+    assert [row[:4] for row in rows] == [[str(value) for value in size] for size in sizes]
+    reused = configuration.parse({**harness.settings(), "partition": {"path": str(tmp_path / "who.npz")}})
+    assert load_federation(reused).digest == federation.digest
+    assert main(["partition", str(config), "-s", "seed=4"]) == 0
+    assert federation.digest not in capsys.readouterr().out.replace("\n", "")
+
+
+def test_inspect_prints_the_digest_of_the_newest_round(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(finished), "--digest"]) == 0
+    assert capsys.readouterr().out == run_folder.digest(finished, 3) + "\n"
+
+
+def test_inspect_prints_the_digest_of_a_named_round(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(finished), "--digest", "--round", "2"]) == 0
+    second = capsys.readouterr().out
+    assert second == run_folder.digest(finished, 2) + "\n" != run_folder.digest(finished, 3) + "\n"
+
+
+def test_inspect_shows_every_array_with_its_shape(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(finished), "--round", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "round 2" in text and "checkpoints: 2, 3" in text
+    assert f"digest: {run_folder.digest(finished, 2)}" in text
+    for path, shape in (("server/heads/weight", "[10, 10, 12]"), ("clients/model/head/weight", "[7, 10, 12]")):
+        assert any(path in line and shape in line for line in text.splitlines()), path
+    assert "metrics/correct" in text and "bytes/up" in text
+
+
+@pytest.mark.parametrize("round", ["1", "4"])
+def test_inspecting_a_round_that_is_not_there_ends_with_2(
+    round: str, finished: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(finished), "--round", round]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("pflmpi: ") and shown.err.count("\n") == 1
+    assert f"no checkpoint of round {round}" in shown.err and "2, 3" in shown.err
+
+
+def test_inspecting_what_is_no_run_ends_with_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path / "nothing")]) == 2
+    assert str(tmp_path / "nothing") in capfd.readouterr().err
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_out_goes_to_a_folder_with_its_name_and_the_time(config: Path, tmp_path: Path) -> None:
+    done = processes.call([*processes.PFLMPI, "run", str(config), "--ranks", "1"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"small-\d{8}-\d{6}", folder.name)
+    assert done.stdout.splitlines()[-1] == f"run: runs/{folder.name}"
+    assert [line.split()[:2] for line in done.stderr.splitlines()] == [["round", f"{round}/3"] for round in (1, 2, 3)]
+    assert harness.digest(folder) == harness.run(harness.settings(), tmp_path / "expected")
+
+
+def test_a_run_and_its_continuation_with_other_ranks(config: Path, tmp_path: Path) -> None:
+    expected = harness.run(harness.settings(training={"rounds": 4}), tmp_path / "expected")
+    run = str(tmp_path / "run")
+    start = ["run", str(config), "--out", run, "-s", "training.rounds=2", "--ranks", "2", "--quiet"]
+    done = processes.call([*processes.PFLMPI, *start])
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert run_folder.read_attributes(Path(run), 2)["ranks"] == 2
+    done = processes.call([*processes.PFLMPI, "resume", run, "-s", "training.rounds=4", "--ranks", "1", "--quiet"])
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert run_folder.read_attributes(Path(run), 4)["ranks"] == 1
+    shown = processes.call([*processes.PFLMPI, "inspect", run, "--digest"])
+    assert shown.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("ranks", ["0", "-1"])
+def test_an_impossible_number_of_ranks_ends_with_2(
+    ranks: str, config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(config), "--ranks", ranks, "--out", str(tmp_path / "run")]) == 2
+    assert f"--ranks {ranks}: must be at least 1" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(help_texts())

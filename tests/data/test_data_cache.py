@@ -1,0 +1,141 @@
+"""The cache of arrays that the ranks of a node share."""
+
+import logging
+import os
+import stat
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from pflmpi.data.cache import cached, private_folder
+from pflmpi.data.dataset import Dataset
+from raw_files import alike, toy
+
+
+class Reader:
+    """Reads a toy dataset and counts how often."""
+
+    def __init__(self, file: Path) -> None:
+        self.calls = 0
+        file.write_text("raw")
+        self.files = [file]
+
+    def __call__(self) -> Dataset:
+        self.calls += 1
+        return toy([20, 20], [5, 5])
+
+    def load(self, folder: Path | None) -> Dataset:
+        return cached("toy", self.files, self, folder)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    return Reader(tmp_path / "raw")
+
+
+def entry(folder: Path) -> Path:
+    """Return the only entry of a cache folder."""
+    found = [path for path in folder.iterdir() if path.is_dir()]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_data_is_read_once_and_then_mapped(reader: Reader, tmp_path: Path) -> None:
+    results = [reader.load(tmp_path / "cache") for _ in range(3)]
+    assert reader.calls == 1
+    assert all(alike(result, reader()) and not result.images.flags.writeable for result in results)
+
+
+def test_one_of_many_readers_reads_and_the_others_wait(reader: Reader, tmp_path: Path) -> None:
+    start, results = threading.Barrier(6), []
+
+    def rank() -> None:
+        start.wait()
+        results.append(reader.load(tmp_path / "cache"))
+
+    threads = [threading.Thread(target=rank) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert reader.calls == 1 and len(results) == 6 and all(alike(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("file", ["images.npy", "labels.npy", "official_test.npy", "writers.npy", "entry.json"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "removed"])
+def test_a_damaged_entry_is_rebuilt(file: str, damage: str, reader: Reader, tmp_path: Path) -> None:
+    reader.load(tmp_path / "cache")
+    path = entry(tmp_path / "cache") / file
+    good = path.read_bytes()
+    if damage == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(good[:-9] if damage == "truncated" else good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
+    assert alike(reader.load(tmp_path / "cache"), reader())
+    assert reader.calls == 3, "once to fill, once to rebuild, once here"
+    assert path.read_bytes() == good
+
+
+def test_changed_raw_files_are_read_anew(reader: Reader, tmp_path: Path) -> None:
+    reader.load(tmp_path / "cache")
+    reader.files[0].write_text("raw, but longer")
+    reader.load(tmp_path / "cache")
+    os.utime(reader.files[0], ns=(1, 1))
+    reader.load(tmp_path / "cache")
+    assert reader.calls == 3
+
+
+def test_a_cache_that_cannot_be_made_is_done_without(
+    reader: Reader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        data = reader.load(reader.files[0] / "below a file")
+    assert alike(data, reader()) and data.images.flags.writeable
+    assert "data cache not used" in caplog.text
+
+
+def test_a_full_disk_leaves_the_data_in_memory_and_nothing_behind(
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with caplog.at_level(logging.WARNING):
+        data = reader.load(tmp_path / "cache")
+    assert reader.calls == 1 and alike(data, reader())
+    assert "No space left on device" in caplog.text
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_process_left_is_cleared_away(reader: Reader, tmp_path: Path) -> None:
+    reader.load(tmp_path / "cache")
+    good = entry(tmp_path / "cache")
+    leftover = good.with_name(good.name + ".tmp-dead")
+    good.rename(leftover)
+    assert alike(reader.load(tmp_path / "cache"), reader())
+    assert entry(tmp_path / "cache") == good and not leftover.exists()
+
+
+def test_the_users_own_folder_is_private(
+    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reader.load(None)
+    folder = tmp_path / f"pflmpi-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and entry(folder)
+    folder.chmod(0o777)
+    assert stat.S_IMODE(private_folder().stat().st_mode) == 0o700, "made private again"
+    folder.rename(tmp_path / "of somebody else")
+    folder.symlink_to(tmp_path / "of somebody else")
+    with pytest.raises(PermissionError, match="or is a link"):
+        private_folder()
+    with caplog.at_level(logging.WARNING):
+        assert alike(reader.load(None), reader())
+    assert "data cache not used" in caplog.text
+    monkeypatch.setattr(os, "getuid", lambda: folder.parent.stat().st_uid + 1)
+    (tmp_path / f"pflmpi-{folder.parent.stat().st_uid + 1}").mkdir()
+    with pytest.raises(PermissionError, match="belongs to user"):
+        private_folder()

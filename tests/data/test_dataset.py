@@ -1,0 +1,88 @@
+"""What a dataset holds, its digest, the limit that makes it smaller, and the embedded one."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pflmpi.data import load
+from pflmpi.data.config import DataConfig
+from pflmpi.data.dataset import assemble
+from pflmpi.data.subset import subset
+from pflmpi.errors import DataError
+from pflmpi.rng import stream
+from project import ROOT
+from raw_files import alike, toy
+
+
+def test_arrays_of_different_lengths_are_refused() -> None:
+    images = np.zeros((3, 1, 2, 2), dtype=np.uint8)
+    with pytest.raises(DataError, match="3 images but 2 labels"):
+        assemble("toy", images, np.zeros(2), np.zeros(3, dtype=bool), 2)
+    with pytest.raises(DataError, match=r"labels 0\.\.2, allowed are 0\.\.1"):
+        assemble("toy", images, np.arange(3), np.zeros(3, dtype=bool), 2)
+
+
+def test_the_digest_changes_with_every_part_of_the_content() -> None:
+    images = np.zeros((4, 1, 2, 2), dtype=np.uint8)
+    labels, test, writers = np.array([0, 1, 0, 1]), np.array([False, False, True, True]), np.arange(4)
+    other = images.copy()
+    other[3, 0, 1, 1] = 1
+    digests = [
+        assemble("a", *content).digest
+        for content in (
+            (images, labels, test, 2, writers),
+            (other, labels, test, 2, writers),
+            (images.reshape(4, 1, 1, 4), labels, test, 2, writers),
+            (images, labels[::-1], test, 2, writers),
+            (images, labels, ~test, 2, writers),
+            (images, labels, test, 3, writers),
+            (images, labels, test, 2, writers[::-1]),
+            (images, labels, test, 2),
+        )
+    ]
+    assert len(set(digests)) == len(digests)
+    assert assemble("another name", images, labels, test, 2, writers).digest == digests[0]
+
+
+def test_a_limit_keeps_the_proportions_of_classes_and_of_the_official_split() -> None:
+    small = subset(toy([60, 30, 1], [20, 10, 0]), 13, np.random.default_rng(0))
+    counts = [np.bincount(small.labels[small.official_test == test], minlength=3).tolist() for test in (False, True)]
+    # One of each class first, the other 10 as 79 : 39 : 0 = 6.69 : 3.31 : 0, so 8, 4 and 1; of these 3 to 1.
+    assert counts == [[6, 3, 1], [2, 1, 0]]
+    assert small.writers is not None
+    assert np.array_equal(small.images.ravel(), small.writers) and (np.diff(small.writers) > 0).all()
+
+
+def test_a_limit_is_seeded_and_changes_the_digest() -> None:
+    whole = load(DataConfig(name="digits"), seed=0)
+    small = [load(DataConfig(name="digits", limit=50), seed=seed) for seed in (3, 3, 4)]
+    assert alike(small[0], small[1])
+    assert len({whole.digest, small[0].digest, small[2].digest}) == 3
+    assert len(small[0].labels) == 50 and len(np.unique(small[0].labels)) == 10
+    assert alike(small[0], subset(whole, 50, stream(3, 0, -1, "limit")))
+
+
+def test_a_limit_above_the_size_changes_nothing_and_one_below_the_classes_still_works() -> None:
+    data = toy([5, 4, 3], [0, 0, 0])
+    assert subset(data, 12, np.random.default_rng(0)) is data
+    assert subset(data, 2, np.random.default_rng(0)).labels.tolist() == [0, 1]
+
+
+def test_digits_are_scaled_to_the_whole_byte_range() -> None:
+    from sklearn.datasets import load_digits
+
+    data = load(DataConfig(name="digits"), seed=0)
+    assert data.images.shape == (1797, 1, 8, 8)
+    assert data.images[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]  # 0 0 5 13 9 1 0 0 of 16
+    grey = load_digits().images
+    assert (data.images[:, 0][grey == 16] == 255).all() and (data.images[:, 0][grey == 0] == 0).all()
+    assert np.array_equal(np.rint(data.images[:, 0] / 255 * 16), grey), "the old value can be told from the new one"
+    assert np.array_equal(np.flatnonzero(data.official_test), np.arange(1500, 1797))
+
+
+def test_importing_the_data_room_imports_no_torch() -> None:
+    heavy = "{'torch', 'torchvision', 'sklearn'}"
+    code = f"import sys, pflmpi.data, pflmpi.data.federation; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

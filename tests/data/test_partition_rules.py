@@ -1,0 +1,263 @@
+"""What each partition promises, checked by hand."""
+
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from partition_helpers import counts_of, rng
+from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.partitions.dirichlet import draw_counts
+from pflmpi.data.partitions.exdir import draw_labels
+from pflmpi.data.partitions.holders import deal_labels
+from pflmpi.data.shares import apportion
+from pflmpi.errors import DataError
+
+# --- shares -------------------------------------------------------------------------------------------------
+
+
+def test_apportion_rounds_by_largest_remainder() -> None:
+    assert apportion(10, np.array([1.0, 1.0, 1.0])).tolist() == [4, 3, 3]
+    assert apportion(10, np.array([0.26, 0.26, 0.48])).tolist() == [3, 2, 5]  # 2.6, 2.6, 4.8
+    assert apportion(10, np.array([9.0, 1.0, 0.0]), floor=2).tolist() == [6, 2, 2]  # 2 each, 3.6 and .4 of 4
+    assert apportion(5, np.zeros(2)).tolist() == [3, 2]
+    assert apportion(0, np.ones(3)).tolist() == [0, 0, 0]
+
+
+# --- pathological -------------------------------------------------------------------------------------------
+
+
+def test_labels_are_dealt_evenly() -> None:
+    for clients, each, classes in ((20, 2, 10), (7, 3, 10), (5, 2, 10), (100, 10, 100), (3, 4, 4)):
+        holds = deal_labels(clients, each, classes, rng(clients))
+        assert (holds.sum(axis=1) == each).all()
+        holders = holds.sum(axis=0)
+        assert holders.max() - holders.min() <= 1 and holders.sum() == clients * each
+
+
+def test_pathological_clients_hold_exactly_so_many_labels() -> None:
+    labels = np.repeat(np.arange(10), 100)
+    for balanced in (False, True):
+        counts = counts_of(
+            PARTITIONS["pathological"](labels, 20, rng(), classes_per_client=2, balanced=balanced), labels
+        )
+        assert ((counts > 0).sum(axis=1) == 2).all()
+        assert ((counts > 0).sum(axis=0) == 4).all(), "20 clients with 2 of 10 labels: 4 holders each"
+        pieces = counts[counts > 0]
+        if balanced:
+            assert (pieces == 25).all()
+        else:
+            assert pieces.max() - pieces.min() > 25 and pieces.max() <= 10 * (pieces.min() + 1)
+
+
+@pytest.mark.parametrize("name", ["pathological", "exdir", "lognormal"])
+def test_impossible_numbers_of_classes_are_refused(name: str) -> None:
+    labels = np.repeat(np.arange(10), 100)
+    parameters = {"pathological": {}, "exdir": {"alpha": 0.5}, "lognormal": {"sigma": 1.0}}[name]
+    with pytest.raises(DataError, match=r"partition\.classes_per_client = 11, but the data has 10 classes"):
+        PARTITIONS[name](labels, 20, rng(), **parameters | {"classes_per_client": 11})
+    with pytest.raises(DataError, match="4 clients with 2 classes each hold 8 classes at most, the data has 10"):
+        PARTITIONS[name](labels, 4, rng(), **parameters | {"classes_per_client": 2})
+
+
+def test_a_class_with_fewer_samples_than_holders_is_refused() -> None:
+    labels = np.array([0] * 50 + [7] * 3)
+    with pytest.raises(DataError, match="class 7 has 3 samples for 4 clients that hold it"):
+        PARTITIONS["pathological"](labels, 4, rng(), classes_per_client=2)
+
+
+def test_classes_are_those_that_occur() -> None:
+    labels = np.repeat([3, 50, 61], 20)
+    counts = counts_of(PARTITIONS["pathological"](labels, 3, rng(), classes_per_client=1, balanced=True), labels)
+    assert sorted(np.argmax(counts, axis=1).tolist()) == [3, 50, 61]
+
+
+# --- dirichlet ----------------------------------------------------------------------------------------------
+
+
+def test_dirichlet_is_even_for_a_large_beta_and_skewed_for_a_small_one() -> None:
+    labels = np.repeat(np.arange(10), 100)
+    even = counts_of(PARTITIONS["dirichlet"](labels, 10, rng(), beta=1e9), labels)
+    assert abs(even - 10).max() <= 1
+    skewed = counts_of(PARTITIONS["dirichlet"](labels, 10, rng(), beta=0.05, min_samples=1), labels)
+    assert np.median(skewed.max(axis=0)) > 60, "most of a class is with one client"
+
+
+def test_dirichlet_proportions_have_the_mean_and_variance_of_their_law() -> None:
+    sizes, holds = np.array([100_000]), np.ones((4, 1), dtype=bool)
+    shares = np.stack([draw_counts(sizes, holds, 0.5, False, rng(seed))[:, 0] for seed in range(2000)]) / sizes
+    # A share of Dir(0.5) over 4 is Beta(0.5, 1.5): mean 1/4, variance 0.5 * 1.5 / (2^2 * 3) = 1/16.
+    # Standard error of the mean is 0.0056 here, of the variance about 0.0016; allowed are four of them.
+    assert abs(shares.mean(axis=0) - 1 / 4).max() < 0.0224
+    assert abs(shares.var(axis=0) - 1 / 16).max() < 0.0064
+
+
+def test_the_floor_is_met_by_drawing_again() -> None:
+    labels = np.repeat(np.arange(10), 100)
+    for seed in range(5):
+        parts = PARTITIONS["dirichlet"](labels, 10, rng(seed), beta=0.2, min_samples=25)
+        assert min(len(part) for part in parts) >= 25
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "exdir"])
+def test_a_floor_that_is_never_met_ends_in_an_error_with_the_numbers(name: str) -> None:
+    labels = np.repeat(np.arange(10), 100)
+    parameters = {"beta": 0.01} if name == "dirichlet" else {"alpha": 0.01, "classes_per_client": 2}
+    with pytest.raises(
+        DataError, match=r"40 draws .* = 0\.01 .* 1000 samples .* 20 clients has 45 .*; raise partition\."
+    ):
+        PARTITIONS[name](labels, 20, rng(), **parameters, min_samples=45, max_tries=40)
+    with pytest.raises(
+        DataError, match="20 clients with at least 51 samples each need 1020 samples, the data has 1000"
+    ):
+        PARTITIONS[name](labels, 20, rng(), **parameters, min_samples=51)
+
+
+def test_a_client_with_its_even_share_gets_no_more_under_the_cap() -> None:
+    # Classes are given out in order. The even share is 15; client 0 alone holds classes 0 and 1, so it has 20 of them
+    # and class 2 goes to client 1 whole.
+    holds = np.array([[True, True, True], [False, False, True]])
+    for seed in range(10):
+        counts = draw_counts(np.array([10, 10, 10]), holds, 0.5, True, rng(seed))
+        assert counts.tolist() == [[10, 10, 0], [0, 0, 10]]
+    free = [draw_counts(np.array([10, 10, 10]), holds, 5.0, False, rng(seed))[0, 2] for seed in range(10)]
+    assert max(free) > 0, "without the cap client 0 gets of class 2"
+
+
+def test_a_label_whose_holders_all_have_their_share_is_still_given_out() -> None:
+    alone = draw_counts(np.array([10, 10]), np.array([[True, True], [False, False]]), 0.5, True, rng())
+    assert alone.tolist() == [[10, 10], [0, 0]]
+
+
+# --- exdir --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clients", "each", "classes", "wanted"),
+    [(20, 2, 10, 2), (100, 2, 10, 10), (100, 5, 100, 2), (5, 2, 10, 1), (10, 1, 3, 1)],
+)
+def test_exdir_labels_have_at_least_half_their_mean_number_of_holders(
+    clients: int, each: int, classes: int, wanted: int
+) -> None:
+    for seed in range(10):
+        holds = draw_labels(clients, each, classes, 20_000, rng(seed))
+        assert (holds.sum(axis=1) == each).all()
+        assert holds.sum(axis=0).min() >= wanted == max(1, each * clients // classes // 2)
+
+
+def test_exdir_draws_all_label_sets_alike() -> None:
+    drawn = np.stack([draw_labels(20, 2, 10, 1000, rng(seed)) for seed in range(200)]).reshape(-1, 10)
+    pairs = drawn.T.astype(int) @ drawn  # [10, 10], how often two labels were drawn together
+    together = pairs[np.triu_indices(10, 1)]
+    # 4000 sets over 45 pairs: 88.9 on average, standard deviation 9.3; allowed are four and a half of them.
+    assert together.sum() == 4000 and abs(together - 4000 / 45).max() < 42
+
+
+def test_exdir_that_finds_no_holders_ends_in_an_error() -> None:
+    with pytest.raises(DataError, match=r"50 draws of 2 labels for each of 10 clients gave no set .* 20 labels has 1"):
+        draw_labels(10, 2, 20, 50, rng())
+
+
+@pytest.mark.parametrize(
+    ("classes", "samples", "each", "alpha"), [(10, 7000, 2, 0.5), (10, 7000, 2, 5.0), (100, 600, 5, 0.5)]
+)
+def test_exdir_for_a_hundred_clients_of_the_papers_is_quick(
+    classes: int, samples: int, each: int, alpha: float
+) -> None:
+    labels = np.repeat(np.arange(classes), samples)
+    start = time.perf_counter()
+    for seed in range(3):
+        parts = PARTITIONS["exdir"](labels, 100, rng(seed), classes_per_client=each, alpha=alpha)
+        counts = counts_of(parts, labels)
+        assert (counts.sum(axis=0) == samples).all() and counts.sum(axis=1).min() >= 10
+        assert (counts > 0).sum(axis=1).max() <= each
+    assert time.perf_counter() - start < 10, "three partitions take about 0.3 seconds"
+
+
+# --- nway_kshot ---------------------------------------------------------------------------------------------
+
+
+def test_nway_kshot_draws_about_n_labels_and_about_k_samples_of_each() -> None:
+    labels = np.repeat(np.arange(10), 2000)
+    counts = counts_of(PARTITIONS["nway_kshot"](labels, 40, rng(), n=4, k=100, stdev=1, noise=3), labels)
+    assert set((counts > 0).sum(axis=1)) == {3, 4, 5}
+    assert set(counts[counts > 0]) == set(range(97, 104))
+    # Never a single label where n is larger: 2 up to 5 for n = 3, stdev = 2.
+    counts = counts_of(PARTITIONS["nway_kshot"](labels, 60, rng(), n=3, stdev=2), labels)
+    assert set((counts > 0).sum(axis=1)) == {2, 3, 4, 5}
+    counts = counts_of(PARTITIONS["nway_kshot"](labels, 3, rng(), n=10, stdev=0, noise=0), labels)
+    assert (counts == 100).all()
+
+
+def test_clients_share_samples_only_when_the_pool_runs_out(caplog: pytest.LogCaptureFixture) -> None:
+    labels = np.repeat([0, 1], 20)
+    exact = {"n": 2, "k": 10, "stdev": 0, "noise": 0}
+    with caplog.at_level(logging.WARNING):
+        two = PARTITIONS["nway_kshot"](labels, 2, rng(), **exact)
+    assert np.array_equal(np.sort(np.concatenate(two)), np.arange(40)) and not caplog.records
+    with caplog.at_level(logging.WARNING):
+        three = PARTITIONS["nway_kshot"](labels, 3, rng(), **exact)
+    times = np.bincount(np.concatenate(three), minlength=40)
+    assert np.bincount(times).tolist() == [0, 20, 20], "60 places for 40 samples: each once, and half of them twice"
+    assert "20 of 60 samples" in caplog.text
+    # 15 of 20: the second client gets the 5 that are left and 10 others, none of them twice.
+    parts = PARTITIONS["nway_kshot"](labels, 2, rng(), **exact | {"k": 15})
+    assert all(len(np.unique(part)) == 30 for part in parts)
+    assert len(np.unique(np.concatenate(parts))) == 40
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"n": 11}, r"partition\.n = 11, but the data has 10 classes"),
+        (
+            {"n": 3, "k": 49, "noise": 2},
+            r"49 \+ 2 samples of one label, but class 4 has 50; lower partition\.k to at most 48",
+        ),
+        ({"n": 3, "k": 3, "noise": 3}, r"partition\.noise = 3 with partition\.k = 3"),
+    ],
+)
+def test_impossible_shots_are_refused(parameters: dict[str, int], message: str) -> None:
+    labels = np.repeat(np.arange(10), np.where(np.arange(10) == 4, 50, 100))
+    with pytest.raises(DataError, match=message):
+        PARTITIONS["nway_kshot"](labels, 5, rng(), **parameters)
+
+
+# --- lognormal, iid, writers --------------------------------------------------------------------------------
+
+
+def test_lognormal_holds_exact_labels_and_the_floor_and_varies_widely() -> None:
+    labels = np.repeat(np.arange(10), 4000)
+    counts = counts_of(
+        PARTITIONS["lognormal"](labels, 20, rng(), classes_per_client=2, sigma=2.0, min_samples=9), labels
+    )
+    assert ((counts > 0).sum(axis=1) == 2).all()
+    pieces = counts[counts > 0]
+    assert pieces.min() >= 5, "ceil(9 / 2) of each label"
+    assert pieces.max() / np.median(pieces) > 5
+    even = PARTITIONS["lognormal"](labels, 20, rng(), classes_per_client=2, sigma=0.0, factor=0.0)
+    assert {len(part) for part in even} == {2000}
+    with pytest.raises(DataError, match=r"class 0 has 30 samples for 4 .*, at least 10 each .* partition\.min_samples"):
+        PARTITIONS["lognormal"](labels[3970:], 20, rng(), classes_per_client=2, sigma=1.0, min_samples=20)
+
+
+def test_iid_parts_are_equal_or_not_and_look_like_the_whole() -> None:
+    labels = np.repeat(np.arange(10), 1003)
+    sizes = [len(part) for part in PARTITIONS["iid"](labels, 4, rng())]
+    assert sizes == [2508, 2508, 2507, 2507]
+    parts = PARTITIONS["iid"](labels, 4, rng(), balanced=False)
+    assert len({len(part) for part in parts}) == 4
+    counts = counts_of(parts, labels)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    assert abs(shares - 0.1).max() < 0.05, "four standard deviations for a part of 600 samples"
+
+
+def test_writers_are_the_clients() -> None:
+    who = np.array([7, 3, 7, 9, 3, 7], dtype=np.int64)
+    assert [part.tolist() for part in PARTITIONS["writers"](who, None, rng())] == [[1, 4], [0, 2, 5], [3]]
+    assert [part.tolist() for part in PARTITIONS["writers"](who, None, rng(), min_samples=2)] == [[1, 4], [0, 2, 5]]
+    choices = {tuple(int(who[part[0]]) for part in PARTITIONS["writers"](who, 2, rng(seed))) for seed in range(30)}
+    assert choices == {(3, 7), (3, 9), (7, 9)}, "a seeded choice, in the order of the writers"
+    with pytest.raises(DataError, match=r"2 writers with at least 2 samples \(of 3\), 3 are asked for"):
+        PARTITIONS["writers"](who, 3, rng(), min_samples=2)

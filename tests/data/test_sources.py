@@ -1,0 +1,285 @@
+"""Sources of data: one suite that every source passes, and what is particular to each. No network is used."""
+
+import functools
+import hashlib
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torchvision
+
+from pflmpi.data import SOURCES, load
+from pflmpi.data.config import DataConfig
+from pflmpi.data.dataset import content_digest
+from pflmpi.errors import ConfigError, DataError
+from raw_files import (
+    NUM_CLASSES,
+    SHAPES,
+    alike,
+    idx_bytes,
+    random_samples,
+    write_cifar,
+    write_idx,
+    write_leaf,
+    write_sample,
+)
+
+REAL = {"mnist": 70000, "fashion_mnist": 70000, "cifar10": 60000, "cifar100": 60000, "femnist": 18796}
+NOWHERE = "http://127.0.0.1:9/"  # the discard port: a connection is refused at once
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with a few samples of every source, in the files' own formats."""
+    monkeypatch.delenv("PFLMPI_DATA", raising=False)
+    folder = tmp_path / "data"
+    write_idx(folder / "MNIST" / "raw", "mnist", packed=True)
+    write_idx(folder / "FashionMNIST" / "raw", "fashion_mnist", packed=False)
+    write_cifar(folder, "cifar10", monkeypatch)
+    write_cifar(folder, "cifar100", monkeypatch)
+    write_leaf(folder / "femnist")
+    return folder
+
+
+def config(name: str, root: Path | None, **more: object) -> DataConfig:
+    return DataConfig.model_validate({"name": name, "root": str(root) if root else None, **more})
+
+
+every_source = pytest.mark.parametrize("name", list(SOURCES))
+every_file_source = pytest.mark.parametrize("name", [name for name in SOURCES if not SOURCES[name].embedded])
+
+
+# --- what every source does ---------------------------------------------------------------------------------
+
+
+@every_source
+def test_a_source_gives_well_formed_arrays(name: str, root: Path, tmp_path: Path) -> None:
+    data = load(config(name, root), seed=0, cache=tmp_path / "cache")
+    count = len(data.labels)
+    assert data.name == name and data.num_classes == NUM_CLASSES[name]
+    assert data.images.dtype == np.uint8 and data.images.shape == (count, *SHAPES.get(name, (1, 28, 28)))
+    assert data.labels.dtype == np.int64 and 0 <= data.labels.min() <= data.labels.max() < data.num_classes
+    assert data.official_test.dtype == np.bool_ and data.official_test.shape == (count,)
+    assert 0 < data.official_test.sum() < count
+    assert data.mean == data.std == (0.5,) * data.images.shape[1]
+    assert data.digest == content_digest(data.images, data.labels, data.official_test, data.writers, data.num_classes)
+
+
+@every_source
+def test_a_source_says_what_it_is_in_one_line(name: str) -> None:
+    summary = SOURCES[name].summary
+    assert SOURCES[name].name == name
+    assert 10 < len(summary) < 110 and "\n" not in summary
+
+
+@every_source
+def test_reading_again_gives_the_same_with_and_without_cache(name: str, root: Path, tmp_path: Path) -> None:
+    first = load(config(name, root), seed=0, cache=tmp_path / "cache")
+    again = load(config(name, root), seed=0, cache=tmp_path / "cache")
+    plain = SOURCES[name].read(root)
+    assert alike(first, plain) and alike(again, plain)
+    if not SOURCES[name].embedded:
+        assert not again.images.flags.writeable and isinstance(again.images.base, np.memmap)
+
+
+@every_file_source
+@pytest.mark.parametrize("empty", [True, False], ids=["empty folder", "no folder"])
+def test_missing_data_is_one_error_with_the_folder_and_two_ways(name: str, empty: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "nothing"
+    if empty:
+        folder.mkdir()
+    with pytest.raises(DataError) as caught:
+        load(config(name, folder), seed=0, cache=tmp_path / "cache")
+    message = str(caught.value)
+    assert str(folder) in message and repr(name) in message
+    assert ("LEAF's data/femnist/preprocess.sh" if name == "femnist" else "data.download: true") in message
+    assert "put the files there" in message and "PFLMPI_DATA" in message and "\n" not in message
+
+
+@every_file_source
+@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
+def test_a_damaged_file_is_named(name: str, damage: str, root: Path, tmp_path: Path) -> None:
+    for path in SOURCES[name].files(root):
+        good = path.read_bytes()
+        path.write_bytes(good[: len(good) // 2] if damage == "truncated" else b"not what it should be" * 20)
+        with pytest.raises(DataError) as caught:
+            load(config(name, root), seed=0, cache=tmp_path / "cache")
+        assert str(path) in str(caught.value)
+        path.write_bytes(good)
+    assert len(load(config(name, root), seed=0, cache=tmp_path / "cache").labels) > 0
+
+
+@every_file_source
+def test_without_a_folder_the_error_says_how_to_name_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PFLMPI_DATA", raising=False)
+    with pytest.raises(DataError, match=r"no data folder is set; set data\.root, or .* PFLMPI_DATA"):
+        load(config(name, None), seed=0)
+
+
+@every_file_source
+def test_a_failed_download_is_a_data_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for reader in ("MNIST", "FashionMNIST"):
+        monkeypatch.setattr(getattr(torchvision.datasets, reader), "mirrors", [NOWHERE])
+    for reader in ("CIFAR10", "CIFAR100"):
+        monkeypatch.setattr(getattr(torchvision.datasets, reader), "url", NOWHERE + "archive.tar.gz")
+    with pytest.raises(DataError) as caught:
+        load(config(name, tmp_path / "new", download=True), seed=0, cache=tmp_path / "cache")
+    expected = "cannot be fetched by data.download" if name == "femnist" else "check the network, or copy the files"
+    assert expected in str(caught.value) and str(tmp_path / "new") in str(caught.value)
+
+
+@every_source
+def test_download_uses_no_network_for_data_that_is_there(
+    name: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("tried to download")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    there = load(config(name, root, download=True), seed=0, cache=tmp_path / "cache")
+    assert alike(there, load(config(name, root), seed=0, cache=tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_real_data_is_read_whole(name: str, data_root: Path, tmp_path: Path) -> None:
+    if name == "cifar100" and not (data_root / "cifar-100-python").is_dir():
+        pytest.skip("needs real data: set PFLMPI_DATA to a folder with CIFAR-100")
+    data = load(config(name, data_root), seed=0, cache=tmp_path)
+    assert len(data.labels) == REAL[name]
+    assert len(np.unique(data.labels)) == NUM_CLASSES[name]
+
+
+# --- what is particular -------------------------------------------------------------------------------------
+
+
+def test_an_unknown_source_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match="unknown dataset 'mnits'; did you mean 'mnist'"):
+        load(DataConfig(name="mnits"), seed=0)
+
+
+def test_idx_files_come_out_as_they_were_written(root: Path, tmp_path: Path) -> None:
+    for name in ("mnist", "fashion_mnist"):
+        data = load(config(name, root), seed=0, cache=tmp_path / "cache")
+        parts = [random_samples(1, 30, name), random_samples(2, 10, name)]
+        assert np.array_equal(data.images, np.concatenate([x for x, _ in parts]))
+        assert np.array_equal(data.labels, np.concatenate([y for _, y in parts]))
+        assert np.array_equal(np.flatnonzero(data.official_test), np.arange(30, 40))
+
+
+def test_cifar_pickles_come_out_as_they_were_written(root: Path, tmp_path: Path) -> None:
+    for name, batches in (("cifar10", 6), ("cifar100", 2)):
+        data = load(config(name, root), seed=0, cache=tmp_path / "cache")
+        parts = [random_samples(seed, 6, name) for seed in range(batches)]
+        assert np.array_equal(data.images, np.concatenate([x for x, _ in parts]))
+        assert np.array_equal(data.labels, np.concatenate([y for _, y in parts]))
+        assert data.official_test.sum() == 6 and data.official_test[-6:].all()
+
+
+def test_leaf_json_and_the_sample_file_agree(root: Path, tmp_path: Path) -> None:
+    write_sample(tmp_path / "other" / "FEMNIST")
+    leaf = load(config("femnist", root), seed=0, cache=tmp_path / "cache")
+    sample = load(config("femnist", tmp_path / "other"), seed=0, cache=tmp_path / "cache")
+    assert alike(leaf, sample)
+    assert leaf.writers is not None
+    assert np.bincount(leaf.writers).tolist() == [4 + 4, 5, 6 + 5, 6], "f0001, f0002, f0003, f0099 in this order"
+
+
+def test_leaf_folders_are_found_as_leaf_lays_them_out(tmp_path: Path, root: Path) -> None:
+    write_leaf(tmp_path / "leaf" / "femnist" / "data")
+    assert SOURCES["femnist"].read(tmp_path / "leaf").digest == SOURCES["femnist"].read(root).digest
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"x": [[0.0] * 783]}, "images of 783 values, not 784"),
+        ({"x": [[0.0] * 784] * 2}, "2 images with 1 labels"),
+        ({"x": [[255.0] * 784]}, "values outside 0..1"),
+        ({"x": None}, "None"),
+        ({"y": ["a"]}, "invalid literal"),
+    ],
+)
+def test_leaf_json_with_impossible_content_is_refused(change: dict[str, object], reason: str, root: Path) -> None:
+    path = root / "femnist" / "train" / "all_data_0.json"
+    content = {"users": ["f0001"], "user_data": {"f0001": {"x": [[0.0] * 784], "y": [3]} | change}}
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError) as caught:
+        SOURCES["femnist"].read(root)
+    assert str(path) in str(caught.value) and reason in str(caught.value)
+
+
+def test_half_of_leaf_is_not_taken_for_the_whole(root: Path) -> None:
+    for path in (root / "femnist" / "test").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"test/\*\.json is missing"):
+        SOURCES["femnist"].read(root)
+
+
+def test_mnist_knows_its_writers_where_the_file_is_there(root: Path) -> None:
+    assert SOURCES["mnist"].read(root).writers is None
+    _, train = random_samples(1, 30, "mnist")
+    _, test = random_samples(2, 10, "mnist")
+    who = {"train_writer": np.arange(30) // 3, "test_writer": 90 + np.arange(10) // 5}
+    path = root / "MNIST" / "writers.npz"
+    np.savez(path, train_label=train, test_label=test, **who)
+    writers = SOURCES["mnist"].read(root).writers
+    assert writers is not None and writers.tolist() == [*who["train_writer"], *who["test_writer"]]
+    np.savez(path, train_label=train[::-1], test_label=test, **who)
+    with pytest.raises(DataError, match=r"writers\.npz describes other samples"):
+        SOURCES["mnist"].read(root)
+    np.savez(path, train_label=train, test_label=test)
+    with pytest.raises(DataError, match=r"writers\.npz cannot be read \(no array 'train_writer' in it\)"):
+        SOURCES["mnist"].read(root)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten", "flipped"])
+def test_a_damaged_sample_file_is_named(damage: str, tmp_path: Path) -> None:
+    write_sample(tmp_path / "FEMNIST")
+    path = tmp_path / "FEMNIST" / "femnist-sample.npz"
+    good = path.read_bytes()
+    flipped = good[:3000] + bytes([good[3000] ^ 255]) + good[3001:]
+    path.write_bytes({"truncated": good[:-100], "overwritten": b"something else", "flipped": flipped}[damage])
+    with pytest.raises(DataError) as caught:
+        SOURCES["femnist"].read(tmp_path)
+    assert f"{path} cannot be read (" in str(caught.value)
+
+
+def test_labels_out_of_range_are_refused(root: Path) -> None:
+    path = root / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte"
+    path.write_bytes(idx_bytes(np.full(30, 10, dtype=np.uint8)))
+    with pytest.raises(DataError, match=r"label 10, allowed are 0\.\.9"):
+        SOURCES["fashion_mnist"].read(root)
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files and writes no log."""
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_torchvision_downloads_what_is_missing(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = root / "MNIST" / "raw"
+    names = [name for name, _ in torchvision.datasets.MNIST.resources]
+    sums = [(name, hashlib.md5((raw / name).read_bytes()).hexdigest()) for name in names]
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", sums)
+    handler = functools.partial(QuietHandler, directory=str(raw))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+        fetched = load(config("mnist", tmp_path / "new", download=True), seed=0, cache=tmp_path / "cache")
+        server.shutdown()
+    assert alike(fetched, SOURCES["mnist"].read(root))
+
+
+def test_the_data_folder_comes_from_the_configuration_or_the_environment(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = SOURCES["mnist"].read(root).digest
+    monkeypatch.setenv("PFLMPI_DATA", str(root))
+    assert load(DataConfig(name="mnist"), seed=0, cache=tmp_path / "cache").digest == expected
+    monkeypatch.setenv("PFLMPI_DATA", str(tmp_path / "elsewhere"))
+    assert load(config("mnist", root), seed=0, cache=tmp_path / "cache").digest == expected

@@ -1,0 +1,278 @@
+"""`pflmpi doctor` as it is used: sound set-ups pass, and each broken one is named with its cure."""
+
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import harness
+import processes
+import raw_files
+
+ENVIRONMENT = {name: text for name, text in processes.ENVIRONMENT.items() if name != "PFLMPI_DATA"}
+SOUND = "no problems found"
+
+
+def doctor(
+    way: str, folder: Path, *options: str | Path, rank_1: str = "", mpirun: tuple[str, ...] = (), **variables: str
+) -> tuple[int, str]:
+    """Run the doctor in a folder, on two ranks unless alone; return the exit code and what it has printed.
+
+    Args:
+        rank_1: shell commands for rank 1 alone, before it starts; under mpirun.
+        mpirun: its options.
+        variables: of the environment.
+    """
+    command = [*processes.start_way(way, 2), "doctor", *map(str, options)]
+    if way == "mpi":
+        only = f'[ "$OMPI_COMM_WORLD_RANK" = 0 ] || {{ {rank_1 or ":"}; }}; exec "$@"'
+        command = [command[0], *mpirun, *command[1:3], "sh", "-c", only, "sh", *command[3:]]
+    done = processes.call(command, cwd=folder, env={**ENVIRONMENT, "COLUMNS": "400", **variables})
+    return done.returncode, done.stdout
+
+
+def problems(printed: str) -> list[str]:
+    return [line.removeprefix("problem: ") for line in printed.splitlines() if line.startswith("problem: ")]
+
+
+def write(folder: Path, **sections: object) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(harness.settings(**sections)))
+    return path
+
+
+def patch(folder: Path, code: str) -> str:
+    """Write code that Python runs first where this folder is in PYTHONPATH."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(code)
+    return str(folder)
+
+
+# --- sound ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["alone", "mpi", "torchrun"])
+def test_a_sound_set_up_has_no_problems_and_one_table(way: str, tmp_path: Path) -> None:
+    code, printed = doctor(way, tmp_path, "--config", write(tmp_path), "--out", tmp_path / "runs" / "first")
+    assert code == 0 and SOUND in printed and not problems(printed), printed
+    assert printed.count("┃ rank ┃") == 1
+    rows = [line for line in printed.splitlines() if line.startswith(("│ 0 ", "│ 1 "))]
+    assert len(rows) == (1 if way == "alone" else 2), printed
+    library = "not used" if way == "torchrun" else "Open MPI"
+    for text in (library, "gloo: yes", f"{tmp_path}: written", "HDF5 locks: yes", "digits", "mpi4py"):
+        assert text in " ".join(printed.split()), text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]  # nothing is left of what was tried
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("mpi", ["none", "pmix"])
+def test_a_sound_job_has_no_problems(mpi: str, slurm: None, tmp_path: Path) -> None:
+    command = ["srun", f"--mpi={mpi}", "-N2", "--ntasks-per-node=1", *processes.PFLMPI, "doctor"]
+    done = processes.call(command, cwd=tmp_path, env=ENVIRONMENT)
+    assert done.returncode == 0 and SOUND in done.stdout, done.stdout + done.stderr
+    assert "node1" in done.stdout and "node2" in done.stdout and "tasks 2" in done.stdout
+
+
+def test_the_exit_code_goes_where_a_launcher_wants_it(tmp_path: Path) -> None:
+    file = tmp_path / "exit"
+    for variables, code in (({}, 0), ({"OMP_NUM_THREADS": "none"}, 1)):
+        found, printed = doctor("alone", tmp_path, PFLMPI_EXIT_FILE=str(file), **variables)
+        assert (found, file.read_text()) == (code, f"{code}\n"), printed
+
+
+# --- broken --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["alone", "mpi"])
+def test_no_mpi_is_named_by_every_rank(way: str, tmp_path: Path) -> None:
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('there is no MPI')")
+    code, printed = doctor(way, tmp_path, PYTHONPATH=str(tmp_path))
+    found = problems(printed)
+    assert code == 1 and len(found) == (1 if way == "alone" else 2), printed
+    assert printed.count("┃ rank ┃") == 1
+    for line in found:
+        assert "MPI cannot be used (there is no MPI); load the cluster's MPI module" in line
+
+
+def test_an_mpi_without_fault_tolerance_is_named(tmp_path: Path) -> None:
+    config = write(tmp_path, runtime={"faults": "continue"})
+    options = ("--with-ft", "ulfm", "--mca", "coll", "^han,adapt")
+    code, printed = doctor("mpi", tmp_path, "--config", config, mpirun=options)
+    assert code == 0 and SOUND in printed, printed
+    whole, other = _library(), tmp_path / "libmpi.so.40"
+    other.write_bytes(whole.read_bytes().replace(b"MPIX_Comm_", b"MPIX_Hide_"))
+    code, printed = doctor(
+        "mpi",
+        tmp_path,
+        "--config",
+        config,
+        mpirun=options,
+        MPI4PY_LIBMPI=str(other),
+        LD_LIBRARY_PATH=f"{whole.parent}:{whole.parent}/openmpi",
+    )
+    assert code == 1 and len(problems(printed)) == 1, printed
+    assert "was built without ULFM; use a library that was" in problems(printed)[0]
+
+
+def _library() -> Path:
+    """The MPI library that mpi4py loads."""
+    code = "from mpi4py import MPI; print(*{l.split()[-1] for l in open('/proc/self/maps') if '/libmpi.so' in l})"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return Path(shown.stdout.strip())
+
+
+def test_going_on_without_a_rank_needs_its_settings(tmp_path: Path) -> None:
+    config = write(tmp_path, runtime={"faults": "continue"})
+    code, printed = doctor("mpi", tmp_path, "--config", config)
+    assert code == 1 and "ranks 0-1 on" in printed, printed
+    assert "started without the settings for it; start with launch/mpirun --ft" in printed
+
+
+def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
+    one_for_all = patch(
+        tmp_path / "patch",
+        "import torch\n"
+        "from pflmpi.doctor import device\n"
+        "from pflmpi.runtime import devices\n"
+        "devices.choose = lambda *_: torch.device('cuda', 0)\n"
+        "device.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
+        "                             'memory': 1 << 33, 'memory_free': 1 << 32}\n",
+    )
+    code, printed = doctor("torchrun", tmp_path, PYTHONPATH=one_for_all)
+    assert code == 1 and len(problems(printed)) == 1, printed
+    assert "2 ranks share one GPU (GPU of a test, 4-2); give each its own (--ntasks-per-node" in problems(printed)[0]
+    assert "GPU of a test, 4.0 of 8.0 GiB" in printed
+
+
+def test_too_many_threads_are_named(tmp_path: Path) -> None:
+    code, printed = doctor("mpi", tmp_path, OMP_NUM_THREADS="64")
+    assert code == 1 and "2 ranks with 64 threads each on " in printed, printed
+    assert "; export OMP_NUM_THREADS=" in printed
+
+
+@pytest.fixture(scope="module")
+def other_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What is printed when rank 1 has other threads, another version and no data."""
+    folder = tmp_path_factory.mktemp("other")
+    raw_files.write_idx(folder / "data" / "MNIST" / "raw", "mnist", packed=False)
+    old = patch(folder / "old", "import h5py\nh5py.__version__ = '3.0.1'\n")
+    config = write(folder, data={"name": "mnist"})
+    different = f"export OMP_NUM_THREADS=2 PYTHONPATH={old}; unset PFLMPI_DATA"
+    code, printed = doctor("mpi", folder, "--config", config, rank_1=different, PFLMPI_DATA=str(folder / "data"))
+    assert code == 1, printed
+    return printed
+
+
+@pytest.mark.parametrize(
+    ("problem", "cure"),
+    [
+        ("OMP_NUM_THREADS is 2 here, and 1 on rank 0", "export it in the batch script"),
+        ("h5py is 3.0.1 here, and ", "use one environment on all hosts"),
+        ("no data folder is set for dataset 'mnist'", "rank 0 can read it: make the folder visible"),
+    ],
+)
+def test_a_rank_that_differs_is_named(problem: str, cure: str, other_rank: str) -> None:
+    found = [line for line in problems(other_rank) if problem in line]
+    assert len(found) == 1 and found[0].startswith("rank 1 on ") and cure in found[0], other_rank
+
+
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, printed = doctor("alone", tmp_path, "--out", tmp_path / "file" / "run")
+    assert code == 1 and len(problems(printed)) == 1, printed
+    assert f"the run folder {tmp_path / 'file'} cannot be written (Not a directory); choose a folder" in printed
+
+
+def test_a_read_only_run_folder_is_named(tmp_path: Path) -> None:
+    inside = f"mount -t tmpfs -o ro none {tmp_path} && exec {sys.executable} -m pflmpi doctor --out {tmp_path}/run"
+    done = processes.call(["unshare", "--mount", "sh", "-c", inside], env=ENVIRONMENT)
+    if "problem" not in done.stdout:
+        pytest.skip(f"needs root to mount a read-only file system: {done.stderr}")
+    assert done.returncode == 1
+    assert f"the run folder {tmp_path} cannot be written (Read-only file system); choose" in done.stdout
+
+
+def test_what_dead_processes_have_left_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "row" / "column" / "seed0"
+    sweep, cell = tmp_path / ".lock", run.with_name(".seed0.lock")
+    harness.run(harness.settings(training={"rounds": 1}), run)
+    assert doctor("alone", tmp_path, "--out", run)[0] == 0
+    torn, flagged = run / "shards" / "round_00002_rank_000.h5.tmp", run / "round_00001.h5"
+    torn.write_bytes(b"torn")
+    content = bytearray(flagged.read_bytes())
+    content[512 + 11] |= 1  # as HDF5 sets it in the superblock while it writes
+    flagged.write_bytes(content)
+    with sweep.open("w") as whole, cell.open("w") as part:
+        fcntl.flock(whole, fcntl.LOCK_SH)  # as the tasks of a job array hold it
+        fcntl.flock(part, fcntl.LOCK_EX)
+        code, printed = doctor("alone", tmp_path, "--out", run)
+    found = problems(printed)
+    assert code == 1 and len(found) == 4, printed
+    assert f"stale: {torn}, left half-written" in found[0] and "`pflmpi resume RUN` removes" in found[0]
+    assert f"stale: {flagged}, marked as being written" in found[1] and "h5clear --status" in found[1]
+    for line, lock in zip(found[2:], (cell, sweep), strict=True):
+        assert f"{lock} is locked by a sweep at work" in line and "wait for it, or end" in line
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, id="of another mpirun"),
+        pytest.param({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}, id="of Slurm"),
+    ],
+)
+def test_worlds_of_size_1_are_named(variables: dict[str, str], tmp_path: Path) -> None:
+    code, printed = doctor("alone", tmp_path, **variables)
+    assert code == 1 and len(problems(printed)) == 1, printed
+    if "SLURM_NTASKS" in variables:
+        assert "this is one process: a world of size 1" in printed and "srun --mpi=pmix (Open MPI)" in printed
+    else:
+        assert problems(printed)[0].startswith("rank 1 on ") and "┃ rank ┃" not in printed
+        assert "has started 2 ranks, but MPI sees 1: 2 worlds of size 1; start with the mpirun of Open MPI" in printed
+
+
+@pytest.mark.slurm
+def test_a_wrong_flag_of_srun_is_named(slurm: None, tmp_path: Path) -> None:
+    config = write(tmp_path, runtime={"transport": "mpi"})
+    command = ["srun", "-N2", "--ntasks-per-node=1", *processes.PFLMPI, "doctor", "--config", str(config)]
+    done = processes.call(command, cwd=tmp_path, env=ENVIRONMENT)
+    found = problems(done.stdout)
+    assert done.returncode == 1 and len(found) == 2, done.stdout + done.stderr
+    assert all("MPI sees 1: 2 worlds of size 1; start with srun --mpi=pmix" in line for line in found)
+
+
+def test_variables_that_contradict_each_other_are_named(tmp_path: Path) -> None:
+    code, printed = doctor("alone", tmp_path, OMPI_COMM_WORLD_RANK="2", OMPI_COMM_WORLD_SIZE="2")
+    assert code == 1 and len(problems(printed)) == 1, printed
+    assert "contradict each other: OMPI_COMM_WORLD_RANK = 2" in printed and "unset what an earlier launch" in printed
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_noticed(tmp_path: Path) -> None:
+    code, printed = doctor("mpi", tmp_path, rank_1="sleep 100")
+    assert code == 1, printed
+    assert "rank 0 on " in printed and "not all ranks have come within 60 s" in printed and "firewall" in printed
+
+
+def test_a_torch_that_is_broken_is_named_whatever_needs_it(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "torch.py").write_text("raise ImportError('libcublas.so is missing')")
+    config = write(tmp_path)
+    code, printed = doctor("alone", tmp_path, "--config", config, PYTHONPATH=str(tmp_path / "lib"))
+    assert code == 1, printed
+    assert "torch cannot be imported (libcublas.so is missing); install the package again" in printed
+
+
+# --- wrong use -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["alone", "mpi"])
+def test_a_configuration_that_is_wrong_everywhere_is_wrong_use(way: str, tmp_path: Path) -> None:
+    processes_of_way = [*processes.start_way(way, 2), "doctor", "--config", "nothing.yaml"]
+    done = processes.call(processes_of_way, cwd=tmp_path, env=ENVIRONMENT)
+    assert done.returncode == 2 and "rank" not in done.stdout
+    assert done.stderr.count("pflmpi: cannot read nothing.yaml: No such file or directory") == 1, done.stderr

@@ -1,0 +1,113 @@
+"""What only running can tell: facts on their way, clocks, memory, folders, leftovers."""
+
+import fcntl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import thread_transport
+from pflmpi.doctor import clocks as clock_module
+from pflmpi.doctor import leftovers
+from pflmpi.doctor.facts import Clock
+from pflmpi.doctor.run_folder import beacon, existing, flock_error, hdf5_error, look
+from pflmpi.machine import memory
+from pflmpi.transports.base import Transport
+from pflmpi.transports.text import gather_texts
+
+
+def test_texts_of_any_length_reach_rank_0() -> None:
+    texts = ["ä" * 5000, "", "x"]
+    assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [
+        texts,
+        None,
+        None,
+    ]
+
+
+def test_the_clock_of_each_rank_is_compared_with_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast: dict[int, float] = {}
+    real = time.time
+
+    def clocks(one: Transport) -> list[Clock]:
+        fast[threading.get_ident()] = 100.0 * one.rank
+        return clock_module.clocks(one)
+
+    monkeypatch.setattr(clock_module.time, "time", lambda: real() + fast[threading.get_ident()])
+    found = thread_transport.run_ranks(3, clocks)
+    assert found[1:] == [[], []]
+    for rank, clock in enumerate(found[0]):
+        assert abs(clock.ahead - 100.0 * rank) <= clock.within < 50.0
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "total", "free"),
+    [
+        ("0::/job/step", {}, 1000, 600),
+        ("0::/job/step", {"job/memory.max": "500", "job/memory.current": "450"}, 500, 150),
+        ("0::/job/step", {"job/memory.max": "max", "job/memory.current": "450"}, 1000, 600),
+        (
+            "4:cpu,memory:/job",
+            {"memory/job/memory.limit_in_bytes": "300", "memory/job/memory.usage_in_bytes": "310"},
+            300,
+            90,
+        ),
+    ],
+)
+def test_the_memory_of_a_job_is_what_its_group_leaves(
+    group: str, files: dict[str, str], total: int, free: int, tmp_path: Path
+) -> None:
+    for name, text in {
+        "proc/meminfo": "MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  600 kB\n",
+        "proc/self/cgroup": f"1:name=systemd:/\n{group}\n",
+        **{
+            f"sys/fs/cgroup/{name}": str(1024 * int(text)) if text.isdecimal() else text for name, text in files.items()
+        },
+        "sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {1024 * 100}\n",
+        "sys/fs/cgroup/memory/job/memory.stat": f"cache 1\ntotal_inactive_file {1024 * 100}\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert memory(tmp_path) == (1024 * total, 1024 * free)
+
+
+def test_the_folder_of_a_run_to_come_is_the_nearest_one_that_is_there(tmp_path: Path) -> None:
+    assert existing(tmp_path / "a" / "b") == tmp_path
+
+
+def test_a_file_that_somebody_has_locked_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    assert flock_error(path) == "" == hdf5_error(path)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert flock_error(path) == "Resource temporarily unavailable"
+        assert "unable to lock file" in hdf5_error(path)
+
+
+def test_rank_0s_file_is_looked_for(tmp_path: Path) -> None:
+    with beacon(tmp_path) as name:
+        found = look(tmp_path, name)
+        assert (found.seen, found.lock_seen) == (True, True)
+        (tmp_path / name).unlink()
+        (tmp_path / name).touch()  # as with locks that hold on another host only
+        found = look(tmp_path, name)
+        assert (found.seen, found.lock_seen) == (True, False)
+        assert look(tmp_path, "other").seen is False
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_being_written_is_not_left_behind(tmp_path: Path) -> None:
+    shards = tmp_path / "run" / "shards"
+    shards.mkdir(parents=True)
+    names = ("dead", "growing", "open")
+    dead, growing, held = (shards / f"round_0000{number}_rank_000.h5.tmp" for number, _ in enumerate(names))
+    for path in (dead, growing, held):
+        path.touch()
+    with held.open("ab"):
+        before = leftovers.unfinished(tmp_path)
+        assert before.keys() == {str(dead), str(growing), str(held)}
+        growing.write_bytes(b"more")
+        assert leftovers.abandoned(before, leftovers.unfinished(tmp_path)) == (str(dead),)

@@ -1,0 +1,97 @@
+"""What is foreseen of messages and state is what a run then moves and keeps, to the byte."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+from every_algorithm import every_algorithm
+from forecast_world import both, foreseen
+from pflmpi import tree
+from pflmpi.forecast.rounds_ahead import rounds_ahead
+from pflmpi.forecast.sizes import state_sizes
+from pflmpi.run.build import client_templates, kept_reply
+from pflmpi.runtime.client_state import allocate
+from pflmpi.store import metrics_file
+
+COLUMNS = ("up_bytes", "down_bytes", "wire_up_bytes", "wire_down_bytes")
+# A folded mean; class means with rows per class; rows per client; means to all; an introduction; two kinds at once.
+NAMES = ("fedavg", "fedgmh-full", "fedamp", "fedproto", "fedfcd-full", "gpfl")
+MESSAGES = {name: every_algorithm()[name] for name in NAMES}
+MODELS = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "kernel": 3, "padding": 1, "hidden": 12}]
+
+
+def check_bytes(raw: dict[str, Any], ranks: int, folder: Path) -> None:
+    world = both(raw, ranks, folder)
+    ahead = list(rounds_ahead(world.ready, "mpi"))
+    moved = [[int(row[name]) for name in COLUMNS] for row in metrics_file.read(folder)]
+    assert [[one.up, one.down, one.wire_up, one.wire_down] for one in ahead] == moved
+    assert ranks == 1 or not moved[0][0] or moved[0][2] > 0, "nothing moved between ranks: the test shows nothing"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_bytes_of_each_round_are_those_of_the_run(name: str, ranks: int, tmp_path: Path) -> None:
+    check_bytes(harness.settings(MESSAGES[name]), ranks, tmp_path / "run")
+
+
+@pytest.mark.parametrize("absent", ["latest", "last_received"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_bytes_follow_who_is_tested_with_what(absent: str, every: int, tmp_path: Path) -> None:
+    raw = harness.settings(MESSAGES["fedamp"], evaluation={"absent": absent, "every": every})
+    check_bytes(raw, 2, tmp_path / "run")
+
+
+@pytest.mark.parametrize("changes", [{"executor": "lanes", "lanes": 2}, {"server": "dedicated"}, {"server": "shared"}])
+def test_bytes_follow_where_clients_live(changes: dict[str, Any], tmp_path: Path) -> None:
+    check_bytes(harness.settings(MESSAGES["fedgmh-full"], runtime=changes), 3, tmp_path / "run")
+
+
+def test_bytes_of_unlike_models(tmp_path: Path) -> None:
+    raw = {**harness.settings(MESSAGES["fedproto"]), "model": MODELS}
+    check_bytes(raw, 3, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", every_algorithm())
+def test_bytes_and_server_state_of_every_algorithm(name: str, tmp_path: Path) -> None:
+    raw = harness.settings(every_algorithm()[name])
+    check_bytes(raw, 3, tmp_path / "run")
+    check_server(raw)
+
+
+@pytest.mark.parametrize("absent", ["latest", "last_received"])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_state_of_a_rank_is_that_of_its_population(name: str, absent: str) -> None:
+    world = foreseen({**harness.settings(MESSAGES[name], evaluation={"absent": absent}), "model": MODELS[:1]}, 3)
+    check_population(world.experiment, world.ready)
+
+
+def test_state_of_unlike_models_is_that_of_the_population() -> None:
+    world = foreseen({**harness.settings(MESSAGES["fedproto"]), "model": MODELS}, 3)
+    check_population(world.experiment, world.ready)
+    assert len(np.unique(state_sizes(world.experiment).client)) == 2
+
+
+def check_population(experiment: Any, ready: Any) -> None:
+    found = []
+    for rank in range(ready.placement.ranks):
+        hosted, templates = ready.placement.hosted(rank), client_templates(experiment)
+        population = allocate(experiment.cohort, hosted, templates, kept_reply(experiment.config))
+        found.append(sum(tree.num_bytes(rows.rows) for rows in population.cohorts))
+    assert state_sizes(experiment).hosted(ready.placement).tolist() == found
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fesem", "fedgmh-full"])
+def test_the_servers_state_is_known_without_making_it(name: str) -> None:
+    check_server(harness.settings(every_algorithm()[name]))
+
+
+def check_server(raw: dict[str, Any]) -> None:
+    world = foreseen(raw, 1)
+    made = dict(tree.leaves(world.ready.algorithm.init_server(world.ready.task)))
+    found = state_sizes(world.experiment)
+    assert found.server == {path: (leaf.numel(), leaf.numpy().dtype) for path, leaf in made.items()}
+    assert found.server_bytes == sum(leaf.numel() * leaf.element_size() for leaf in made.values())

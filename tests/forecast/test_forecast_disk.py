@@ -1,0 +1,62 @@
+"""What is foreseen of checkpoints is what a run then writes and keeps, within two percent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from every_algorithm import every_algorithm
+from forecast_world import both, foreseen
+from pflmpi.forecast.disk import disk
+
+# Files have headers whose size HDF5 decides; those of rounds are only written for some rounds to see it.
+TOLERANCE = 0.02
+
+
+def on_disk(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.h5"))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("checkpoint", [{"keep": 0}, {"keep": 1, "every": 2}])
+@pytest.mark.parametrize("name", ["fedavg", "fedgmh-full", "fesem"])
+def test_what_stays_is_foreseen(name: str, checkpoint: dict[str, Any], ranks: int, tmp_path: Path) -> None:
+    sections = every_algorithm()[name]
+    raw = harness.settings(sections, checkpoint=checkpoint, training={**sections["training"], "rounds": 5})
+    world = both(raw, ranks, tmp_path / "run")
+    found = disk(world.experiment, world.ready.placement)
+    assert found.last == pytest.approx(on_disk(tmp_path / "run"), rel=TOLERANCE)
+    assert found.most >= found.last
+    assert found.count == (4 if checkpoint.get("every") == 2 else 6)
+
+
+def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed(tmp_path: Path) -> None:
+    """A client's state is large, and 3 of 7 train in a round."""
+    raw = harness.settings(model={"name": "mlp", "hidden": 200}, checkpoint={"keep": 0})
+    world = both(raw, 2, tmp_path / "run")
+    found = disk(world.experiment, world.ready.placement)
+    shards = tmp_path / "run" / "shards"
+    first = sum(path.stat().st_size for path in shards.glob("round_00000*"))
+    first += (tmp_path / "run" / "round_00000.h5").stat().st_size
+    assert found.first == pytest.approx(first, rel=TOLERANCE)
+    assert found.each == pytest.approx((on_disk(tmp_path / "run") - first) / 3, rel=TOLERANCE)
+    assert found.each < 0.6 * found.first
+
+
+def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not() -> None:
+    def last(keep: int, rounds: int) -> float:
+        world = foreseen(harness.settings(checkpoint={"keep": keep}, training={"rounds": rounds}), 1)
+        return disk(world.experiment, world.ready.placement).last
+
+    assert last(0, 40) > 1.8 * last(0, 20)
+    assert last(2, 40) < last(0, 40) / 4
+
+
+def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = foreseen(harness.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
+    whole = disk(world.experiment, world.ready.placement)
+    monkeypatch.setattr("pflmpi.forecast.disk._LOOKED_AT", 15)
+    part = disk(world.experiment, world.ready.placement)
+    assert part.count == whole.count == 31
+    assert part.last == pytest.approx(whole.last, rel=0.05)  # who takes part differs from round to round

@@ -1,0 +1,235 @@
+"""`pflmpi plan` from the command line: what it shows, what it refuses, what it remembers."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+import harness
+from every_algorithm import every_algorithm
+from pflmpi.cli import main
+from pflmpi.commands.sizes import size
+from pflmpi.forecast import advice, stored
+from pflmpi.forecast.machine import facts
+from pflmpi.learning.task import HOST
+from pflmpi.store import metrics_file
+
+PARTS = "seconds: train, messages, server, test, checkpoint"
+LINK = {"delay": 1e-4, "rate": 1e9, "base": 3e8, "shared": 1e8}  # as if two ranks had been timed here before
+
+
+class Machine:
+    """A cache folder, and configurations."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        self._capsys = capsys
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(self.cache))
+        monkeypatch.chdir(folder)
+
+    def config(self, name: str = "fedgmh-full", **sections: Any) -> Path:
+        path = self.folder / "small.yaml"
+        path.write_text(yaml.safe_dump(harness.settings(every_algorithm()[name], **sections)))
+        return path
+
+    def plan(self, *arguments: object) -> tuple[int, str, str]:
+        """Exit code, what is shown with single spaces, and errors."""
+        self._capsys.readouterr()
+        code = main(["plan", *map(str, arguments)])
+        shown, errors = self._capsys.readouterr()
+        return code, re.sub(r"[ │┃]+", " ", shown), errors
+
+    def stored(self) -> dict[Path, str]:
+        return {path: path.read_text() for path in sorted(self.cache.rglob("*.json"))}
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine on which nothing was measured."""
+    return Machine(tmp_path, capfd, monkeypatch)
+
+
+@pytest.fixture
+def machine(fresh: Machine) -> Machine:
+    """A machine on which the link between ranks was measured before."""
+    place = stored.folder(os.environ)
+    assert not stored.keep(place, {"link": "torch", **facts(HOST)}, LINK)
+    return fresh
+
+
+def row(shown: str, name: str) -> list[str]:
+    """The values of a line of the table."""
+    found = re.search(rf"^ {re.escape(name)}.*$", shown, re.MULTILINE)
+    assert found, f"{name} is not in\n{shown}"
+    return found[0].removeprefix(f" {name}").strip().split(", ")
+
+
+def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine: Machine, tmp_path: Path) -> None:
+    config = machine.config()
+    code, shown, errors = machine.plan(config, "--ranks", 3)
+    assert (code, errors) == (0, "")
+    assert re.search(r"^ 0 .*MiB", shown, re.MULTILINE), "rank 0 has a line"
+    assert re.search(r"^ 1-2 3-4 ", shown, re.MULTILINE), "ranks 1 and 2, with 3 and 4 clients, have one together"
+    harness.run(yaml.safe_load(config.read_text()), tmp_path / "run", 3)
+    for way in ("up", "down"):
+        moved = [
+            [int(line[f"{name}_bytes"]) for line in metrics_file.read(tmp_path / "run")]
+            for name in (way, f"wire_{way}")
+        ]
+        mean = [size(sum(each) / len(each)) for each in moved]
+        assert row(shown, f"{way} per round: as papers count, on the wire") == mean
+    assert float(row(shown, "seconds: a round, all 3")[0]) > 0
+
+
+def test_measurements_are_stored_and_found_again(machine: Machine) -> None:
+    config = machine.config()
+    assert machine.plan(config)[0] == 0
+    first = machine.stored()
+    assert len(first) == 2  # the link was there
+    assert machine.plan(config)[0] == 0
+    assert machine.stored() == first
+    assert machine.plan(config, "--calibrate")[0] == 0
+    assert machine.stored().keys() == first.keys()
+    assert machine.stored() != first
+    assert machine.plan(config, "-s", "training.batch_size=20")[0] == 0
+    assert len(machine.stored()) == 3
+
+
+def test_stored_numbers_are_used(machine: Machine) -> None:
+    config = machine.config()
+    machine.plan(config)
+    (path,) = [path for path in machine.stored() if "link" not in json.loads(path.read_text())["facts"]]
+    content = json.loads(path.read_text())
+    content["numbers"]["serve"] = 1000.0
+    path.write_text(json.dumps(content))
+    assert float(row(machine.plan(config)[1], "seconds: a round, all 3")[0]) > 1000
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"facts": 1}', "[]"])
+def test_a_damaged_file_is_measured_again(damage: str, machine: Machine) -> None:
+    config = machine.config()
+    machine.plan(config)
+    (path,) = [path for path in machine.stored() if "link" not in json.loads(path.read_text())["facts"]]
+    path.write_text(damage)
+    code, _, errors = machine.plan(config)
+    assert (code, errors) == (0, "")
+    assert json.loads(path.read_text())["numbers"]["serve"] > 0
+
+
+def test_goes_on_where_nothing_can_be_stored(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = machine.folder / "taken"
+    taken.write_text("a file where the folder would be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(taken))
+    code, shown, _ = machine.plan(machine.config())
+    assert code == 0
+    assert f"the measurements are not stored ({taken}" in shown
+
+
+def test_says_what_does_not_fit_on_a_node(machine: Machine) -> None:
+    code, shown, _ = machine.plan(machine.config(), "--memory", 0.01)
+    assert code == 1
+    assert re.search(r"will not fit: node 0 needs .*iB of memory and has 10.24 MiB: take fewer ranks per node", shown)
+
+
+def test_says_that_the_state_is_what_does_not_fit(machine: Machine) -> None:
+    many = {"name": "iid", "clients": 100}
+    config = machine.config(data={"limit": 1000}, partition=many, model={"name": "mlp", "hidden": 20000})  # 6 MB each
+    code, shown, errors = machine.plan(config, "--ranks", 2, "--memory", 0.5)  # their program is as `LINK` says
+    assert code == 1, errors
+    assert "most of it is the state of the clients that live there; take more nodes" in shown
+
+
+def test_says_what_does_not_fit_on_a_gpu(machine: Machine) -> None:
+    config = machine.config(runtime={"device": "auto"})
+    code, shown, _ = machine.plan(config, "--ranks", 3, "--gpus", 1, "--gpu-memory", 0.5)
+    assert code == 1
+    assert re.search(r"GPU 0 of node 0 needs .* and has 512.00 MiB: lower .*training.batch_size \(now 10\)", shown)
+    assert "ranks share it: take one rank per GPU" in shown
+
+
+def test_says_what_does_not_fit_on_disk(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = SimpleNamespace(
+        experiment=SimpleNamespace(config=SimpleNamespace(checkpoint=SimpleNamespace(keep=0, every=1)))
+    )
+    few.disk = SimpleNamespace(most=5000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=4999))
+    (problem,) = advice._disk(few, machine.folder / "not" / "there", str)  # type: ignore[arg-type]
+    assert problem.startswith(
+        f"checkpoints need 5000 and {machine.folder} has 4999 free: keep not all (checkpoint.keep"
+    )
+    few.disk.most = 4999
+    assert not advice._disk(few, machine.folder, str)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sections", "ranks", "note"),
+    [
+        ({"runtime": {"executor": "loop"}}, 10, "ranks 8-9 will have nothing to do: there are 7 clients: at most 8"),
+        ({"runtime": {"executor": "lanes", "lanes": 4}}, 4, "computed in 2 calls of up to 4; set runtime.lanes lower"),
+        ({"training": {"participation": 0.15}}, 7, "at most 1 of them train in a round (1 participants)"),
+        ({"runtime": {"threads": 1000}}, 2, "ranks with 1000 threads each compute on the"),
+    ],
+)
+def test_says_which_ranks_are_of_no_use(sections: dict[str, Any], ranks: int, note: str, machine: Machine) -> None:
+    code, shown, _ = machine.plan(machine.config(**sections), "--ranks", ranks)
+    assert code == 0
+    assert note in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ranks", 0], "--ranks 0: must be at least 1"),
+        (["--nodes", 0], "--nodes 0: must be at least 1"),
+        (["--gpus", -1], "--gpus -1: must be at least 0"),
+        (["--memory", 0], "--memory 0: must be greater than 0"),
+        (["--gpu-memory", "nan"], "--gpu-memory nan: must be greater than 0"),
+        (["--rate", "-5"], "--rate -5: must be greater than 0"),
+        (["--delay", "-1"], "--delay -1: must be at least 0"),
+        (["--delay", "inf"], "--delay inf: must be at least 0"),
+        (["--ranks", 2, "--nodes", 3], "--ranks 2 on --nodes 3: give every node a rank"),
+        (["-s", "runtime.device=cuda"], "runtime.device = 'cuda', and no GPUs; say how many a node has with --gpus"),
+        (["--gpus", 2, "-s", "runtime.gpus=3"], "runtime.gpus = 3, and --gpus 2"),
+        (["--ranks", 2, "-s", "runtime.transport=inprocess"], "runtime.transport = 'inprocess', which has 1; use auto"),
+        (["-s", "training.precision=tf32"], "training.precision = 'tf32' needs a CUDA device"),
+        (["-s", "training.epoch=1"], "unknown key"),
+    ],
+)
+def test_wrong_input(arguments: list[object], said: str, machine: Machine) -> None:
+    code, shown, errors = machine.plan(machine.config(), *arguments)
+    assert code == 2
+    assert shown == ""
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+def test_is_refused_under_a_launcher(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    code, _, errors = machine.plan(machine.config())
+    assert code == 2
+    assert "plan runs alone, and mpi has started 4 ranks; start it without a launcher, with --ranks 4" in errors
+
+
+def test_rarer_checkpoints_keep_the_training_less(machine: Machine) -> None:
+    often, rarely = (row(machine.plan(machine.config(checkpoint={"every": every}))[1], PARTS) for every in (1, 1000))
+    assert float(often[-1]) >= 0.001 and rarely[-1] == "0.000"
+
+
+@pytest.mark.slow
+def test_the_link_is_measured_by_two_ranks(fresh: Machine) -> None:
+    code, shown, _ = fresh.plan(fresh.config(), "--ranks", 2)
+    assert code == 0
+    (link,) = [content for path in fresh.stored() if "link" in (content := json.loads(path.read_text()))["facts"]]
+    assert 0 < link["numbers"]["delay"] < 1
+    assert 1e6 < link["numbers"]["rate"] < 1e12
+    assert link["numbers"]["base"] > link["numbers"]["shared"] > 0
+    assert "unknown" not in row(shown, PARTS)

@@ -1,0 +1,102 @@
+"""Models that differ, trees that are the same, and runs that must be: for tests of single algorithms."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import harness
+import small
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.task import Task
+from pflmpi.models.base import Architecture
+from pflmpi.store import run_folder
+
+EVERYONE = np.arange(harness.QUICK["partition"]["clients"])
+
+
+def model(seed: int) -> tree.Tree:
+    """A model of the small task with weights of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small.task().init())
+
+
+def same(a: tree.Tree, b: tree.Tree) -> bool:
+    """Whether two trees have the same leaves, bit for bit."""
+    return tree.differences(a, b) == [] and all(torch.equal(leaf, tree.at(b, path)) for path, leaf in tree.leaves(a))
+
+
+def mean(trees: list[tree.Tree]) -> tree.Tree:
+    """The plain mean, in float64 between."""
+    return tree.map(lambda rows: rows.double().mean(0).float(), tree.stack(trees))
+
+
+def data_of(passes: Mapping[str, list[Batch]], lr: float = 0.1, round: int = 1) -> ClientData:
+    """A client's data with the given passes; the rest of it is that of `small.batch(0)`."""
+    return dataclasses.replace(small.data([small.batch(0)], lr), passes=dict(passes), round=round)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Normed(Architecture):
+    """A linear layer, batch norm and a ReLU: the smallest model with statistics."""
+
+    has_batch_norm: ClassVar[bool] = True
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return ("body", "head")
+
+    def init(self, rng: np.random.Generator) -> tree.Tree:
+        d = self.num_features
+        weight, head = (torch.from_numpy(rng.normal(size=(rows, d)).astype(np.float32)) for rows in (4, 3))
+        return {
+            "body": {"weight": weight.mT.contiguous()},
+            "head": {"weight": head, "bias": torch.zeros(self.num_classes)},
+            "stats": {"mean": torch.zeros(d), "var": torch.ones(d)},
+        }
+
+    def features(self, params: tree.Tree, x: torch.Tensor, training: bool) -> torch.Tensor:
+        z = x.flatten(1) @ tree.at(params, "body/weight").mT
+        return F.batch_norm(z, tree.at(params, "stats/mean"), tree.at(params, "stats/var"), training=training).relu()
+
+
+def with_batch_norm(**training: object) -> Task:
+    """The small task with a model that has batch norm."""
+    architecture = Normed(name="normed", shape=small.SHAPE, num_classes=small.CLASSES, num_features=small.FEATURES)
+    return dataclasses.replace(small.task(**training), architecture=architecture)
+
+
+def check_padding(algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.Tree], names: tuple[str, ...]) -> None:
+    """Check that a step of padding alone changes nothing in a lane, neither what is kept nor what is sent."""
+    task = small.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
+    real, size = torch.ones(6), small.batch(0).y.shape[0]
+
+    def update(client: tree.Tree, down: dict[str, tree.Tree], weight: torch.Tensor) -> Any:
+        passes = {
+            name: [small.padded(small.batch(place).x, small.batch(place).y, one) for one in weight.unbind(0)]
+            for place, name in enumerate(names)
+        }
+        return algorithm.client_update(task, client, down, data_of(passes))
+
+    lane = tree.stack([{"client": client, "down": down}])
+    results = [
+        torch.func.vmap(update)(lane["client"], lane["down"], weight.unsqueeze(0))
+        for weight in (real.unsqueeze(0), torch.stack([real, torch.zeros(size)]))
+    ]
+    (before, sent_before), (after, sent_after) = results
+    assert same(before, after) and same(sent_before, sent_after)
+    assert not same(tree.row(before, 0), client) or not same(tree.row(sent_before, 0), down), "the real batch did train"
+
+
+def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
+    """All that server and clients of a quick run have after a round, by path."""
+    found = {f"server/{path}": array for path, array in run_folder.read_server(folder, round).items()}
+    for _, arrays in run_folder.read_clients(folder, round, EVERYONE).values():
+        found.update({f"clients/{path}": array for path, array in arrays.items()})
+    return found

@@ -1,0 +1,41 @@
+"""A run on one rank and on two, and what must hold of any run."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import harness
+from pflmpi.config import load as configuration
+from pflmpi.data.federation import Federation
+from pflmpi.run.build import load_federation
+from pflmpi.store import run_folder
+
+
+def federation_of(raw: dict[str, Any]) -> Federation:
+    return load_federation(configuration.parse(raw))
+
+
+def run(raw: dict[str, Any], folder: Path) -> tuple[str, Path]:
+    """Run on one rank and on two; check what must hold for every run; return the digest and the first run's folder."""
+    raw = {**raw, "checkpoint": {"keep": 0, **raw.get("checkpoint", {})}}
+    one = harness.run(raw, folder / "one")
+    assert harness.run(raw, folder / "two", ranks=2) == one
+    federation, there = federation_of(raw), run_folder.rounds(folder / "one")
+    rounds = raw["training"]["rounds"]
+    assert there[0] == 0 and there[-1] == rounds
+    assert run_folder.digest(folder / "one", 0) != one, "training has changed something"
+    for name in ("one", "two"):
+        metrics = run_folder.read_metrics(folder / name, rounds)
+        assert metrics["total"].tolist() == federation.num_test.tolist()
+        assert (metrics["correct"] <= metrics["total"]).all() and metrics["total"].sum() > 0
+        assert 0 <= metrics["accuracy_mean"] <= 1 and 0 <= metrics["accuracy_weighted"] <= 1
+    state = dict(run_folder.read_server(folder / "one", rounds))
+    for cohort, (_, arrays) in run_folder.read_clients(folder / "one", rounds, everyone(federation)).items():
+        state.update({f"{cohort}/{path}": array for path, array in arrays.items()})
+    assert state and all(np.isfinite(array).all() for array in state.values())
+    return one, folder / "one"
+
+
+def everyone(federation: Federation) -> np.ndarray:
+    return np.arange(federation.num_clients)

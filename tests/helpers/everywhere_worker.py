@@ -1,0 +1,101 @@
+"""Runs every algorithm one after another on however many ranks it is started on, and writes what came out.
+
+    mpirun -n 3 python tests/everywhere_worker.py FOLDER [DATA_ROOT]
+
+Rank 0 writes FOLDER/results.json: case -> digest of the last round, and per round who took part, how many test samples
+each client got right, and the logical bytes. Without DATA_ROOT the cases on Fashion-MNIST are left out.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import harness
+from every_algorithm import every_algorithm
+from pflmpi.config import load as configuration
+from pflmpi.data.federation import Federation
+from pflmpi.run.build import assemble, load_federation
+from pflmpi.run.execute import RankContext
+from pflmpi.run.start import execute
+from pflmpi.runtime.devices import fix_kernels
+from pflmpi.runtime.progress import Progress
+from pflmpi.store import run_folder
+from pflmpi.transports import open_transport
+from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import Launch, detect
+
+ROUNDS = 5
+TRAINING = {"rounds": ROUNDS, "participation": 0.4}
+LANES = {"executor": "lanes", "lanes": 3, "device": "cpu"}
+LOOP = {"executor": "loop", "device": "cpu"}
+# One for each kind of message: sums, rows and rows of one's own, class means, heads of the classes held, introductions.
+SEVERAL_KINDS = ("fedavg", "fedamp", "fedproto", "fedgmh-full", "fedfcd-full")
+CONVOLUTIONS = {"name": "cnn", "first_channels": 3, "second_channels": 4, "hidden": 8}
+
+
+def cases(data_root: str | None) -> dict[str, dict[str, Any]]:
+    """Return the configurations by name; the name begins with the dataset."""
+    fashion = {"name": "fashion_mnist", "root": data_root, "limit": 400}
+    result = {}
+    for name, case in every_algorithm().items():
+        common = harness.settings(case, checkpoint={"every": ROUNDS})
+        common = harness.settings(common, training={**TRAINING, **case["training"]})
+        result[f"digits lanes {name}"] = harness.settings(common, runtime=LANES)
+        if name in SEVERAL_KINDS:
+            result[f"digits loop {name}"] = harness.settings(common, runtime=LOOP)
+        if name in SEVERAL_KINDS and data_root is not None:
+            result[f"fashion_mnist loop {name}"] = harness.settings(
+                common, runtime=LOOP, data=fashion, model=CONVOLUTIONS
+            )
+            result[f"fashion_mnist lanes {name}"] = harness.settings(common, runtime=LANES, data=fashion)
+    return result
+
+
+def run_all(transport: Transport, launch: Launch, folder: Path, data_root: str | None) -> dict[str, Any]:
+    """Run all cases on an open transport; return the results on rank 0."""
+    federations: dict[str, Federation] = {}
+    results: dict[str, Any] = {}
+    for name, raw in cases(data_root).items():
+        config = configuration.parse(raw)
+        fix_kernels(torch.device("cpu"), config.runtime, config.training)
+        if config.data.name not in federations:  # the same for all cases: data, partition and seed are
+            federations[config.data.name] = load_federation(config)
+        experiment = assemble(config, federations[config.data.name], torch.device("cpu"))
+        rounds: list[dict[str, Any]] = []
+
+        def observe(progress: Progress, rounds: list[dict[str, Any]] = rounds) -> None:
+            assert progress.scores is not None
+            rounds.append(
+                {
+                    "participants": progress.participants.tolist(),
+                    "correct": progress.scores.correct.tolist(),
+                    **{way: progress.bytes[way].tolist() for way in ("up", "down")},
+                }
+            )
+
+        place = RankContext(transport, launch, torch.device("cpu"), slots=2)
+        run = execute(experiment, folder / name.replace(" ", "-"), place, observe)
+        if transport.rank == 0:
+            samples = experiment.federation.num_train.tolist()
+            results[name] = {"digest": run_folder.digest(run, ROUNDS), "rounds": rounds, "samples": samples}
+    return results
+
+
+def main() -> None:
+    """Run on the ranks that a launcher has started."""
+    folder, data_root = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
+    launch = detect(os.environ)
+    transport = open_transport("auto", launch, timeout=60.0)
+    results = run_all(transport, launch, folder, data_root)
+    if transport.rank == 0:
+        results["transport"] = transport.name, transport.size
+        (folder / "results.json").write_text(json.dumps(results))
+    transport.exit(0)
+
+
+if __name__ == "__main__":
+    main()

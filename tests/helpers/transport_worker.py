@@ -1,0 +1,63 @@
+"""One rank of a real launch: `mpirun -n 3 python transport_worker.py WHAT`, or torchrun; rank 1 goes wrong."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+import transport_checks
+from pflmpi.errors import TransportError
+from pflmpi.transports import base, open_transport
+from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import detect
+
+
+def say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # one write: the lines of ranks do not mix
+
+
+def check(transport: Transport) -> None:
+    for name, one in transport_checks.CHECKS.items():
+        one(transport)
+        say(f"rank {transport.rank} of {transport.size} over {transport.name}: {name} holds")
+    transport.barrier()
+    with mock.patch.object(base, "CHUNK", 1000):
+        for name, one in transport_checks.CHECKS.items():
+            if name != "large_messages":
+                one(transport)
+    transport.close()
+    transport.close()
+    say(f"rank {transport.rank} closed")
+
+
+def go_wrong(transport: Transport, how: str, folder: Path) -> None:
+    transport.barrier()
+    try:
+        if transport.rank == 1:
+            (folder / "wrong").touch()
+            if how == "abort":
+                transport.abort(3)
+            elif how == "raise":
+                raise ValueError("rank 1 is ill")
+            elif how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        for _ in range(100_000):
+            transport_checks.check_maximum(transport)
+            transport_checks.check_a_random_sequence(transport)
+    except TransportError as error:
+        say(f"rank {transport.rank}: {error}")
+        transport.abort(3)
+
+
+if __name__ == "__main__":
+    what, folder = sys.argv[1], Path(sys.argv[2])
+    (folder / str(os.getpid())).touch()
+    transport = open_transport("auto", detect(os.environ), timeout=1.5 if what == "late" else 60.0)
+    transport.introduce("cpu", 1)
+    if what == "check":
+        check(transport)
+    else:
+        go_wrong(transport, what, folder)

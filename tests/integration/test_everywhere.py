@@ -1,0 +1,76 @@
+"""The same bits for every algorithm, on 1, 2, 3 and 5 ranks, under mpirun, under torchrun and in this process."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import everywhere_worker
+import processes
+from every_algorithm import every_algorithm
+from pflmpi.transports.detect import ALONE
+from pflmpi.transports.inprocess import InProcessTransport
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+WORKER = Path(everywhere_worker.__file__)
+Results = dict[str, Any]
+
+
+def command(way: str, ranks: int) -> list[str]:
+    if way == "mpirun":
+        return [str(processes.BIN / "mpirun"), "-n", str(ranks), sys.executable, str(WORKER)]
+    return [str(processes.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", str(WORKER)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Results]:
+    """All cases of one launch; each launch is made once."""
+    root = os.environ.get("PFLMPI_DATA")
+
+    @cache
+    def get(way: str, ranks: int) -> Results:
+        folder = tmp_path_factory.mktemp(f"{way}{ranks}")
+        if way == "in process":
+            return everywhere_worker.run_all(InProcessTransport(), ALONE, folder, root)
+        done = processes.call([*command(way, ranks), str(folder), *([root] if root else [])], timeout=240)
+        assert done.returncode == 0, done.stderr
+        found: Results = json.loads((folder / "results.json").read_text())
+        assert found.pop("transport") == ["mpi" if way == "mpirun" else "torch", ranks]
+        return found
+
+    return get
+
+
+@pytest.mark.parametrize("dataset", ["digits", "fashion_mnist"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("way", ["mpirun", "torchrun"])
+def test_state_and_scores_have_the_bits_of_a_run_in_process(
+    way: str, ranks: int, dataset: str, results: Callable[[str, int], Results], request: pytest.FixtureRequest
+) -> None:
+    if dataset != "digits":
+        request.getfixturevalue("data_root")  # skips where there is no such data
+    expected, found = results("in process", 1), results(way, ranks)
+    names = [name for name in expected if name.startswith(dataset)]
+    assert len(names) >= len(every_algorithm() if dataset == "digits" else everywhere_worker.SEVERAL_KINDS)
+    for key in ("digest", "rounds"):
+        assert {name: found[name][key] for name in names} == {name: expected[name][key] for name in names}, key
+
+
+def test_clients_are_uneven_and_few_of_them_take_part(results: Callable[[str, int], Results]) -> None:
+    for name, result in results("in process", 1).items():
+        assert max(result["samples"]) > 2 * min(result["samples"]), name
+        chosen = {tuple(one["participants"]) for one in result["rounds"]}
+        if name != "digits lanes l2gd":  # which needs all of them
+            assert {len(one) for one in chosen} == {3} and len(chosen) > 1, name
+
+
+def test_algorithms_and_variants_differ_from_each_other(results: Callable[[str, int], Results]) -> None:
+    """Otherwise the equal digests above would say little."""
+    found = {name: one["digest"] for name, one in results("in process", 1).items()}
+    assert len(set(found.values())) == len(found)

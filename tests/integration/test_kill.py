@@ -1,0 +1,79 @@
+"""Killed anywhere, by SIGKILL, a run continues to the bits of the run that was never stopped."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import harness
+import processes
+
+MOMENTS = int(os.environ.get("PFLMPI_KILLS", "6"))
+ROUNDS = 30
+
+
+def config(folder: Path) -> Path:
+    raw = harness.settings(
+        model={"name": "mlp", "hidden": 1500},  # 12 clients x 0.5 MB: writing a checkpoint takes a while
+        training={"rounds": ROUNDS, "momentum": 0.5},
+        partition={"clients": 30, "name": "exdir", "classes_per_client": 2, "alpha": 0.5, "min_samples": 4},
+        data={"name": "digits"},
+    )
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("kill")
+    path = config(folder)
+    done = processes.call([*processes.PFLMPI, "run", str(path), "--ranks", "1", "--out", str(folder / "whole")])
+    assert done.returncode == 0, done.stderr
+    return path, harness.digest(folder / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_killed_and_continued_gives_the_same_bits(moment: int, reference: tuple[Path, str], tmp_path: Path) -> None:
+    path, expected = reference
+    draw = random.Random(moment)
+    run = tmp_path / "run"
+    way, ranks = [("mpi", 3), ("alone", 2), ("torchrun", 2)][moment % 3]
+    start = [*processes.start_way(way, ranks), "run", str(path), "--out", str(run), "--quiet"]
+    start += ["--ranks", str(ranks)] if way == "alone" else []
+    process = processes.launch(start)
+    processes.wait_for(
+        lambda: (run / "round_00001.h5").exists() or process.poll() is not None, 90, "the first checkpoint"
+    )
+    assert process.poll() is None, process.communicate()
+    time.sleep(draw.random() * 2.0)
+    if moment % 2 == 0:  # while a file is being written
+        processes.wait_for(lambda: list(run.glob("**/*.tmp")) or process.poll() is not None, 30, "a checkpoint write")
+    if moment % 4 < 2:
+        processes.kill_all(process.pid)
+        process.communicate(timeout=30)
+    else:
+        alive = processes.ranks_of(process.pid)
+        began = time.monotonic()
+        if alive:
+            os.kill(draw.choice(alive), signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert time.monotonic() - began < 10, "the other ranks went on for too long"
+    stopped_at = max(int(file.stem.split("_")[1]) for file in run.glob("round_*.h5"))
+    assert not processes.descendants(process.pid)
+
+    way, ranks = [("alone", 1), ("mpi", 2), ("alone", 3)][moment % 3]
+    again = [*processes.start_way(way, ranks), "resume", str(run), "--quiet"]
+    again += ["--ranks", str(ranks)] if way == "alone" else []
+    done = processes.call(again)
+    assert done.returncode == 0, done.stderr
+    assert harness.digest(run) == expected, f"stopped after round {stopped_at}"
+    print(f"moment {moment}: stopped after round {stopped_at} of {ROUNDS}")
+    shutil.rmtree(run)

@@ -1,0 +1,201 @@
+"""The launch wrappers, around programs that stand in for the launchers and print how they were started."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+import processes
+from project import ROOT
+
+WRAPPERS = ("mpirun", "torchrun", "srun")
+
+
+class Bench:
+    """A folder with programs that stand in for launchers and print how they were started."""
+
+    def __init__(self, folder: Path, wrapper: str, cores: int = 4) -> None:
+        self.folder, self.wrapper = folder, wrapper
+        self.environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "VIRTUAL_ENV": "/env"}
+        (folder / "bin").mkdir()
+        for name in WRAPPERS:
+            self.program(name, 'echo "$@"; env')
+        self.program("mpirun", '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }; echo "$@"; env')
+        self.program("nproc", f"echo {cores}")
+        self.program("scontrol", "echo node7")
+
+    def program(self, name: str, text: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+
+    def call(self, *words: str, **variables: str) -> tuple[int, str, str]:
+        """The exit code, the words that the launcher got, and what else was printed, such as its variables."""
+        command = [str(ROOT / "launch" / self.wrapper), *words]
+        done = processes.call(command, env={**self.environment, **variables}, cwd=self.folder, timeout=30)
+        first, _, rest = done.stdout.partition("\n")
+        return done.returncode, first, rest + done.stderr
+
+    def left(self) -> list[str]:
+        """What lies in the folder."""
+        return [path.name for path in self.folder.iterdir() if path.name != "bin"]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_shows_its_usage_and_refuses_what_starts_nothing(wrapper: str, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wrapper)
+    code, first, rest = bench.call("--help")
+    assert code == 0 and first.startswith(wrapper) and f"launch/{wrapper} " in rest and "Exit code" in rest
+    code, first, rest = bench.call()
+    assert (code, first) == (2, "") and f"launch/{wrapper} " in rest
+    code, _, rest = bench.call("-n", "2", "run", "a.yaml")
+    assert code == 2 and "'-n 2 run a.yaml' starts no pflmpi" in rest
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_says_what_it_needs_where_its_launcher_is_missing(wrapper: str, tmp_path: Path) -> None:
+    for name in ("bash", "env", "basename", "dirname", "readlink", "nproc"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    command = [str(ROOT / "launch" / wrapper), "pflmpi", "run", "a.yaml"]
+    done = processes.call(command, env={"PATH": str(tmp_path), "VIRTUAL_ENV": "/env"}, cwd=tmp_path)
+    assert done.returncode == 2 and f"there is no {wrapper} here; " in done.stderr
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper: str, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wrapper)
+    words = ("-x", "a b", "pflmpi", "run", "a.yaml")
+    code, first, rest = bench.call(*words)
+    assert code == 0 and first.endswith("-x a b pflmpi run a.yaml")
+    assert "\nOMP_NUM_THREADS=1\n" in rest
+    assert "\nOMP_NUM_THREADS=3\n" in bench.call(*words, OMP_NUM_THREADS="3")[2]
+    assert bench.left() == []
+
+
+@pytest.mark.parametrize(
+    "words, variables, binding, crowded",
+    [
+        (["-n", "4"], {}, True, False),
+        (["-n", "5"], {}, True, True),
+        (["--np", "5", "--host", "a,b"], {}, True, False),
+        (["-n", "8"], {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, False, False),
+        (["-n", "10"], {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, True, False),
+        ([], {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "5"}, True, False),
+    ],
+)
+def test_mpirun_binds_in_an_allocation_and_crowds_only_one_machine(
+    words: list[str], variables: dict[str, str], binding: bool, crowded: bool, tmp_path: Path
+) -> None:
+    code, _, rest = Bench(tmp_path, "mpirun").call(*words, "pflmpi", "run", "a.yaml", **variables)
+    assert code == 0
+    assert ("PRTE_MCA_hwloc_default_binding_policy=none" in rest) == binding
+    assert ("PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe" in rest) == crowded
+    assert ("OMPI_MCA_btl=tcp,sm,self" in rest) == crowded
+    assert "OMPI_MCA_mpi_yield_when_idle=1" in rest
+
+
+FAKE_RUN = '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }\n'
+
+
+@pytest.mark.parametrize(
+    "said, own, expected", [("75", 0, 75), ("0", 1, 0), ("3", 0, 3), ("", 0, 3), ("", 2, 2), ("2", 9, 2)]
+)
+def test_mpirun_with_ft_ends_with_what_rank_0_has_left(said: str, own: int, expected: int, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "mpirun")
+    say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
+    bench.program("mpirun", f'{FAKE_RUN}echo "$@"; {say}\nexit {own}')
+    code, first, _ = bench.call("--ft", "-n", "3", "pflmpi", "run", "a.yaml")
+    assert code == expected
+    assert "--with-ft ulfm --mca coll ^han,adapt -x PFLMPI_EXIT_FILE -n 3 pflmpi run" in first
+    assert bench.left() == []
+
+
+def test_mpirun_with_ft_needs_an_mpi_that_has_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "mpirun")
+    bench.program("mpirun", 'echo "mpirun (Open MPI) 4.1.4"')
+    code, _, rest = bench.call("--ft", "-n", "3", "pflmpi", "run", "a.yaml")
+    assert code == 2 and "--ft needs Open MPI 5 or newer; here is: mpirun (Open MPI) 4.1.4" in rest
+
+
+def test_mpirun_of_another_library_gets_no_option_of_open_mpi(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "mpirun")
+    bench.program("mpirun", 'if [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@"; fi')
+    assert bench.call("-n", "3", "pflmpi", "run", "a.yaml")[:2] == (0, "-n 3 pflmpi run a.yaml ")
+
+
+@pytest.mark.parametrize("said, own, expected", [("75", 1, 75), ("2", 1, 2), ("", 1, 1), ("", 0, 0)])
+def test_torchrun_ends_with_what_rank_0_has_left(said: str, own: int, expected: int, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "torchrun")
+    say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
+    bench.program("torchrun", f"{say}\nexit {own}")
+    assert bench.call("-m", "pflmpi", "run", "a.yaml")[0] == expected
+    assert bench.left() == []
+
+
+STEP = {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "2", "SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NODELIST": "node[7-9]"}
+
+
+def test_torchrun_meets_at_a_free_port_alone_and_at_the_steps_own_on_several_nodes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "torchrun")
+    words = ("--nproc-per-node=2", "-m", "pflmpi", "run", "a.yaml")
+    first = bench.call(*words)[1]
+    assert first.startswith("--nnodes=1 --rdzv-backend=c10d") and "--rdzv-endpoint=localhost:0 --nproc" in first
+    _, first, rest = bench.call(*words, **STEP, SLURM_JOB_NUM_NODES="3")
+    assert first.startswith("--nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=node7:20272 --rdzv-id=70.2 --nproc")
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in rest
+
+
+def test_torchrun_in_a_batch_script_starts_itself_once_on_each_node(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "torchrun")
+    job = {"SLURM_JOB_ID": "70", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8", "SLURM_GPUS_PER_TASK": "1"}
+    _, first, rest = bench.call("--nproc-per-node=4", "-m", "pflmpi", "run", "a.yaml", **job)
+    assert "--nodes=2 --ntasks-per-node=1" in first
+    assert first.endswith(f"{ROOT}/launch/torchrun --nproc-per-node=4 -m pflmpi run a.yaml")
+    assert "SLURM_NTASKS=" not in rest and "SLURM_GPUS_PER_TASK=" not in rest
+
+
+def test_srun_gets_the_cores_per_task_of_the_job_and_ends_all_ranks_with_one(tmp_path: Path) -> None:
+    _, _, rest = Bench(tmp_path, "srun").call("pflmpi", "run", "a.yaml", SLURM_CPUS_PER_TASK="6")
+    assert "SRUN_CPUS_PER_TASK=6" in rest and "SLURM_KILL_BAD_EXIT=1" in rest
+
+
+RANK = """trap 'echo rank asked; exit 75' USR1
+trap 'echo rank killed; exit 1' TERM
+echo ready; while :; do sleep 0.05; done"""
+STUBBORN = RANK.replace("rank asked; exit 75", "rank asked")
+AGENT = "trap 'echo agent killed; kill -TERM $!; exit 1' TERM\n( {rank} ) & wait $!; code=$?; wait $!; exit $code"
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_to_the_wrapper_asks_the_ranks_to_stop(wrapper: str, number: int, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wrapper)
+    text = AGENT.format(rank=RANK) if wrapper == "torchrun" else RANK
+    bench.program(wrapper, FAKE_RUN + text)
+    assert stopped(bench, [number]) == (75, ["rank asked"])
+    assert bench.left() == []
+
+
+@pytest.mark.parametrize("wrapper", ["mpirun", "srun"])
+def test_a_second_signal_ends_a_launcher_whose_ranks_do_not(wrapper: str, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wrapper)
+    bench.program(wrapper, FAKE_RUN + STUBBORN)
+    assert stopped(bench, [signal.SIGUSR1, signal.SIGTERM]) == (1, ["rank asked", "rank killed"])
+
+
+def stopped(bench: Bench, signals: list[int]) -> tuple[int, list[str]]:
+    """The exit code of a wrapper that gets signals, one after each line of its ranks, and these lines."""
+    command = [str(ROOT / "launch" / bench.wrapper), "pflmpi", "run", "a.yaml"]
+    process = processes.launch(command, env=bench.environment, cwd=bench.folder)
+    lines = []
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        for number in signals:
+            os.kill(process.pid, number)
+            lines.append(process.stdout.readline().strip())
+        return process.wait(20), lines
+    finally:
+        processes.kill_all(process.pid)
+        process.communicate()

@@ -1,0 +1,266 @@
+"""What the README says is what the product does: its commands are run as written."""
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import yaml
+
+import harness
+import processes
+import testbed
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.cli import parser
+from pflmpi.config import load as configuration
+from pflmpi.errors import RunError, Stopped, UserError
+from pflmpi.store import run_folder
+from project import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The contents of the README's code blocks in a language."""
+    return [text.strip() for text in re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)]
+
+
+def section(title: str) -> str:
+    """The text under a heading, up to the next one of the same level."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    assert found, f"README has no section {title!r}"
+    return found[1]
+
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
+SCRIPTS = COMMANDS[:2]
+RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|mpirun|torchrun|srun)\b.* run ", line)]
+WRAPPED = [line for line in COMMANDS[2:] if line.startswith("launch/")]
+LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
+TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
+JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
+READ = r"(pflmpi (inspect|export|probe|report runs/)|python examples/)"
+READING = [line for line in COMMANDS if re.match(READ, line)]
+ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """An active virtual environment in which pip can fetch nothing, so that only what is there is used."""
+    path = f"{processes.BIN}{os.pathsep}{os.environ['PATH']}"
+    return {**processes.ENVIRONMENT, "PATH": path, "VIRTUAL_ENV": sys.prefix, "PIP_NO_INDEX": "1"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> tuple[Path, str]:
+    """A folder with a copy of configs/ where the commands run, and the digest of the quickstart's run in it."""
+    folder = tmp_path_factory.mktemp("readme")
+    for name in ("configs", "launch", "slurm"):
+        shutil.copytree(ROOT / name, folder / name)
+    before = packages(environment)
+    done = processes.call([str(ROOT / SCRIPTS[0]), "--out", str(folder / "quickstart")], env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert packages(environment) == before, "the script has left an active environment as it is"
+    return folder, harness.digest(folder / "quickstart")
+
+
+def packages(environment: dict[str, str]) -> tuple[str, bool]:
+    """What is installed, and whether the checkout has a virtual environment of its own."""
+    listing = "import importlib.metadata as m; print(sorted((d.name, d.version) for d in m.distributions()))"
+    done = processes.call([sys.executable, "-c", listing], env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, (ROOT / ".venv").exists()
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
+    assert COMMANDS[:2] == ["launch/quickstart", "launch/test"] == SCRIPTS
+    assert [line.split()[0] for line in RUNS] == ["pflmpi", "mpirun", "torchrun", "srun"]
+    folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
+    assert len(set(folders)) == len(folders), "each run has a folder of its own"
+    assert [line.split()[1] for line in TABLES] == ["sweep", "report"]
+    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE, *READING]
+    assert sorted(COMMANDS) == sorted(tested), "a command that no test runs"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("command", LOCAL)
+def test_a_start_way_gives_the_digest_of_the_quickstart(
+    command: str, alone: tuple[Path, str], environment: dict[str, str]
+) -> None:
+    folder, expected = alone
+    words = shlex.split(command)
+    done = processes.call(words, timeout=240, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    run = folder / words[words.index("--out") + 1]
+    assert harness.digest(run) == expected
+    shown = processes.call(["pflmpi", "inspect", str(run), "--digest"], env=environment)
+    assert shown.stdout.strip() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.timeout(280)
+def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest, environment: dict[str, str]) -> None:
+    request.getfixturevalue("slurm")
+    folder, expected = request.getfixturevalue("alone")
+    words = shlex.split(next(line for line in RUNS if line.startswith("srun")))
+    done = processes.call(words, timeout=240, env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert harness.digest(folder / words[words.index("--out") + 1]) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ADVICE)
+def test_advice_is_given(
+    command: str, request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    if "status" in command:
+        request.getfixturevalue("slurm")
+    done = processes.call(shlex.split(command), env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_is_read_as_it_says(alone: tuple[Path, str], environment: dict[str, str], tmp_path: Path) -> None:
+    shutil.copytree(alone[0] / "quickstart", tmp_path / "runs" / "alone")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    assert READING
+    for command in READING:
+        done = processes.call(shlex.split(command), env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    for block in blocks("python"):
+        done = processes.call([sys.executable, "-c", block], env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.timeout(290)
+@pytest.mark.parametrize("command", JOBS)
+def test_a_job_ends_well(
+    command: str, slurm: None, request: pytest.FixtureRequest, environment: dict[str, str]
+) -> None:
+    """With two ranks where the scripts have eight, which this machine has no cores for."""
+    folder, expected = request.getfixturevalue("alone")
+    words = shlex.split(command)
+    smaller = ["--nodes=1", "--ntasks-per-node=2"] if words[0] == "sbatch" else ["--ntasks=2", "--nodes=1"]
+    smaller += ["--array=0"] if "slurm/array.sbatch" in words else []
+    words = [word for word in words if not word.startswith(("--ntasks", "--array"))]
+    done = processes.call([words[0], *smaller, *words[1:]], env=environment, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    number = re.search(r"job (\d+)", done.stdout)
+    assert number, done.stdout
+    job = f"{number[1]}_0" if "slurm/array.sbatch" in words else number[1]
+    log = Path(testbed.fields(job)["StdOut"])
+    assert testbed.wait_until(job, timeout=280) == "COMPLETED", log.read_text()
+    if "slurm/array.sbatch" in words:
+        assert run_folder.rounds(folder / "sweeps" / "digits" / "FedGMH" / "digits" / "seed0")[-1] == 30
+        return
+    runs = [folder / word for word in words if word.startswith("runs/")] or [folder / "runs" / "quickstart"]
+    if "slurm/scaling.sbatch" in words:
+        runs = sorted((folder / "scaling").glob("*/*"))
+        assert [run.name for run in runs] == ["1", "2"]
+        assert re.search(r"^ +2 .* yes$", log.read_text(), re.MULTILINE)
+    for run in runs:
+        assert harness.digest(run) == expected
+
+
+@pytest.mark.slow
+def test_the_quickstart_can_be_started_again_and_passes_arguments_on(
+    alone: tuple[Path, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    start = [str(ROOT / SCRIPTS[0]), "--out", str(tmp_path / "again"), "-s", "training.rounds=1", "--quiet"]
+    done = processes.call(start, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert harness.digest(tmp_path / "again") != alone[1]
+    assert f"run: {tmp_path / 'again'}" in done.stdout
+    again = processes.call(start, env=environment, cwd=tmp_path)
+    assert again.returncode == 2 and "holds a run already" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_table_is_run_and_reported(environment: dict[str, str], tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for command in TABLES:
+        done = processes.call(shlex.split(command), timeout=240, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    (written,) = tmp_path.rglob("digits.md")
+    assert "FedGMH" in written.read_text()
+
+
+@pytest.mark.slow
+def test_the_test_script_collects_the_tests(environment: dict[str, str], tmp_path: Path) -> None:
+    before = packages(environment)
+    quiet = ["--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = processes.call([str(ROOT / SCRIPTS[1]), *quiet], env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{Path(__file__).relative_to(ROOT)}::" in done.stdout
+    assert packages(environment) == before
+
+
+# --- what it says -------------------------------------------------------------------------------------------------
+
+
+def test_the_configuration_block_is_the_quickstart(tmp_path: Path) -> None:
+    (block,) = blocks("yaml")
+    path = tmp_path / "readme.yaml"
+    path.write_text(block)
+    written = configuration.read(path)
+    assert set(written) == {"seed", "data", "partition", "model", "algorithm", "training"}
+    quickstart = configuration.load(ROOT / "configs" / "quickstart.yaml")
+    assert configuration.parse(written).resolved() == quickstart.resolved()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_beside_it_is_valid(path: Path) -> None:
+    resolved = configuration.load(path).resolved()
+    assert configuration.parse(resolved).resolved() == resolved
+
+
+def test_the_algorithm_table_has_exactly_the_registered_ones() -> None:
+    rows = [line.split("|")[1] for line in section("Algorithms").splitlines() if line.startswith("| `")]
+    named = [re.findall(r"`([^`]+)`", row) for row in rows]
+    assert sorted(names[0] for names in named) == sorted(ALGORITHMS)
+    for name, *options in named:
+        values: dict[str, list[str]] = {}
+        for option in options:  # `variant: onehead`, `avghead`
+            *key, value = option.split(": ")
+            values.setdefault(key[0] if key else next(reversed(values)), []).append(value)
+        for key, given in values.items():
+            for value in given:
+                configuration.named("algorithm", ALGORITHMS, {"name": name, key: yaml.safe_load(value)})
+        default, *variants = get_args(get_type_hints(ALGORITHMS[name]).get("variant")) or [None]
+        assert values.get("variant", []) == variants, f"{name}: all but {default}"
+
+
+def test_the_command_table_has_every_command_with_options_that_exist() -> None:
+    texts = re.findall(r"`(pflmpi [a-z]+[^`]*)`", section("Starting"))
+    top = parser()
+    commands = next(action.choices for action in top._actions if isinstance(action.choices, dict))
+    told: dict[str, set[str]] = {}
+    for text in texts:
+        words = re.findall(r"--?[a-z-]+|[a-z]+", text.removeprefix("pflmpi "))
+        told.setdefault(words[0], set()).update(word for word in words if word.startswith("-"))
+    assert told.keys() == commands.keys()
+    for name, options in told.items():
+        assert options <= set(commands[name]._option_string_actions), name
+
+
+def test_the_exit_codes_are_those_of_the_errors() -> None:
+    assert (UserError.exit_code, RunError.exit_code, Stopped.exit_code) == (2, 3, 75)
+    told = " ".join(README.split())
+    for text in (
+        "0 done, 1 a run of a sweep has failed",
+        "2 wrong input",
+        "3 a fault during the run, 75 stopped after",
+    ):
+        assert text in told

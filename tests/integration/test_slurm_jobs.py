@@ -1,0 +1,259 @@
+"""Jobs on a real Slurm: the files in slurm/ as the README uses them, and `submit` from the script to the result."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import harness
+import processes
+import table_file
+import testbed
+from pflmpi.store import run_folder
+from pflmpi.sweep.cells import cells
+from pflmpi.sweep.table import load
+from project import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]
+
+ENVIRONMENT = {
+    **processes.ENVIRONMENT,
+    "PATH": f"{processes.BIN}{os.pathsep}{os.environ['PATH']}",
+    "VIRTUAL_ENV": str(processes.BIN.parent),
+}
+MANY = 100_000  # rounds: still going on when a test looks; it writes a smaller number before the last start
+PATIENCE = 300.0  # seconds: a job may wait for jobs of others, and a loaded machine takes long to start ranks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as a checkout is, which all nodes see."""
+    for name in ("launch", "slurm"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def write(folder: Path, rounds: int = 3) -> str:
+    """Write a configuration and return its name."""
+    raw = harness.settings(training={"rounds": rounds, "epochs": 4, "batch_size": 4})
+    (folder / "small.yaml").write_text(yaml.safe_dump(raw))
+    return "small.yaml"
+
+
+def shorten(folder: Path) -> int:
+    """Let a run that has stopped end soon after its newest round, and return that round."""
+    last, _ = run_folder.newest_good(folder / "run")
+    write(folder, last + 2)
+    return last
+
+
+def plain(folder: Path) -> str:
+    """The digest of the same run in this process."""
+    return harness.run(yaml.safe_load((folder / "small.yaml").read_text()), folder / "plain")
+
+
+def sbatch(folder: Path, *words: str, **variables: str) -> str:
+    """Submit a batch script as one does in the folder; return the job's id."""
+    return testbed.sbatch(f"--chdir={folder}", "--time=20", *words, env={**ENVIRONMENT, **variables})
+
+
+def submit(folder: Path, *words: str) -> tuple[str, str]:
+    """Submit with `pflmpi submit`; return the job's id and what was printed."""
+    done = processes.call([*processes.PFLMPI, "submit", *words, "--time=20"], PATIENCE, env=ENVIRONMENT, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"^job (\d+)", done.stdout)[0], done.stdout
+
+
+def completed(job: str, log: Path) -> None:
+    """Wait until a job has ended well."""
+    state = testbed.wait_until(job, timeout=PATIENCE)
+    assert state == "COMPLETED", f"{state}\n{log.read_text()}"
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Wait until a condition holds, with pauses: asking Slurm takes the cores that the jobs need."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"waited {PATIENCE} s for {what}"
+        time.sleep(0.2)
+
+
+def reach(run: Path, round: int) -> None:
+    """Wait until a run has a checkpoint of this round or a later one."""
+    wait_for(lambda: run_folder.rounds(run)[-1:] >= [round], f"round {round} of {run}")
+
+
+def requeued(job: str, restarts: int) -> None:
+    """Wait until a job waits in the queue again, for so many times."""
+
+    def waits() -> bool:
+        now = testbed.fields(job)
+        assert now["JobState"] not in ("COMPLETED", "FAILED", "TIMEOUT"), now
+        return (now["JobState"], now["Restarts"]) == ("PENDING", str(restarts))
+
+    wait_for(waits, f"restart {restarts} of job {job}")
+
+
+def release(job: str) -> None:
+    """Let a requeued job start soon, which Slurm holds back for two minutes.
+
+    Not at once: a node refuses a job that comes back in the second in which it was ended ("credential revoked").
+    """
+    update(job, "StartTime=now+3")
+
+
+def update(job: str, setting: str) -> None:
+    subprocess.run(["scontrol", "update", f"jobid={job}", setting], check=True, timeout=30)
+
+
+# --- the files in slurm/ ------------------------------------------------------------------------------------------
+
+
+def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
+    options = ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-task=1", "--output=log"]
+    job = sbatch(folder, *options, "slurm/train.sbatch", write(folder), "run", "-s", "training.rounds=3")
+    completed(job, folder / "log")
+    assert harness.digest(folder / "run") == plain(folder)
+    assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
+
+
+def test_scaling_shows_a_line_for_each_number_of_ranks(folder: Path) -> None:
+    options = ["--nodes=2", "--ntasks-per-node=1", "--output=log"]
+    completed(sbatch(folder, *options, "slurm/scaling.sbatch", write(folder)), folder / "log")
+    shown = (folder / "log").read_text().splitlines()
+    table = [line.split() for line in shown[shown.index("ranks  seconds per round  speed-up  same bits") + 1 :]]
+    assert [(line[0], line[2] if line[0] == "1" else "", line[3]) for line in table] == [
+        ("1", "1.00", "yes"),
+        ("2", "", "yes"),
+    ]
+
+
+def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(folder: Path) -> None:
+    options = ["--nodes=1", "--ntasks-per-node=2", "--signal=USR1@40", "--output=log"]
+    job = sbatch(folder, *options, "slurm/requeue.sbatch", write(folder, MANY), "run")
+    try:
+        reach(folder / "run", 2)
+        hours, minutes, _ = map(int, testbed.fields(job)["RunTime"].split(":"))
+        update(job, f"TimeLimit={60 * hours + minutes + 1}")  # so that it strikes now, however long the start took
+        requeued(job, 1)
+        (stopped,) = re.findall(r"SIGUSR1 came: stopped after round (\d+)", (folder / "log").read_text())
+        assert run_folder.newest_good(folder / "run") == (int(stopped), [])
+        shutil.copytree(folder / "run", folder / "stopped")
+        release(job)
+        reach(folder / "run", int(stopped) + 1)
+    finally:
+        subprocess.run(["scancel", job], check=True, timeout=30)
+    testbed.wait_until(job, timeout=PATIENCE)
+    last, _ = run_folder.newest_good(folder / "run")
+    assert harness.digest(folder / "run") == harness.resume(folder / "stopped", (f"training.rounds={last}",))
+
+
+def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
+    rows = {name: {"algorithm": {"name": name}} for name in ("fedavg", "local", "fedper")}
+    failing = {"row": "local", "column": "many", "set": {"data": {"name": "mnist", "root": "nowhere"}}}
+    columns = {"few": {"training": {"lr": 0.1}}, "many": {"training": {"lr": 0.2}}}
+    path = table_file.write(folder, seeds=[0], rows=rows, columns=columns, exceptions=[failing])
+    first, *_, done, _ = cells(load(path), [], None)
+    harness.run(done.raw, done.run(folder / "cells"))
+    options = ["--array=0-5%3", "--ntasks-per-node=1", "--output=log.%a"]
+    job = sbatch(folder, *options, "slurm/array.sbatch", "small.yaml", "--out", "cells", MPI="pmix")
+    ends = [testbed.wait_until(f"{job}_{task}", timeout=PATIENCE) for task in range(6)]
+    assert ends == ["COMPLETED"] * 3 + ["FAILED"] + ["COMPLETED"] * 2
+    assert testbed.fields(f"{job}_3")["ExitCode"] == "1:0"
+    assert "failed: dataset 'mnist' was not found" in (folder / "log.3").read_text()
+    assert (folder / "log.4").read_text() == "cell 4: fedper/few/seed0: 2 of 2 rounds done\n"
+    assert harness.digest(first.run(folder / "cells")) == harness.run(first.raw, folder / "plain")
+    # What is submitted now is the one cell that is left.
+    last, shown = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--mpi=pmix")
+    assert "1 of 6 cells" in shown
+    assert testbed.wait_until(f"{last}_3", timeout=PATIENCE) == "FAILED"
+
+
+# --- submit -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(folder: Path) -> None:
+    command = [write(folder), "--nodes=2", "--ntasks-per-node=1", "--mpi=pmix"]
+    shown = processes.call([*processes.PFLMPI, "submit", *command, "--time=20", "--dry-run"], PATIENCE, cwd=folder)
+    job, printed = submit(folder, *command)
+    text = subprocess.run(["scontrol", "write", "batch_script", job, "-"], capture_output=True, text=True, timeout=30)
+    assert text.stdout.strip() == shown.stdout.strip()
+    log = folder / re.findall(r"^log: (.*)$", printed, re.MULTILINE)[0]
+    completed(job, log)
+    assert "run: runs/small" in log.read_text()
+    assert harness.digest(folder / "runs" / "small") == plain(folder)
+
+
+def requeue(job: str) -> None:
+    subprocess.run(["scontrol", "requeue", job], check=True, timeout=30)
+
+
+def warn(job: str) -> None:
+    subprocess.run(["scancel", "--signal=USR1", job], check=True, timeout=30)
+
+
+def test_three_requeues_in_one_run_lose_nothing(folder: Path) -> None:
+    job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--ntasks=2")
+    stops: list[Callable[[str], None]] = [warn, requeue, warn]
+    for restarts, stop in enumerate(stops, 1):
+        done = run_folder.rounds(folder / "run")[-1:] or [0]
+        reach(folder / "run", done[0] + 2)
+        stop(job)
+        requeued(job, restarts)
+        if restarts == len(stops):
+            shorten(folder)
+        release(job)
+    log = folder / f"run.{job}.log"
+    completed(job, log)
+    assert log.read_text().count("SIGUSR1 came: stopped after round") == 2
+    assert testbed.fields(job)["Restarts"] == "3"
+    assert harness.digest(folder / "run") == plain(folder)
+
+
+def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
+    command = [write(folder, MANY), "--out=run", "--ntasks=2"]
+    job, _ = submit(folder, *command)
+    reach(folder / "run", 2)
+    second = processes.call([*processes.PFLMPI, "submit", *command], PATIENCE, env=ENVIRONMENT, cwd=folder)
+    assert second.returncode == 2 and f"job {job} is RUNNING and works in run already" in second.stderr
+    subprocess.run(["scancel", job], check=True, timeout=30)
+    testbed.wait_until(job, timeout=PATIENCE)
+    before = shorten(folder)
+    job, _ = submit(folder, *command)
+    completed(job, folder / f"run.{job}.log")
+    assert f"round {before}/" not in (folder / f"run.{job}.log").read_text()
+    assert harness.digest(folder / "run") == plain(folder)
+
+
+def test_a_lost_node_loses_nothing(folder: Path) -> None:
+    job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--nodes=2", "--ntasks-per-node=1")
+    reach(folder / "run", 2)
+    batch, nodes = testbed.fields(job)["BatchHost"], testbed.fields(job)["NodeList"]
+    other = next(node for node in testbed.expand(nodes) if node != batch)
+    try:
+        for process in testbed.node_processes(other):
+            os.kill(process, signal.SIGKILL)
+        requeued(job, 1)
+        shorten(folder)
+        release(job)
+        completed(job, folder / f"run.{job}.log")
+    finally:
+        testbed.rebuild()
+    assert harness.digest(folder / "run") == plain(folder)
+
+
+def test_mpi_that_does_not_fit_srun_is_refused_with_the_flag(folder: Path) -> None:
+    if shutil.which(str(processes.BIN / "mpirun")) is None:
+        pytest.skip("needs the Slurm test bed and Open MPI")
+    job, _ = submit(folder, write(folder), "--out=run", "--ntasks=2", "--mpi=pmi2")
+    assert testbed.wait_until(job, timeout=PATIENCE) == "FAILED"
+    text = (folder / f"run.{job}.log").read_text()
+    assert "has started 2 ranks, but MPI sees 1" in text and "srun --mpi=pmix (Open MPI)" in text
+    assert not (folder / "run").exists()

@@ -1,0 +1,173 @@
+"""A run that is asked to stop ends after a complete round, with exit code 75, and continues to the same bits."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+import harness
+import processes
+from pflmpi.errors import Stopped
+from pflmpi.runtime.stopping import Stop, noted_signals
+from pflmpi.store import run_folder
+from pflmpi.transports.slurm import end_of_job
+
+ROUNDS = 12
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A configuration whose rounds take a while, and the digest of its undisturbed run."""
+    folder = tmp_path_factory.mktemp("whole")
+    raw = harness.settings(training={"rounds": ROUNDS, "epochs": 20}, checkpoint={"every": 5})
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path, harness.run(raw, folder / "run")
+
+
+def start(config: Path, run: Path, way: str, ranks: int) -> "subprocess.Popen[str]":
+    """Start a run and wait until its second round is done."""
+    command = [*processes.start_way(way, ranks), "run", str(config), "--out", str(run)]
+    command += ["--ranks", str(ranks)] if way == "alone" else []
+    process = processes.launch(command)
+
+    def second_round() -> bool:
+        return process.poll() is not None or len(lines(run)) > 2
+
+    processes.wait_for(second_round, 90, "the second round")
+    assert process.poll() is None, process.communicate()
+    return process
+
+
+def lines(run: Path) -> list[str]:
+    return (run / "metrics.csv").read_text().splitlines() if (run / "metrics.csv").exists() else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "ranks", "number"),
+    [
+        ("alone", 1, signal.SIGTERM),
+        ("alone", 2, signal.SIGTERM),
+        ("alone", 2, signal.SIGUSR2),
+        ("mpi", 3, signal.SIGUSR1),
+    ],
+)
+def test_a_signal_ends_the_run_after_the_round(
+    way: str, ranks: int, number: signal.Signals, whole: tuple[Path, str], tmp_path: Path
+) -> None:
+    config, expected = whole
+    run = tmp_path / "run"
+    process = start(config, run, way, ranks)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == Stopped.exit_code, err
+    stopped_at = len(lines(run)) - 1
+    assert f"stopped after round {stopped_at}; `pflmpi resume {run}` continues" in err
+    assert run_folder.rounds(run)[-1] == stopped_at < ROUNDS, (
+        "the last round is a checkpoint, whatever checkpoint.every"
+    )
+    again = processes.call([*processes.PFLMPI, "run", str(config), "--out", str(run), "--continue", "--ranks", "1"])
+    assert again.returncode == 0, again.stderr
+    assert harness.digest(run) == expected
+
+
+@pytest.mark.slow
+def test_one_rank_that_gets_the_signal_stops_all(whole: tuple[Path, str], tmp_path: Path) -> None:
+    process = start(whole[0], tmp_path / "run", "mpi", 3)
+    os.kill(processes.ranks_of(process.pid)[-1], signal.SIGUSR1)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == Stopped.exit_code, err
+    assert "another rank was asked to stop: stopped after round" in err or "SIGUSR1 came: stopped after round" in err
+
+
+@pytest.mark.slow
+def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+    raw = harness.settings(training={"rounds": 2, "epochs": 100000})  # the round never ends
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(raw))
+    run = tmp_path / "run"
+    process = processes.launch([*processes.PFLMPI, "run", str(config), "--out", str(run), "--ranks", "1"])
+    processes.wait_for(lambda: (run / "round_00000.h5").exists(), 90, "the first checkpoint")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(1.5)
+    assert process.poll() is None, "the first one waits for the round"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == Stopped.exit_code
+    assert run_folder.newest_good(run) == (0, [])
+
+
+def test_the_same_wish_sent_twice_is_one() -> None:
+    code = """
+import os, signal, time
+from pflmpi.runtime.stopping import Stop, noted_signals
+stop = Stop()
+with noted_signals(stop):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.3)
+print(stop.reason)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "SIGUSR1 came\n") or done.stdout == "SIGTERM came\n", done.stderr
+
+
+def test_sigterm_after_a_death_ends_at_once_with_a_fault() -> None:
+    code = """
+import os, signal, time
+from pflmpi.runtime.stopping import Stop, noted_signals
+with noted_signals(Stop(), lambda: True):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 3
+
+
+def test_signals_are_as_before_afterwards() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with noted_signals(Stop()):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_job_stops_when_two_more_rounds_and_the_spare_time_do_not_fit() -> None:
+    stop = Stop(end=time.time() + 100, spare=30)
+    stop.round_took(20)
+    assert stop.reason == "", "2 x 20 + 30 fit into 100"
+    stop.round_took(10)
+    assert stop.reason == ""
+    stop.round_took(40)
+    assert stop.reason == "the job's time limit is near", "2 x 40 + 30 do not"
+
+
+def test_outside_of_a_job_there_is_no_end() -> None:
+    assert end_of_job({}) is None
+    assert end_of_job({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1800000000"}) == 1.8e9
+
+
+def test_the_end_of_a_job_is_what_squeue_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\n[ $2 = --jobs=7 ] && echo 2027-01-15T09:00:00 || echo NONE\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert end_of_job({"SLURM_JOB_ID": "7"}) == time.mktime(time.strptime("2027-01-15 09:00", "%Y-%m-%d %H:%M"))
+    assert end_of_job({"SLURM_JOB_ID": "8"}) is None
+
+
+def test_continue_needs_a_folder_and_starts_where_nothing_is(whole: tuple[Path, str], tmp_path: Path) -> None:
+    config = str(whole[0])
+    refused = processes.call([*processes.PFLMPI, "run", config, "--continue", "--ranks", "1"])
+    assert refused.returncode == 2 and "--continue without --out" in refused.stderr
+    run = tmp_path / "run"
+    one = [*processes.PFLMPI, "run", config, "--out", str(run), "--ranks", "1", "-s", "training.rounds=1", "--continue"]
+    for _ in range(2):  # the second one finds it done
+        done = processes.call(one)
+        assert done.returncode == 0, done.stderr
+    other = processes.call([*one, "-s", "training.lr=0.3"])
+    assert other.returncode == 2 and "training.lr = 0.1 in the run, 0.3 now" in other.stderr

@@ -1,0 +1,293 @@
+"""What travels is what an algorithm declares: counted on every transport call, and searched for what must stay."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import harness
+from every_algorithm import every_algorithm
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.config import load as configuration
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages.groups import clients_of
+from pflmpi.messages.kinds import ClassMeans, Mean, Own, OwnClasses, Rows, Shared, Sum
+from pflmpi.models import MODELS
+from pflmpi.run.build import Experiment, assemble, load_federation, setup
+from pflmpi.run.execute import RankContext
+from pflmpi.run.start import start
+from pflmpi.runtime.placement import Placement
+from pflmpi.runtime.progress import Progress
+from pflmpi.store import run_folder
+from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import Launch
+from pflmpi.transports.order import from_keys
+from recorder import Payload, Recorder
+from thread_transport import run_ranks
+
+RANKS, ROUNDS, CLIENTS = 3, 3, 7
+START = 4096  # bytes of the run's path, once, to each rank
+AGREE = 8  # bytes of an exit code, from each rank, in each of the two steps of a start
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One run on threads, with all that left a rank."""
+
+    folder: Path
+    experiment: Experiment
+    placement: Placement
+    sent: list[Payload]
+    progress: list[Progress]
+
+    def content(self, channel: str, *, up: bool) -> list[bytes]:
+        return [one.content for one in self.sent if one.channel == channel and (one.receiver == 0) == up]
+
+    def total(self, channel: str, *, up: bool) -> int:
+        return sum(map(len, self.content(channel, up=up)))
+
+
+def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
+    """Run on `RANKS` threads that are ranks, of which rank 0 computes clients too."""
+    raw = harness.settings(
+        case,
+        partition={"name": "dirichlet", "clients": CLIENTS, "beta": 0.3, "min_samples": 8},  # unlike numbers of classes
+        training={"rounds": ROUNDS},
+        checkpoint={"every": 1, "keep": 0},
+        runtime={"executor": "loop"},  # every client is a group of its own, so that all ranks have some
+    )
+    config = configuration.parse(raw)
+    torch.set_num_threads(1)
+    experiment = assemble(config, load_federation(config), torch.device("cpu"))
+    progress: list[Progress] = []
+
+    def launch(rank: int) -> Launch:
+        return Launch("alone", rank, RANKS, rank, RANKS)
+
+    def work(inner: Transport) -> list[Payload]:
+        transport = Recorder(inner)
+        place = RankContext(transport, launch(transport.rank), torch.device("cpu"), slots=RANKS)
+        start(config, folder, place, progress.append)
+        return transport.sent
+
+    sent = [one for each in run_ranks(RANKS, work) for one in each]
+    return Recorded(folder, experiment, setup(experiment, launch(0), RANKS).placement, sent, progress)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Recorded]:
+    return {name: record(tmp_path_factory.mktemp("recorded") / "run", case) for name, case in every_algorithm().items()}
+
+
+def participants(run: Recorded, round: int) -> np.ndarray:
+    config = run.experiment.config
+    return config.training.participants(config.seed, round, CLIENTS)
+
+
+def rank_of(run: Recorded, clients: np.ndarray) -> dict[int, int]:
+    return {int(c): rank for rank, groups in enumerate(run.placement.assign(clients)) for c in clients_of(groups)}
+
+
+def size(like: tree.Tree) -> int:
+    return sum(leaf.numel() * leaf.element_size() for _, leaf in tree.leaves(like))
+
+
+def expected_up(run: Recorded) -> int:
+    """The bytes that follow from the declared kinds alone."""
+    task, total = run.experiment.tasks[0], 0
+    held = (run.experiment.federation.class_counts > 0).sum(1)
+    senders = [participants(run, round) for round in range(1, ROUNDS + 1)]
+    if run.experiment.config.algorithm.introduces:
+        senders.append(np.arange(CLIENTS))
+    for chosen in senders:
+        away = [client for client, rank in rank_of(run, chosen).items() if rank != 0]
+        for kind in run.experiment.config.algorithm.uplink(task).values():
+            if isinstance(kind, ClassMeans):
+                total += sum(int(held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
+            elif isinstance(kind, Rows):
+                total += len(away) * size(kind.like)
+            else:
+                assert type(kind) in (Sum, Mean)
+                leaves = [leaf.numel() for _, leaf in tree.leaves(kind.like)]
+                total += (RANKS - 1) * 8 * (sum(leaves) + len(leaves))  # the sums, and a largest value for each leaf
+    return total
+
+
+def receivers(run: Recorded, round: int) -> np.ndarray:
+    """Who gets rows of its own after a round: who trains next, and all where they are tested with such rows."""
+    algorithm, task = run.experiment.config.algorithm, run.experiment.tasks[0]
+    kinds = [algorithm.downlink(task)[name] for name in algorithm.predicts_with]
+    if any(type(kind) is not Shared for kind in kinds):
+        return np.arange(CLIENTS)
+    return participants(run, round + 1) if round < ROUNDS else np.empty(0, np.int64)
+
+
+def expected_down(run: Recorded) -> int:
+    task, total = run.experiment.tasks[0], 0
+    holds = run.experiment.federation.class_counts > 0
+    for round in range(ROUNDS + 1):  # once before the first round, and once after each
+        by_rank: dict[int, list[int]] = defaultdict(list)
+        for client, rank in rank_of(run, receivers(run, round)).items():
+            by_rank[rank].append(client)
+        for kind in run.experiment.config.algorithm.downlink(task).values():
+            for rank in range(1, RANKS):
+                if isinstance(kind, OwnClasses):
+                    rows = int(holds[by_rank[rank]].any(0).sum()) if by_rank[rank] else 0
+                else:
+                    assert type(kind) in (Shared, Own)
+                    rows = len(by_rank[rank]) if isinstance(kind, Own) else 1
+                total += rows * size(kind.like)
+    return total
+
+
+@pytest.mark.parametrize("name", every_algorithm())
+def test_the_data_channel_carries_exactly_what_is_declared(name: str, recorded: Mapping[str, Recorded]) -> None:
+    run = recorded[name]
+    assert len(set(rank_of(run, np.arange(CLIENTS)).values())) == RANKS, "every rank has clients"
+    assert run.total("data", up=True) == expected_up(run)
+    assert run.total("data", up=False) == expected_down(run)
+    assert (run.total("data", up=True) > 0) == (name != "local")
+
+
+@pytest.mark.parametrize("name", every_algorithm())
+def test_wire_bytes_in_the_metrics_are_those_that_moved(name: str, recorded: Mapping[str, Recorded]) -> None:
+    run = recorded[name]
+    for way, up in (("wire_up", True), ("wire_down", False)):
+        assert sum(int(one.bytes[way]) for one in run.progress) == run.total("data", up=up), way
+
+
+@pytest.mark.parametrize("name", every_algorithm())
+def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded: Mapping[str, Recorded]) -> None:
+    run = recorded[name]
+    num_test = run.experiment.federation.num_test
+    algorithm = run.experiment.config.algorithm
+    may_change = bool(algorithm.predicts_with) or type(algorithm).adapt is not Algorithm.adapt
+    expected: dict[int, list[np.ndarray]] = {rank: [] for rank in range(1, RANKS)}  # tested clients, by rank and round
+    for round in range(1, ROUNDS + 1):
+        everyone = may_change or round == 1
+        tested = np.arange(CLIENTS) if everyone else participants(run, round)
+        where = rank_of(run, tested) if run.placement.home is not None else None
+        for rank, lists in expected.items():
+            groups = run.placement.assign(tested, num_test.astype(float))[rank]
+            lists.append(clients_of(groups))
+            assert where is None or all(where[int(c)] == rank for c in clients_of(groups))
+    correct = {one.round: one.scores.correct for one in run.progress if one.scores is not None}
+    for rank, lists in expected.items():
+        mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
+        assert [len(one) for one in mine[:2]] == [AGREE, AGREE]
+        assert [len(one) for one in mine[2::2]] == [8 * (2 + len(tested)) for tested in lists]
+        for content in mine[3::2]:
+            longest, wish = from_keys(np.frombuffer(content, np.int64))
+            assert 0 <= longest < 60 and wish == 0
+        for round, (content, tested) in enumerate(zip(mine[2::2], lists, strict=True), start=1):
+            microseconds, written, *right = np.frombuffer(content, np.int64).tolist()
+            assert 0 <= microseconds < 60e6 and 0 <= written < round
+            assert right == correct[round][tested].tolist()
+    down = run.content("control", up=False)
+    assert [len(one) for one in down] == [START] * (RANKS - 1)
+    assert {one.rstrip(b"\0").decode() for one in down} == {str(run.folder)}
+
+
+def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded: Mapping[str, Recorded]) -> None:
+    """The payload is decoded here without the product: labels int32 [|S|], means float32 [|S|, d], per client."""
+    run = recorded["fedgmh-full"]
+    federation = run.experiment.federation
+    d, checked = run.experiment.tasks[0].num_features, 0
+    for round in range(1, ROUNDS + 1):
+        chosen = participants(run, round)
+        clients = run_folder.read_clients(run.folder, round, chosen)
+        ids, state = next(iter(clients.values()))
+        for rank in range(1, RANKS):
+            mine = [c for c, at in rank_of(run, chosen).items() if at == rank]
+            if not mine:
+                continue
+            contents = [p.content for p in run.sent if p.sender == rank and p.channel == "data"]
+            with_clients = [r for r in range(1, ROUNDS + 1) if rank in rank_of(run, participants(run, r)).values()]
+            content = contents[with_clients.index(round)]
+            for client in mine:
+                held, row = np.flatnonzero(federation.class_counts[client]), list(ids).index(client)
+                labels, content = np.frombuffer(content[: 4 * len(held)], np.int32), content[4 * len(held) :]
+                means, content = content[: 4 * d * len(held)], content[4 * d * len(held) :]
+                assert labels.tolist() == held.tolist()
+                samples = federation.train[client]
+                x = (federation.dataset.images[samples].reshape(len(samples), -1) / 255 - 0.5) / 0.5
+                weight, bias = state["model/body/fc1/weight"][row], state["model/body/fc1/bias"][row]
+                z = np.maximum(x @ weight.T.astype(np.float64) + bias, 0)
+                of = federation.dataset.labels[samples]
+                means_here = np.stack([z[of == label].mean(0) for label in held])
+                # 1e-5: float32 features of magnitude one, averaged.
+                np.testing.assert_allclose(np.frombuffer(means, np.float32).reshape(-1, d), means_here, atol=1e-5)
+                checked += 1
+            assert content == b""
+    assert checked >= ROUNDS
+
+
+def found_in(needles: list[bytes], hay: list[bytes]) -> int:
+    return sum(any(needle in one for one in hay) for needle in needles)
+
+
+def head_rows(run: Recorded) -> list[bytes]:
+    """Every row of every head that a client had after a round, except what all share from the start."""
+    rows = []
+    for round in range(1, ROUNDS + 1):
+        for _, state in run_folder.read_clients(run.folder, round, participants(run, round)).values():
+            rows += [row.tobytes() for head in state["model/head/weight"] for row in head]
+    return rows
+
+
+@pytest.mark.parametrize("name", [name for name in every_algorithm() if name.startswith("fedgmh")])
+def test_no_head_no_image_and_no_count_leaves_a_client_with_fedgmh(name: str, recorded: Mapping[str, Recorded]) -> None:
+    run = recorded[name]
+    federation = run.experiment.federation
+    up = run.content("data", up=True) + run.content("control", up=True)
+    assert found_in(head_rows(run), up) == 0
+    images = federation.dataset.images
+    prepared = run.experiment.tasks[0].prepare(torch.from_numpy(images.copy())).numpy()
+    assert found_in([image.tobytes() for image in images], up) == 0
+    assert found_in([image.tobytes() for image in prepared], up) == 0
+    counts = [row[row > 0] for row in federation.class_counts]
+    # Two or more counts beside each other; a single small number is in every buffer by chance.
+    needles = [row.astype(kind).tobytes() for row in counts if len(row) > 1 for kind in ("i4", "i8", "f4", "f8")]
+    assert found_in(needles, up) == 0
+
+
+def test_the_search_finds_heads_where_they_do_travel(recorded: Mapping[str, Recorded]) -> None:
+    run = recorded["fedamp"]
+    rows = head_rows(run)
+    assert found_in(rows, run.content("data", up=True)) > len(rows) / RANKS / 2
+
+
+# --- the paper's numbers ----------------------------------------------------------------------------------------
+
+
+def task(classes: int, width: int) -> Task:
+    architecture = MODELS["mlp"](hidden=width).bind((1, 2, 2), classes)
+    return Task(architecture, TrainingConfig(), 4, 0, (0.5,), (0.5,))
+
+
+def test_fedgmh_bytes_are_those_of_the_paper() -> None:
+    hundred = FedGMH().uplink(task(100, 512))["means"].client_bytes(100)
+    assert hundred == 100 * (4 * 512 + 4) == 205200 and round(hundred / 1024, 2) == 200.39  # KiB up
+    ten = FedGMH().downlink(task(10, 512))["heads"]
+    assert size(ten.like) == 4 * 5130  # L
+    assert ten.client_bytes(100) == 4 * 100 * 5130 and round(ten.client_bytes(100) / 1024) == 2004  # KiB down
+
+
+def test_fedgmh_bytes_in_the_metrics_follow_from_the_classes_held(recorded: Mapping[str, Recorded]) -> None:
+    run = recorded["fedgmh-full"]
+    d, num_classes = 12, 10
+    entries = d * num_classes + num_classes  # L
+    held = (run.experiment.federation.class_counts > 0).sum(1)
+    assert len(set(held.tolist())) > 1
+    for one in run.progress:
+        took_part = np.isin(np.arange(CLIENTS), one.participants)
+        assert one.bytes["up"].tolist() == (took_part * held * (4 * d + 4)).tolist()
+        assert one.bytes["down"].tolist() == (took_part * 4 * held * entries).tolist()

@@ -1,0 +1,48 @@
+"""The samples of each client and class that a run writes down for later."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import harness
+from pflmpi.config import load as configuration
+from pflmpi.errors import CheckpointError
+from pflmpi.run.build import load_federation
+from pflmpi.store import partition_file
+from pflmpi.store.partition_file import Counts
+
+
+def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
+    train, test = np.array([[3, 0, 0], [0, 2, 0]]), np.array([[1, 0, 4], [0, 0, 0]])
+    partition_file.write(tmp_path, Counts(train, test))
+    lines = partition_file.path(tmp_path).read_text().splitlines()
+    assert lines == ["client,class,train,test", "0,0,3,1", "0,2,0,4", "1,1,2,0", "1,2,0,0"]
+    found = partition_file.read(tmp_path)
+    assert found is not None
+    assert found.train.tolist() == train.tolist() and found.test.tolist() == test.tolist()
+
+
+def test_a_run_has_the_counts_of_its_federation_also_after_a_continuation(tmp_path: Path) -> None:
+    harness.run(harness.settings(training={"rounds": 1}), tmp_path / "run")
+    federation = load_federation(configuration.parse(harness.settings()))
+    for _ in range(2):
+        found = partition_file.read(tmp_path / "run")
+        assert found is not None
+        assert found.train.tolist() == federation.class_counts.tolist()
+        assert found.test.sum(1).tolist() == federation.num_test.tolist()
+        partition_file.path(tmp_path / "run").unlink()  # as in a run of an older pflmpi
+        harness.resume(tmp_path / "run", ("training.rounds=2",))
+
+
+def test_a_run_without_the_file_has_none(tmp_path: Path) -> None:
+    assert partition_file.read(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "client,class,train,test\n", "client,class\n0,0\n", "client,class,train,test\n0,x"]
+)
+def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
+    partition_file.path(tmp_path).write_text(text)
+    with pytest.raises(CheckpointError, match=r"partition\.csv is damaged"):
+        partition_file.read(tmp_path)

@@ -1,0 +1,182 @@
+"""Whatever happens while a run is written or lies on disk, what was good stays good and what is not is named."""
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from pflmpi.errors import CheckpointError
+from pflmpi.store import checked_hdf5, run_folder
+from store_world import Dying, Killed, World
+
+COHORTS = [0, 1, 1, 0, 2, 0, 1, 0]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A run with two good rounds; round 1 needs shards of both."""
+    world = World(tmp_path / "run", COHORTS, 0)
+    world.save(0, ranks=2)
+    world.train(np.array([0, 1, 3]))
+    world.save(1, ranks=2)
+    return world
+
+
+def files(world: World) -> list[str]:
+    return ["round_00001.h5", *run_folder.read_layout(world.run, 1).files]
+
+
+def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_good_and_the_run_goes_on(tmp_path: Path) -> None:
+    outcomes = []
+    for step in range(200):
+        world = World(tmp_path / f"run{step}", COHORTS, 0)
+        world.save(0, ranks=2)
+        digests = [world.digest()]
+        world.train(np.array([0, 1, 2, 3]))
+        digests.append(world.digest())
+        with pytest.MonkeyPatch.context() as patch:
+            dying = Dying(patch, step)
+            with contextlib.suppress(Killed):
+                world.save(1, ranks=2)
+        done, problems = run_folder.newest_good(world.run)
+        outcomes.append(done)
+        assert problems == []
+        assert run_folder.digest(world.run, done) == digests[done]
+
+        run_folder.discard_after(world.run, done)
+        world.layout = run_folder.read_layout(world.run, done)
+        world.changed[:] = True
+        world.save(done + 1, ranks=3)
+        assert run_folder.newest_good(world.run) == (done + 1, [])
+        assert run_folder.digest(world.run, done + 1) == digests[1]
+        assert not list(world.run.rglob("*.tmp"))
+        if not dying.dead:
+            break
+    # Three files: writes, flush, rename, flush of the folder; the checkpoint is there from the last rename on.
+    assert len(outcomes) > 20 and outcomes == [0] * (len(outcomes) - 2) + [1, 1]
+
+
+def test_a_file_cut_anywhere_is_named(world: World) -> None:
+    for name in files(world):
+        path = world.run / name
+        whole = path.read_bytes()
+        for length in (0, 1, 40, 511, 512, 513, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:length])
+            problems = run_folder.verify(world.run, 1)
+            assert len(problems) == 1 and name in problems[0] and "damaged" in problems[0], (length, problems)
+        path.write_bytes(whole + b"\0")
+        assert f"{len(whole) + 1} bytes long, {len(whole)} were written" in run_folder.verify(world.run, 1)[0]
+        path.write_bytes(whole)
+    assert run_folder.verify(world.run, 1) == []
+
+
+def test_a_flipped_bit_anywhere_is_named(world: World) -> None:
+    rng = np.random.default_rng(0)
+    for name in files(world):
+        path = world.run / name
+        whole = bytearray(path.read_bytes())
+        for position in [*range(0, 64, 3), *rng.integers(0, len(whole), 40).tolist()]:
+            bit = 1 << int(rng.integers(8))
+            whole[position] ^= bit
+            path.write_bytes(whole)
+            problems = run_folder.verify(world.run, 1)
+            assert len(problems) == 1 and name in problems[0], position
+            whole[position] ^= bit
+        path.write_bytes(whole)
+    assert run_folder.verify(world.run, 1) == []
+
+
+def flip(path: Path, dataset: str) -> None:
+    """Flip a bit of the last byte of a dataset."""
+    with h5py.File(path) as file:
+        position = file[dataset].id.get_offset() + file[dataset].id.get_storage_size() - 1
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def test_reading_refuses_damaged_values_also_without_a_verification_before(world: World) -> None:
+    flip(world.run / "round_00001.h5", "server/head/bias")
+    with pytest.raises(CheckpointError, match=r"/server/head/bias in .*round_00001\.h5 is damaged: its CRC-32 is"):
+        run_folder.read_server(world.run, 1)
+    name = run_folder.read_layout(world.run, 1).files[-1]
+    with h5py.File(world.run / name) as file:
+        cohort = sorted(file)[0]
+        last = int(file[cohort]["client"][-1])
+    flip(world.run / name, f"{cohort}/rows/model/body/weight")
+    with pytest.raises(CheckpointError, match=f"{name} is damaged: the rows of 1 clients, the first is client {last}"):
+        run_folder.read_clients(world.run, 1, np.arange(world.n))
+    others = np.setdiff1d(np.arange(world.n), [last])
+    assert sum(len(ids) for ids, _ in run_folder.read_clients(world.run, 1, others).values()) == 6
+
+
+def test_a_shard_that_is_missing_or_another_one_is_named(world: World) -> None:
+    first, *_, last = run_folder.read_layout(world.run, 1).files
+    shutil.copy(world.run / last, world.run / first)
+    problems = run_folder.verify(world.run, 1)
+    assert len(problems) == 1 and first in problems[0]
+    (world.run / last).unlink()
+    problems = run_folder.verify(world.run, 1)
+    assert len(problems) == 2 and problems[1] == f"{world.run / last} is missing"
+    with pytest.raises(CheckpointError, match="is missing"):
+        run_folder.read_clients(world.run, 1, np.arange(world.n))
+
+
+def test_a_newer_format_is_refused_with_both_versions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.train(np.array([0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(checked_hdf5, "FORMAT_VERSION", 2)
+        world.save(2, ranks=1)
+    assert "its format version is 2, this one reads up to 1; update pflmpi" in run_folder.verify(world.run, 2)[0]
+    with pytest.raises(CheckpointError, match="its format version is 2"):
+        run_folder.read_server(world.run, 2)
+
+
+def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world: World) -> None:
+    world.train(np.array([5]))
+    world.save(2, ranks=1)
+    flip(world.run / "round_00002.h5", "server/head/bias")
+    done, problems = run_folder.newest_good(world.run)
+    assert done == 1 and len(problems) == 1 and "round_00002.h5 is damaged" in problems[0]
+    (world.run / "round_00001.h5").write_bytes(b"")
+    done, problems = run_folder.newest_good(world.run)
+    assert done == 0 and len(problems) == 2
+    shutil.rmtree(world.run / "shards")
+    with pytest.raises(CheckpointError, match=r"no good checkpoint among 3: .*round_00002.* is missing; put the files"):
+        run_folder.newest_good(world.run)
+
+
+@pytest.mark.parametrize("call", range(6))
+def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(world: World, call: int) -> None:
+    before = {path: path.read_bytes() for path in world.run.rglob("*.h5")}
+    world.train(np.arange(world.n))
+    calls = iter(range(100))
+    real = os.pwrite
+
+    def full(descriptor: int, content: Any, position: int) -> int:
+        if next(calls) >= call:
+            real(descriptor, content[: len(content) // 2], position)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, content, position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match=r"No space left on device: '.*\.h5'"):
+            world.save(2, ranks=2)
+    assert not list(world.run.rglob("*.tmp"))
+    assert {path: path.read_bytes() for path in before} == before
+    assert run_folder.newest_good(world.run) == (1, [])
+
+
+def test_short_writes_are_continued(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, content, position: real(descriptor, content[:10], position))
+    world.train(np.arange(world.n))
+    world.save(2, ranks=2)
+    assert run_folder.newest_good(world.run) == (2, [])

@@ -1,0 +1,361 @@
+"""A sweep does what is not done yet, survives what fails, can be stopped, and leaves no process behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+import processes
+import table_file
+from pflmpi.cli import main
+from pflmpi.commands.overview import Overview
+from pflmpi.commands.sweep import environments
+from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
+from pflmpi.store import metrics_file, run_folder
+from pflmpi.sweep.cells import Cell, cells
+from pflmpi.sweep.lock import locked
+from pflmpi.sweep.pending import Work, plan, prepare
+from pflmpi.sweep.processes import Job, run_all
+from pflmpi.sweep.table import load
+
+MISSING = {"data": {"name": "mnist", "root": "nowhere"}}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# --- what is still to be done -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    return cells(load(table_file.write(tmp_path)), [], None)[0]
+
+
+def needed(cell: Cell, out: Path, **changes: Any) -> Work:
+    """What a cell needs when sections of its configuration have changed."""
+    raw = {**cell.raw, **{name: {**cell.raw.get(name, {}), **keys} for name, keys in changes.items()}}
+    return plan(replace(cell, raw=raw), configuration.parse(raw), out, ranks=1)
+
+
+def run(cell: Cell, out: Path) -> Path:
+    harness.run(cell.raw, cell.run(out))
+    return cell.run(out)
+
+
+def test_a_cell_without_a_run_is_started_with_its_configuration_beside_it(cell: Cell, tmp_path: Path) -> None:
+    work = needed(cell, tmp_path)
+    folder = str(tmp_path / "FedAvg" / "few")
+    start = ["run", f"{folder}/seed0.yaml", "--out", f"{folder}/seed0", "--ranks", "1", "--quiet"]
+    assert (work.state, work.done, work.rounds, list(work.command)) == ("start", 0, 2, start)
+    assert not Path(folder).exists()
+    prepare(work, tmp_path)
+    assert configuration.load(Path(f"{folder}/seed0.yaml")) == configuration.parse(cell.raw)
+
+
+@pytest.mark.parametrize("runtime", [{}, {"executor": "lanes"}, {"lanes": 2}])
+def test_a_finished_run_is_done_whether_or_not_it_has_chosen_its_executor(
+    runtime: dict[str, Any], cell: Cell, tmp_path: Path
+) -> None:
+    run(cell, tmp_path)
+    work = needed(cell, tmp_path, runtime=runtime)
+    assert (work.state, work.done, work.command) == ("done", 2, ())
+
+
+def test_a_run_goes_on_when_more_rounds_are_wanted(cell: Cell, tmp_path: Path) -> None:
+    folder = run(cell, tmp_path)
+    work = needed(cell, tmp_path, training={"rounds": 3}, checkpoint={"keep": 1}, runtime={"timeout": 60})
+    changes = ["-s", "checkpoint.keep=1", "-s", "runtime.timeout=60.0", "-s", "training.rounds=3"]
+    assert (work.state, work.done) == ("continue", 2)
+    assert list(work.command) == ["resume", str(folder), *changes, "--ranks", "1", "--quiet"]
+    harness.resume(folder, tuple(changes[1::2]))
+    assert needed(cell, tmp_path, training={"rounds": 3}).state == "done"
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"training": {"lr": 0.5}}, ["training.lr = 0.1 in the run, 0.5 now"]),
+        ({"training": {"rounds": 1}}, ["gone on to round 2", "training.rounds is 1"]),
+        ({"runtime": {"executor": "loop"}}, ["runtime.executor = 'lanes' in the run, 'loop' now"]),
+        ({"runtime": {"lanes": 3}}, ["runtime.lanes = 2 in the run, 3 now"]),
+    ],
+)
+def test_a_run_made_with_another_configuration_stays_as_it_is(
+    changes: dict[str, Any], words: list[str], cell: Cell, tmp_path: Path
+) -> None:
+    folder = run(cell, tmp_path)
+    before = harness.digest(folder)
+    work = needed(cell, tmp_path, **changes)
+    assert (work.state, work.command) == ("other", ()) and all(word in work.problem for word in words), work.problem
+    prepare(work, tmp_path)
+    assert harness.digest(folder) == before and not cell.config(tmp_path).exists()
+
+
+def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(cell: Cell, tmp_path: Path) -> None:
+    folder = run(cell, tmp_path)
+    for path in folder.glob("round_*.h5"):
+        path.unlink()
+    work = needed(cell, tmp_path, training={"lr": 0.5})
+    assert (work.state, work.problem) == ("start", "")
+    prepare(work, tmp_path)
+    assert not folder.exists()
+
+
+def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell: Cell, tmp_path: Path) -> None:
+    folder = run(cell, tmp_path)
+    for path in folder.glob("round_*.h5"):
+        path.write_bytes(b"nothing")
+    work = needed(cell, tmp_path)
+    assert work.state == "start" and "no good checkpoint" in work.problem
+    prepare(work, tmp_path)
+    assert not folder.exists()
+    (aside,) = folder.parent.glob("seed0.damaged-*")
+    assert (aside / "round_00002.h5").read_bytes() == b"nothing"
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[int]:
+    with locked(tmp_path / "held") as descriptor:
+        yield descriptor
+
+
+def shell(name: str, script: str, folder: Path) -> Job:
+    return Job(name, ["sh", "-c", script], folder / f"{name}.log")
+
+
+def test_so_many_jobs_run_at_a_time_each_with_its_own_log(tmp_path: Path, held: int) -> None:
+    jobs = [
+        shell(f"job{number}", f"echo out $PLACE; sleep 0.1; echo err >&2; exit {number}", tmp_path)
+        for number in range(5)
+    ]
+    looks = list(run_all(jobs, [{"PLACE": "left"}, {"PLACE": "right"}], held))
+    ended = {name: code for look in looks for name, code in look.ended.items()}
+    assert ended == {f"job{number}": number for number in range(5)}
+    assert max(len(look.running) + len(look.ended) for look in looks) == 2
+    texts = [job.log.read_text() for job in jobs]
+    assert {text.split("\n")[0] for text in texts} == {"out left", "out right"}
+    assert all(text.endswith("\nerr\n") for text in texts)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_closing_ends_every_process_of_the_groups(tmp_path: Path, held: int) -> None:
+    job = shell("job", "sleep 60 & echo $!; wait", tmp_path)
+    with closing(run_all([job], [{}], held)) as looks:
+        for _ in looks:
+            if job.log.read_text().strip():
+                break
+    child = int(job.log.read_text())
+    processes.wait_for(lambda: not alive(child), 10, "the end of the group")
+
+
+def test_gpus_are_shared_out_among_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in environments(2)] == ["4,6", "5"]
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in environments(4)] == ["4", "5", "6", "4"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in environments(1)] == ["0,1,2"]
+
+
+# --- one sweep in a folder ----------------------------------------------------------------------------------------
+
+HOLD = "import sys, time; from pathlib import Path; from pflmpi.sweep.lock import locked\n"
+HOLD += "with locked(Path(sys.argv[1])) as lock: print('held', flush=True); time.sleep(60)"
+
+
+def test_a_second_sweep_in_a_folder_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another sweep works in"), locked(tmp_path):
+            pass
+        first.kill()  # leaves nothing behind
+    with locked(tmp_path):
+        pass
+
+
+def test_the_lock_holds_while_a_run_of_a_killed_sweep_goes_on(tmp_path: Path) -> None:
+    job = shell("job", "exec sleep 60", tmp_path)
+    with locked(tmp_path / "out") as descriptor:
+        looks = run_all([job], [{}], descriptor)
+        next(looks)
+    with pytest.raises(ConfigError, match="or runs that a killed one has left behind"), locked(tmp_path / "out"):
+        pass
+    looks.close()
+    with locked(tmp_path / "out"):
+        pass
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = table_file.write(
+        tmp_path, seeds=[0], columns={"few": {}}, exceptions=[{"row": "Local", "set": MISSING}], notes=["note"]
+    )
+    assert main(["sweep", str(path), "--jobs", "2", "--ranks", "1"]) == 1
+    shown = capfd.readouterr()
+    folder = Path("sweeps") / "small"
+    assert "2 runs: 1 done (0 of them before), 1 failed" in shown.out and f"pflmpi report {path}" in shown.out
+    lines = shown.err.splitlines()
+    assert sorted(line.split("] ")[1].split(":")[0] for line in lines[:2]) == ["FedAvg/few/seed0", "Local/few/seed0"]
+    assert "failed: dataset 'mnist' was not found" in lines[2]
+    assert lines[3].split() == ["Local/few/seed0", str(folder / "Local" / "few" / "seed0.log")]
+    run = folder / "FedAvg" / "few" / "seed0"
+    assert run_folder.newest_good(run) == (2, []) and len(metrics_file.read(run)) == 2
+    written = (run / "config.yaml").stat().st_mtime_ns
+    assert main(["sweep", str(path), "--only", "fedavg/*"]) == 0
+    assert "1 runs: 1 done (1 of them before), 0 failed" in capfd.readouterr().out
+    assert (run / "config.yaml").stat().st_mtime_ns == written
+
+
+def test_another_configuration_is_a_failed_cell_that_names_the_keys(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows={"A": {"algorithm": {"name": "local"}}})
+    (cell,) = cells(load(path), [], None)
+    run(cell, Path("sweeps/small"))
+    assert main(["sweep", str(path), "-s", "training.lr=0.7"]) == 1
+    shown = capfd.readouterr()
+    assert "1 runs: 0 done (0 of them before), 1 failed" in shown.out
+    assert "training.lr = 0.01 in the run, 0.7 now" in shown.err and "A/few/seed0" in shown.err
+
+
+def test_on_a_terminal_bars_show_all_runs_and_those_that_go_on(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    folder = run(cell, tmp_path)
+    done, going = needed(cell, tmp_path), needed(replace(cell, seed=1), tmp_path, training={"rounds": 7})
+    folder.rename(going.cell.run(tmp_path))
+    with Overview([done, going], tmp_path) as overview:
+        overview.running([going.cell.name])
+    text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capfd.readouterr().err)
+    assert re.search(r"1/2 runs, rounds\W+4/9 ", text), text  # 2 of 2 and 2 of 7
+    assert re.search(r"FedAvg/few/seed1\W+2/7 ", text), text
+
+
+def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
+    done, _ = cells(load(path), [], None)
+    run(done, Path("sweeps/small"))
+    assert main(["sweep", str(path), "--dry-run", "--ranks", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "FedAvg/few/seed0  2/2 rounds  done",
+        "Local/few/seed0   0/2 rounds  start",
+        "pflmpi run sweeps/small/Local/few/seed0.yaml --out sweeps/small/Local/few/seed0 --ranks 3 --quiet",
+    ]
+    assert main(["sweep", str(path), "--dry-run", "--ranks", "3", "-s", "training.rounds=4"]) == 0
+    shown = capsys.readouterr().out
+    assert "2/4 rounds  continue" in shown
+    assert "pflmpi resume sweeps/small/FedAvg/few/seed0 -s training.rounds=4 --ranks 3 --quiet" in shown
+    assert {path.name for path in Path("sweeps/small").iterdir()} == {"FedAvg"}
+
+
+@pytest.mark.parametrize(
+    "changes, words, expected",
+    [
+        ({"exceptions": [{"row": "Local", "set": {"model": {"hidden": -1}}}]}, [], "Local/few: model.hidden = -1"),
+        ({}, ["--only", "fedavg"], "'fedavg' is like none of the cells"),
+        ({}, ["--jobs", "0"], "--jobs 0: must be at least 1"),
+        ({}, ["--ranks", "0"], "--ranks 0: must be at least 1"),
+        ({}, ["--seeds", "3"], "--seeds 3: the table has 2"),
+        ({}, ["-s", "training.lr=-1"], "FedAvg/few: training.lr = -1"),
+        ({}, ["--cell", "8"], "--cell 8: there are 8 cells; give 0 to 7, in the order that --dry-run shows"),
+        ({}, ["--cell", "-1"], "--cell -1: there are 8 cells"),
+        ({}, ["--cell", "0", "--jobs", "2"], "--jobs 2 with --cell 0, which is one run; leave --jobs out"),
+        ({}, ["--launcher", "sh -c", "--ranks", "2"], "give their number to the launcher, and leave --ranks out"),
+        ({}, ["--launcher", "no-such-program -n 2"], "there is no program 'no-such-program' here"),
+        ({}, ["--launcher", "sh 'a"], "cannot be read as a command: No closing quotation; close the quotes"),
+    ],
+)
+def test_what_is_wrong_is_found_before_anything_starts(
+    changes: dict[str, Any], words: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", str(table_file.write(tmp_path, **changes)), *words]) == 2
+    assert expected in capfd.readouterr().err
+    assert not Path("sweeps").exists()
+
+
+def test_a_sweep_under_a_launcher_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    assert main(["sweep", str(table_file.write(tmp_path))]) == 2
+    assert "mpi has started this; start it without a launcher" in capfd.readouterr().err
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Children can be interrupted also where the tests themselves were started in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(
+    "number, rows, ranks", [(signal.SIGINT, ["FedAvg", "Local"], 1), (signal.SIGTERM, ["Local"], 2)]
+)
+def test_a_stopped_sweep_leaves_no_process_and_goes_on_where_it_was(
+    number: signal.Signals, rows: list[str], ranks: int, tmp_path: Path
+) -> None:
+    path = table_file.write(
+        tmp_path,
+        seeds=[0],
+        columns={"few": {"training": {"rounds": 100_000}}},
+        rows={row: table_file.TABLE["rows"][row] for row in rows},
+    )
+    runs = [Path("sweeps/small") / row / "few" / "seed0" for row in rows]
+    sweep = [*processes.PFLMPI, "sweep", str(path), "--jobs", str(len(rows)), "--ranks", str(ranks)]
+    process = processes.launch(sweep)
+    try:
+        processes.wait_for(
+            lambda: all(run_folder.rounds(run)[-1:] > [0] for run in runs) or process.poll() is not None,
+            90,
+            "both runs",
+        )
+        started = processes.descendants(process.pid)
+        assert len(started) >= len(rows) * ranks
+        os.kill(process.pid, number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        processes.kill_all(process.pid)
+    assert process.returncode == 128 + number, err
+    assert "the same command goes on" in err and out == ""
+    assert not any(alive(pid) for pid in started)
+    stopped, _ = run_folder.newest_good(runs[0])
+    enough = ["--only", f"{rows[0]}/*", "-s", f"training.rounds={stopped + 1}"]
+    assert main(["sweep", str(path), "--ranks", "1", *enough]) == 0
+    assert [int(line["round"]) for line in metrics_file.read(runs[0])] == list(range(1, stopped + 2))

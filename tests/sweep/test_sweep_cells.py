@@ -1,0 +1,103 @@
+"""The cells of a sweep as tasks of a job array, and runs that a launcher starts."""
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+import table_file
+from pflmpi.cli import main
+from pflmpi.errors import ConfigError
+from pflmpi.store import run_folder
+from pflmpi.sweep.lock import cell_locked, locked
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(lock: AbstractContextManager[int], *words: str) -> None:
+    """Check that a lock is held by another, with these words in the error."""
+    with pytest.raises(ConfigError) as raised, lock:
+        pass
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def launcher(folder: Path, text: str) -> str:
+    """A program that stands in for srun."""
+    path = folder / "start it"
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    return f"'{path}' -n 1"
+
+
+# --- locks --------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_share_a_folder_that_a_sweep_has_for_itself(tmp_path: Path) -> None:
+    with locked(tmp_path, shared=True), locked(tmp_path, shared=True):
+        refused(locked(tmp_path), "another sweep works in", "or a job array")
+    with locked(tmp_path):
+        refused(locked(tmp_path, shared=True), "another sweep works in")
+
+
+def test_a_cell_has_one_task(tmp_path: Path) -> None:
+    with cell_locked(tmp_path / "a" / "seed0"), cell_locked(tmp_path / "a" / "seed1"):
+        refused(cell_locked(tmp_path / "a" / "seed0"), "another task makes", "seed0")
+    with cell_locked(tmp_path / "a" / "seed0"):
+        pass
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
+    out = Path("sweeps") / "small"
+    with locked(out, shared=True), cell_locked(out / "FedAvg" / "few" / "seed0"):
+        assert main(["sweep", str(path), "--cell", "1", "--ranks", "1"]) == 0
+        assert main(["sweep", str(path), "--cell", "0", "--ranks", "1"]) == 2
+    shown = capfd.readouterr()
+    assert "cell 1: Local/few/seed0: 0 of 2 rounds done" in shown.out and "1 runs: 1 done (0 of them" in shown.out
+    assert "another task makes sweeps/small/FedAvg/few/seed0" in shown.err
+    assert run_folder.newest_good(out / "Local" / "few" / "seed0") == (2, [])
+    with locked(out):  # a task that has nothing to do needs no lock
+        assert main(["sweep", str(path), "--cell", "1"]) == 0
+    assert capfd.readouterr().out == "cell 1: Local/few/seed0: 2 of 2 rounds done\n"
+
+
+def test_the_cells_are_counted_among_those_that_are_chosen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = str(table_file.write(tmp_path))
+    assert main(["sweep", path, "--only", "Local/*", "--seeds", "1", "--cell", "1", "--dry-run"]) == 0
+    assert capfd.readouterr().out.splitlines()[0] == "Local/many (M)/seed0  0/2 rounds  start"
+
+
+def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}})
+    start = launcher(tmp_path, 'printf "%s " "$@" > words; shift 2; exec "$@" --ranks 1')
+    assert main(["sweep", str(path), "--launcher", start, "--dry-run"]) == 0
+    folder = "sweeps/small/FedAvg/few/seed0"
+    assert f"{start} pflmpi run {folder}.yaml --out {folder} --quiet" in capfd.readouterr().out.splitlines()
+    assert main(["sweep", str(path), "--launcher", start, "--cell", "0"]) == 0
+    words = Path("words").read_text().strip()
+    assert words == f"-n 1 {sys.executable} -m pflmpi run {folder}.yaml --out {folder} --quiet"
+    assert run_folder.newest_good(Path(folder)) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "ends, expected, told", [([75], 75, "0 failed, 1 stopped"), ([3], 1, "1 failed"), ([75, 3], 1, "1 failed, 1 stop")]
+)
+def test_a_run_that_was_stopped_is_no_failure_but_to_be_continued(
+    ends: list[int], expected: int, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = {f"row{code}": {"algorithm": {"name": "local"}} for code in ends}
+    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, rows=rows)
+    codes = "; ".join(f'[[ "$*" != */row{code}/* ]] || exit {code}' for code in ends)
+    assert main(["sweep", str(path), "--launcher", launcher(tmp_path, codes)]) == expected
+    assert told in capfd.readouterr().out

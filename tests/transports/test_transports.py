@@ -1,0 +1,232 @@
+"""One conformance suite for all transports: in process, on threads, and in real processes under each launcher."""
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import processes
+import transport_checks
+from pflmpi.errors import TransportError
+from pflmpi.transports.base import Transport
+from pflmpi.transports.inprocess import InProcessTransport
+from pflmpi.transports.order import from_keys, to_keys
+from pflmpi.transports.peers import Peer, names
+from pflmpi.transports.waiting import TimeIsUp, lost, timed_out, wait
+from project import HELPERS, ROOT
+from thread_transport import ThreadTransport, run_ranks
+from transport_checks import CHECKS
+
+WORKER = str(HELPERS / "transport_worker.py")
+TORCH = pytest.param("torch", marks=pytest.mark.slow)  # importing torch on three ranks takes most of the time
+
+
+def launch(way: str, what: str, folder: Path) -> tuple[int, str, str]:
+    """Run the worker on 3 ranks; return the exit code, the output and the errors."""
+    start = {"mpi": ["mpirun", "-n", "3", sys.executable], "torch": ["torchrun", "--standalone", "--nproc-per-node=3"]}
+    program, *arguments = start[way]
+    command = [str(processes.BIN / program), *arguments, WORKER, what, str(folder)]
+    root = str(ROOT)
+    done = processes.call(command, 60, env={**processes.ENVIRONMENT, "PYTHONPATH": root})
+    return done.returncode, done.stdout, done.stderr
+
+
+def seconds_until_all_ended(folder: Path) -> float:
+    """Wait for the workers to end; return the seconds since rank 1 went wrong.
+
+    Each has left a file named by its process; mpirun may end a moment before a rank that it has killed is gone.
+    """
+    ranks = [Path("/proc") / file.name for file in folder.iterdir() if file.name.isdecimal()]
+    assert len(ranks) == 3
+    processes.wait_for(lambda: not any(rank.exists() for rank in ranks), 20, "ranks to end")
+    return time.time() - (folder / "wrong").stat().st_mtime
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_in_process(name: str) -> None:
+    CHECKS[name](InProcessTransport())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_threads(name: str, ranks: int) -> None:
+    run_ranks(ranks, CHECKS[name])
+
+
+@pytest.mark.parametrize("way", ["mpi", TORCH])
+def test_in_processes(way: str, tmp_path: Path) -> None:
+    code, out, err = launch(way, "check", tmp_path)
+    assert code == 0, err
+    expected = {f"rank {rank} of 3 over {way}: {name} holds" for name in CHECKS for rank in range(3)}
+    assert set(out.splitlines()) == expected | {f"rank {rank} closed" for rank in range(3)}
+
+
+@pytest.mark.parametrize("way", ["mpi", TORCH])
+@pytest.mark.parametrize(("what", "mpi_code"), [("abort", 3), ("raise", 1), ("kill", 137)])
+def test_one_rank_ends_and_all_end(what: str, mpi_code: int, way: str, tmp_path: Path) -> None:
+    code, out, err = launch(way, what, tmp_path)
+    assert code == (mpi_code if way == "mpi" else 1), err  # torchrun has one code for every failure
+    assert seconds_until_all_ended(tmp_path) < 10
+    for line in out.splitlines():  # ranks that noticed by themselves said so in one line
+        assert re.search(r": (a rank ended or was lost|rank .*\(host .* ended or was killed) during ", line)
+    if what == "kill" and way == "torch":  # mpirun ends the others before they notice, and says which rank it was
+        assert "rank 1 (host" in out
+
+
+@pytest.mark.parametrize("way", ["mpi", TORCH])
+def test_a_rank_that_does_not_come_is_an_error_after_the_time_limit(way: str, tmp_path: Path) -> None:
+    code, out, err = launch(way, "late", tmp_path)
+    assert code == (3 if way == "mpi" else 1), err
+    assert re.search(r"maximum did not end within \d\.\d s: rank 1 \(host \S+, process \d+\) did not come to it", out)
+    assert seconds_until_all_ended(tmp_path) < 10
+
+
+@pytest.mark.slow
+def test_srun_without_mpi_connects_through_slurms_variables(tmp_path: Path) -> None:
+    port = 20000 + os.getpid() % 10000
+    ranks = []
+    for rank in range(2):
+        step = {
+            "SLURM_JOB_ID": str(port - 20000),
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank),
+            "SLURM_NODEID": "0",
+            "SLURM_NTASKS": "2",
+            "SLURM_STEP_TASKS_PER_NODE": "2",
+            "SLURM_STEP_NODELIST": "localhost",
+            "PYTHONPATH": str(ROOT),
+        }
+        command = [sys.executable, WORKER, "check", str(tmp_path)]
+        ranks.append(processes.launch(command, env={**processes.ENVIRONMENT, **step}))
+    for rank, process in enumerate(ranks):
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert f"rank {rank} of 2 over torch: large_messages holds" in out
+
+
+def test_a_failing_rank_stops_the_others_and_its_error_is_raised() -> None:
+    def work(transport: Transport) -> None:
+        transport.barrier()
+        if transport.rank == 2:
+            raise KeyError("rank 2 is ill")
+        if transport.rank == 1:
+            transport.gather(np.zeros(1, np.uint8), [1] * 4)
+        transport_checks.check_broadcast(transport)
+
+    start = time.monotonic()
+    with pytest.raises(KeyError, match="rank 2 is ill"):
+        run_ranks(4, work)
+    assert time.monotonic() - start < 5
+
+
+def test_the_last_collective_call_ends_well_although_a_rank_then_fails() -> None:
+    def work(transport: Transport) -> float:
+        largest = transport.maximum(np.array([float(transport.rank)]))
+        if transport.rank == 1:
+            raise KeyError("after the call")
+        seen.append(transport.rank)
+        return float(largest[0])
+
+    seen: list[int] = []
+    with pytest.raises(KeyError, match="after the call"):
+        run_ranks(3, work)
+    assert sorted(seen) == [0, 2]
+
+
+def test_ranks_that_make_different_calls_are_a_defect() -> None:
+    def work(transport: Transport) -> None:
+        if transport.rank == 0:
+            transport.barrier()
+        else:
+            transport.maximum(np.zeros(1))
+
+    with pytest.raises(AssertionError, match="different calls"):
+        run_ranks(2, work)
+
+
+def test_threads_have_a_time_limit() -> None:
+    def work(transport: Transport) -> None:
+        if transport.rank == 0:
+            time.sleep(0.5)
+        transport.barrier()
+
+    with pytest.raises(TransportError, match=r"barrier did not end within 0.1 s"):
+        run_ranks(2, work, timeout=0.1)
+
+
+def test_the_results_of_all_ranks_come_in_their_order() -> None:
+    def work(transport: ThreadTransport) -> tuple[int, int]:
+        return transport.rank, transport.size
+
+    assert run_ranks(3, work) == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda transport: transport.broadcast(np.zeros(4, np.float32)),
+        lambda transport: transport.broadcast(np.zeros((2, 2), np.uint8)),
+        lambda transport: transport.broadcast(np.zeros(8, np.uint8)[::2]),
+        lambda transport: transport.scatter([np.zeros(4, np.uint8)], 5),
+        lambda transport: transport.scatter([np.zeros(4, np.uint8)] * 2, 4),
+        lambda transport: transport.gather(np.zeros(4, np.uint8), [5]),
+        lambda transport: transport.maximum(np.zeros(4, np.float32)),
+        lambda transport: transport.sum_int64(np.zeros(4)),
+        lambda transport: transport.channel("dta").__enter__(),
+    ],
+)
+def test_a_call_that_was_not_declared_so_is_a_defect(call: transport_checks.Check) -> None:
+    with pytest.raises(AssertionError):
+        call(InProcessTransport())
+
+
+def test_abort_in_process_ends_with_the_code() -> None:
+    with pytest.raises(SystemExit) as ended:
+        InProcessTransport().abort(3)
+    assert ended.value.code == 3
+
+
+def test_close_twice_is_harmless() -> None:
+    transport = InProcessTransport()
+    transport.close()
+    transport.close()
+
+
+def test_keys_have_the_order_of_the_values() -> None:
+    values = np.array([-np.inf, -1.5, -(2.0**-1074), -0.0, 0.0, 2.0**-1074, 1.5, np.inf, np.nan])
+    keys = to_keys(values)
+    assert (np.diff(keys) > 0).all()
+    assert from_keys(keys).tobytes() == values.tobytes()
+
+
+def test_a_wait_asks_until_done_and_stops_at_the_limit() -> None:
+    answers = iter([False] * 50 + [True])
+    wait(lambda: next(answers), 10)
+    assert not list(answers)
+    with pytest.raises(TimeIsUp) as up:
+        wait(lambda: False, 0.05)
+    assert 0.05 < up.value.seconds < 1
+
+
+def test_a_time_out_names_who_did_not_come() -> None:
+    told = timed_out("gather", 600.0, names([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
+    assert told.startswith("gather did not end within 600.0 s: rank 2 (host b, process 3) did not come to it; raise ")
+    assert "a rank hangs" in timed_out("gather", 600.0, "")
+
+
+def test_a_long_wait_leaves_the_core_to_others() -> None:
+    began, used = time.monotonic(), time.thread_time()
+    wait(lambda: time.monotonic() - began > 0.5, 10)
+    assert time.thread_time() - used < 0.1
+
+
+def test_a_loss_is_told_without_the_librarys_own_file_and_advice() -> None:
+    cause = RuntimeError("[/a/b/pair.cc:561] Connection closed by peer [10.0.0.1]:17. This is typically a crash\nmore")
+    assert lost("sum", cause, "").startswith(
+        "a rank ended or was lost during sum (Connection closed by peer [10.0.0.1]:17); "
+    )
