@@ -1,4 +1,4 @@
-"""Reading the state of a round: only what is asked for, and all of it checked."""
+"""Reading the state of a round: only what is requested, and everything read is checked."""
 
 from pathlib import Path
 
@@ -14,32 +14,32 @@ from pflmpi.store.shard import Arrays, ClientRows, read_rows
 
 
 def read_server(run: Path, round: int) -> Arrays:
-    """Return the server's state by path.
+    """Server state by path.
 
     Raises:
-        CheckpointError: the round file is missing, damaged or of a newer format; so for all functions here.
+        CheckpointError: the round file is missing, damaged or in a newer format; the same holds for all functions here.
     """
     return _section(run, round, "server")
 
 
 def read_metrics(run: Path, round: int) -> Arrays:
-    """Return the figures of the round by name."""
+    """Metrics of the round by name."""
     return _section(run, round, "metrics")
 
 
 def read_bytes(run: Path, round: int) -> Arrays:
-    """Return the traffic of the round by name, in bytes."""
+    """Traffic of the round by name, in bytes."""
     return _section(run, round, "bytes")
 
 
 def read_layout(run: Path, round: int) -> Layout:
-    """Return where the row of each client is."""
+    """Where each client's row is stored."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         return layouts.get(file["layout"])
 
 
 def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
-    """Return, for each cohort that keeps anything, path -> (shape, dtype) of what one of its clients keeps."""
+    """For each cohort that keeps anything, path -> (shape, dtype) of one client's state."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         clients: Group = file["clients"]
         cohorts = sorted(file["layout"]["cohorts"])
@@ -56,11 +56,11 @@ def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ..
 
 
 def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.ndarray, like: np.ndarray) -> np.ndarray:
-    """Return the rows [m, ...] of one leaf of the given clients [m] of a cohort, in their order; see `shard.read_leaf`.
+    """Rows [m, ...] of one leaf for the given clients [m] of a cohort, in that order; see `shard.read_leaf`.
 
     Args:
-        clients: each once.
-        like: an array of the shape and type of one row.
+        clients: ids without repetition.
+        like: an array with the shape and dtype of one row.
     """
     found = np.empty((len(clients), *like.shape), like.dtype)
     order = np.argsort(clients, kind="stable")
@@ -71,30 +71,30 @@ def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.nda
 
 
 def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
-    """Return what the round file says about itself and the run."""
+    """Attributes of the round file: what it says about itself and the run."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         values = {name: file.attrs[name] for name in sorted(file.attrs)}
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
 
 def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
-    """Return the state of the given clients that have one.
+    """State of those of the given clients that have one.
 
     Args:
-        clients: ids, each once, in any order.
+        clients: ids without repetition, in any order.
 
     Returns:
-        For each cohort with any of them the ascending ids [m] and, by path, the rows [m, ...].
+        For each cohort with any of them, the ascending ids [m] and, by path, the rows [m, ...].
     """
     layout = read_layout(run, round)
     outside = clients[(clients < 0) | (clients >= len(layout.file))]
     if len(outside):
-        raise CheckpointError(f"{run} has the clients 0 to {len(layout.file) - 1}, asked for is client {outside[0]}")
+        raise CheckpointError(f"{run} has clients 0 to {len(layout.file) - 1}; client {outside[0]} was requested")
     return rows_of(run, layout, clients)
 
 
 def rows_of(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
-    """Return what `read_clients` does, by a layout that is known already."""
+    """`read_clients` for a layout that has already been read."""
     result: ClientRows = {}
     for cohort in sorted(layout.cohorts):
         shards = layout.shards(cohort, clients)

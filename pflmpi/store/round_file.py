@@ -1,4 +1,4 @@
-"""What rank 0 writes once all shards of a round are on disk: the file that makes them a checkpoint."""
+"""The round file, which rank 0 writes once all shards of a round are on disk: it turns them into a checkpoint."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,14 +29,14 @@ def write_round(
     templates: Templates,
     attributes: Mapping[str, str | int | float],
 ) -> None:
-    """Write the file of a round; every shard that the layout names must be on disk.
+    """Write the round file; every shard that the layout names must already be on disk.
 
     Args:
-        layout: of the round; the clients of a cohort that keeps nothing are stored as having no row.
-        templates: for each cohort path -> (shape, dtype) of what one client keeps; without entries for nothing.
+        layout: where each client's row is; clients of a cohort that keeps nothing are stored as having no row.
+        templates: for each cohort, path -> (shape, dtype) of one client's state; empty for a cohort that keeps nothing.
 
     Raises:
-        OSError: it could not be written; see `atomic.replacing`.
+        OSError: the file could not be written; see `atomic.replacing`.
     """
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
     layout = layout.only(keeping)
@@ -69,8 +69,8 @@ def write_round(
 def _join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, cohort: str, layout: Layout) -> None:
     """Create the virtual dataset [m, ...] of one leaf of a cohort.
 
-    One mapping for each shard: the rows of a cohort in a shard are in the order of its clients, therefore a union of
-    runs of rows on either side pairs them rightly, and a thousand scattered clients do not become a thousand mappings.
+    One mapping per shard: a cohort's rows in a shard are in client order, so a union of row ranges on each side pairs
+    them correctly, and a thousand scattered clients do not become a thousand mappings.
     """
     members = layout.cohorts[cohort]
     if 0 in shape:  # nothing to map
@@ -81,7 +81,7 @@ def _join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, coho
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     for name, clients in layout.shards(cohort):
         positions, rows = np.searchsorted(members, clients), layout.row[clients]
-        # Any extent that reaches the last row will do: it is the selection that counts.
+        # Any extent that includes the last row will do: only the selection matters.
         source = h5py.h5s.create_simple((int(rows[-1]) + 1, *shape))
         whole.select_none()
         source.select_none()
@@ -91,7 +91,7 @@ def _join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, coho
                 space.select_hyperslab((int(start), *rest), ones, block=block, op=h5py.h5s.SELECT_OR)
         creation.set_virtual(whole, name.encode(), f"/{cohort}/rows/{path}".encode(), source)
     if dtype.kind == "f":
-        creation.set_fill_value(np.array(np.nan, dtype))  # what HDF5 shows for a shard that is not there
+        creation.set_fill_value(np.array(np.nan, dtype))  # what HDF5 shows for a missing shard
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     links.set_create_intermediate_group(True)
     kind = h5py.h5t.py_create(dtype, logical=True)

@@ -1,7 +1,7 @@
-"""What one rank writes: the rows of those of its clients that changed.
+"""A shard: one rank's file with the rows of its clients that changed.
 
-`row_crc32` of a row is the CRC-32 over the client's id (int64) and then its row of every leaf, in sorted order of the
-paths. So a few rows can be read and checked without the rest.
+`row_crc32` is the CRC-32 over a client's id (int64) followed by its row of every leaf, in sorted path order, so a few
+rows can be read and checked without the rest.
 """
 
 import zlib
@@ -19,17 +19,17 @@ __all__ = ["read_leaf", "read_rows", "rows_problem", "shard_name", "shard_path",
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
 
-_WASTE = 4  # rows that may be read for each that is wanted
+_WASTE = 4  # at most this many rows are read for each one requested
 
 
 def write_shard(path: Path, rows: ClientRows) -> None:
-    """Write the rows of some clients.
+    """Write a shard.
 
     Args:
         rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...].
 
     Raises:
-        OSError: it could not be written; see `atomic.replacing`.
+        OSError: the file could not be written; see `atomic.replacing`.
     """
     for cohort, (clients, leaves) in rows.items():
         assert (np.diff(clients) > 0).all(), f"{cohort}: the ids are not ascending"
@@ -50,16 +50,13 @@ def write_shard(path: Path, rows: ClientRows) -> None:
 
 
 def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> Arrays:
-    """Read the given rows [m] of a shard and check that they are whole and those of the given clients [m].
+    """Arrays [m, ...] by path: the given rows [m] of a shard, checked to be intact and to belong to `clients` [m].
 
     Args:
         rows: ascending.
 
-    Returns:
-        By path, arrays [m, ...].
-
     Raises:
-        CheckpointError: the file is missing or damaged, or has other clients in these rows.
+        CheckpointError: the file is missing or damaged, or holds other clients in these rows.
     """
     with checked_hdf5.reading(path) as file:
         group = file[cohort]
@@ -76,15 +73,15 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
 
 
 def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarray:
-    """Read the given rows [m] of one leaf of a shard as [m, ...], and nothing else of it.
+    """Array [m, ...]: the given rows [m] of one leaf of a shard; nothing else is read.
 
-    Only the length of the file is checked, and the leaf's checksum where all of its rows are read.
+    Checks only the length of the file, and the leaf's checksum when all of its rows are read.
 
     Args:
         rows: ascending.
 
     Raises:
-        CheckpointError: the file is missing, cut short or damaged, or has not these rows.
+        CheckpointError: the file is missing, truncated or damaged, or does not have these rows.
     """
     if problem := checked_hdf5.cut_short(path):
         raise CheckpointError(problem)
@@ -98,7 +95,7 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
 
 
 def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:
-    """Return why a shard does not have the given clients [m] in the given rows [m], or None."""
+    """Why a shard does not hold the given clients [m] in the given rows [m]; None if it does."""
     try:
         with checked_hdf5.reading(path) as file:
             ids = checked_hdf5.get(file, f"{cohort}/client")
@@ -110,7 +107,7 @@ def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray)
 
 
 def consecutive(*columns: np.ndarray) -> list[slice]:
-    """Return the slices of positions over which every column [m] counts up by one.
+    """Slices of positions over which every column [m] counts up by one.
 
     >>> consecutive(np.array([4, 5, 6, 9]))
     [slice(0, 3, None), slice(3, 4, None)]
@@ -124,7 +121,7 @@ def consecutive(*columns: np.ndarray) -> list[slice]:
 
 
 def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
-    """Return the given ascending rows [m] of a dataset."""
+    """Array [m, ...]: the given ascending rows [m] of a dataset."""
     if len(rows) and rows[-1] - rows[0] < _WASTE * len(rows):  # one read instead of many
         span: np.ndarray = dataset[rows[0] : rows[-1] + 1]
         return span if len(span) == len(rows) else span[rows - rows[0]]
@@ -135,7 +132,7 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
 
 
 def _row_checksums(clients: np.ndarray, leaves: Arrays) -> np.ndarray:
-    """Return [m] uint32."""
+    """Checksums [m] uint32 of the clients' rows, as described above."""
     checksums = [zlib.crc32(client.tobytes()) for client in clients.astype("<i8")]
     for leaf in sorted(leaves):
         if leaves[leaf].size:

@@ -257,7 +257,7 @@ def test_reading_names_what_is_not_there(run: Path) -> None:
     world.save(0, ranks=1)
     with pytest.raises(CheckpointError, match=r"round_00007\.h5 is missing"):
         run_folder.read_server(run, 7)
-    with pytest.raises(CheckpointError, match="has the clients 0 to 11, asked for is client 12"):
+    with pytest.raises(CheckpointError, match="has clients 0 to 11; client 12 was requested"):
         run_folder.read_clients(run, 0, ids(3, 12))
 
 
