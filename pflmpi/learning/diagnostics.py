@@ -1,0 +1,92 @@
+"""What an algorithm shows of a round besides scores: numbers, categories, shares and weights of clients, described.
+
+A checkpoint stores the descriptions, so that any reader draws them by kind without knowing the algorithm. The values
+are arrays that a client keeps (`kept`), that the server keeps (`server`), or that `Algorithm.diagnose` returns.
+Nothing here needs torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostic:
+    """What every kind has.
+
+    Attributes:
+        title: a few words.
+        caption: one or two sentences that say what is seen.
+        unit: of the values; "" for none.
+        kept: path of the values in a client's state; "" if they are elsewhere.
+        server: path of the values in the server's state; "" if they are elsewhere. With neither, `diagnose` returns
+            them for the participants of the round, in ascending order of their ids.
+    """
+
+    title: str
+    caption: str = ""
+    unit: str = ""
+    kept: str = ""
+    server: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerClient(Diagnostic):
+    """A number for each client.
+
+    Attributes:
+        known: path of a boolean in a client's state, false where the number has no meaning yet; "" for always.
+        limits: the range of the values, if they have one.
+    """
+
+    known: str = ""
+    limits: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category(Diagnostic):
+    """A number from 0 to `count` - 1 for each client that names its group; negative for none."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryShare(Diagnostic):
+    """Boolean arrays of a shape common to all clients: which entries are chosen. Drawn as shares and overlaps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientWeights(Diagnostic):
+    """Weights of clients (columns) for clients (rows): [N, N] from the server, [P, P] from `diagnose`.
+
+    Attributes:
+        clients: with `kept`, the path of the ids [M] whose weights a client keeps, negative for nobody. The weights
+            are [M], or [1 + M] with the client's own first.
+    """
+
+    clients: str = ""
+
+
+KINDS = {kind.__name__: kind for kind in (PerClient, Category, EntryShare, ClientWeights)}
+
+
+def to_json(diagnostics: Mapping[str, Diagnostic]) -> dict[str, dict[str, Any]]:
+    """Plain values for JSON, by name.
+
+    >>> to_json({"alpha": PerClient(title="Alpha", kept="alpha")})["alpha"]["kind"]
+    'PerClient'
+    """
+    return {name: {"kind": type(each).__name__, **asdict(each)} for name, each in diagnostics.items()}
+
+
+def from_json(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Diagnostic]:
+    """The descriptions that `to_json` has written, by name; kinds of a newer version are left out."""
+    return {
+        name: KINDS[each["kind"]](**{key: _plain(value) for key, value in each.items() if key != "kind"})
+        for name, each in values.items()
+        if each["kind"] in KINDS
+    }
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

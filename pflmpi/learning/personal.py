@@ -1,0 +1,205 @@
+"""How the model that a client predicts with is put together, as data: a checkpoint stores it, any reader applies it.
+
+An algorithm says it with `Kept`, `Received`, `Merge`, `Add` and `Mix`, or states with `NotAModel` why there is no such
+model. The same description serves tensors during a run and arrays in a checkpoint; nothing here needs torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+State = Mapping[str, Any]  # nested: a mapping of names to arrays or tensors, or to further mappings
+
+MODEL_PARTS = ("body", "head", "stats")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A part of what the client keeps.
+
+    Attributes:
+        path: names joined by "/"; "" for all that it keeps.
+        at: where the part belongs in the model; "" for a whole model.
+    """
+
+    path: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message from the server.
+
+    Attributes:
+        message: its name in `downlink`.
+        at: where it belongs in the model; "" for a whole model.
+    """
+
+    message: str
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Models laid over one another: where two have an array of the same name, the later one counts."""
+
+    models: tuple["Model", ...]
+
+
+@dataclass(frozen=True)
+class Add:
+    """The first model, with the arrays of the second added to its own. Two linear heads added up give summed logits."""
+
+    first: "Model"
+    second: "Model"
+
+
+@dataclass(frozen=True)
+class Mix:
+    """share * first + (1 - share) * second, where both have an array; elsewhere the first.
+
+    Attributes:
+        share: path of a scalar that the client keeps.
+        times: a factor on it.
+    """
+
+    first: "Model"
+    second: "Model"
+    share: str
+    times: float = 1.0
+
+
+Model = Kept | Received | Merge | Add | Mix
+
+
+@dataclass(frozen=True)
+class NotAModel:
+    """The client does not predict with one model.
+
+    Attributes:
+        why: what it predicts with, to complete "a client predicts with ...".
+        nearest: the model that the prediction is built on, to compare clients by.
+    """
+
+    why: str
+    nearest: Model
+
+
+Personal = Model | NotAModel
+
+
+def assemble(model: Model, client: State, received: State) -> dict[str, Any]:
+    """The body, head and statistics of a model, nested.
+
+    Args:
+        model: how it is put together.
+        client: what the client keeps.
+        received: the messages by name.
+    """
+    whole = _assemble(model, client, received)
+    return {part: whole[part] for part in MODEL_PARTS if part in whole}
+
+
+def messages(personal: Personal) -> set[str]:
+    """Names of the messages that a model is put together from."""
+    match personal:
+        case Received(message):
+            return {message}
+        case NotAModel(_, nearest):
+            return messages(nearest)
+        case Merge(models):
+            return set().union(*map(messages, models))
+        case Add(first, second) | Mix(first, second):
+            return messages(first) | messages(second)
+    return set()
+
+
+def to_json(personal: Personal) -> dict[str, Any]:
+    """Plain values for JSON.
+
+    >>> to_json(Merge((Received("body"), Kept())))
+    {'merge': [{'received': 'body', 'at': ''}, {'kept': '', 'at': ''}]}
+    """
+    match personal:
+        case Kept(path, at):
+            return {"kept": path, "at": at}
+        case Received(message, at):
+            return {"received": message, "at": at}
+        case Merge(models):
+            return {"merge": [to_json(model) for model in models]}
+        case Add(first, second):
+            return {"add": [to_json(first), to_json(second)]}
+        case Mix(first, second, share, times):
+            return {"mix": [to_json(first), to_json(second)], "share": share, "times": times}
+        case NotAModel(why, nearest):
+            return {"not_a_model": why, "nearest": to_json(nearest)}
+
+
+def from_json(values: Mapping[str, Any]) -> Personal:
+    """The description that `to_json` has written."""
+    if "not_a_model" in values:
+        return NotAModel(values["not_a_model"], _model(values["nearest"]))
+    return _model(values)
+
+
+def _model(values: Mapping[str, Any]) -> Model:
+    if "kept" in values:
+        return Kept(values["kept"], values["at"])
+    if "received" in values:
+        return Received(values["received"], values["at"])
+    if "merge" in values:
+        return Merge(tuple(map(_model, values["merge"])))
+    if "add" in values:
+        first, second = values["add"]
+        return Add(_model(first), _model(second))
+    first, second = values["mix"]
+    return Mix(_model(first), _model(second), values["share"], values["times"])
+
+
+def _assemble(model: Model, client: State, received: State) -> State:
+    match model:
+        case Kept(path, at):
+            return _under(at, _at(client, path))
+        case Received(message, at):
+            return _under(at, received[message])
+        case Merge(models):
+            whole: State = {}
+            for each in models:
+                whole = _merge(whole, _assemble(each, client, received))
+            return whole
+        case Add(first, second):
+            a, b = (_assemble(each, client, received) for each in (first, second))
+            return _combine(a, b, lambda one, other: one + other)
+        case Mix(first, second, path, times):
+            share = _at(client, path) if times == 1 else _at(client, path) * times
+            a, b = (_assemble(each, client, received) for each in (first, second))
+            return _combine(a, b, lambda one, other: share * one + (1 - share) * other)
+
+
+def _at(state: State, path: str) -> Any:
+    for name in path.split("/") if path else ():
+        state = state[name]
+    return state
+
+
+def _under(at: str, value: Any) -> State:
+    for name in reversed(at.split("/") if at else ()):
+        value = {name: value}
+    return value  # type: ignore[no-any-return]
+
+
+def _merge(below: State, above: State) -> State:
+    merged = dict(below)
+    for name, value in above.items():
+        mine = below.get(name)
+        merged[name] = _merge(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _combine(first: State, second: State, both: Any) -> State:
+    combined = dict(first)
+    for name, value in second.items():
+        if name in first:
+            mine = first[name]
+            combined[name] = _combine(mine, value, both) if isinstance(mine, Mapping) else both(mine, value)
+    return combined
