@@ -18,9 +18,8 @@ from typing import Any
 
 import yaml
 
-from pflmpi.commands.launch import cores
+from pflmpi import machine
 from pflmpi.config import load as configuration
-from pflmpi.forecast import machine
 from pflmpi.forecast.forecast import Forecast, Question, foresee
 from pflmpi.store import metrics_file
 
@@ -58,8 +57,8 @@ def foretold(raw: dict[str, Any], ranks: int, folder: Path) -> Forecast:
         ranks=ranks,
         nodes=1,
         gpus=0,
-        cores=cores(),
-        memory=machine.memory(),
+        cores=len(machine.cores()),
+        memory=machine.memory().total,
         gpu_memory=None,
         delay=None,
         rate=None,

@@ -45,10 +45,10 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     import numpy as np
     import torch
 
-    from pflmpi.commands.launch import cores
     from pflmpi.config import load as configuration
     from pflmpi.data.dataset import Dataset
     from pflmpi.data.federation import build
+    from pflmpi.machine import cores
     from pflmpi.run.build import assemble
     from pflmpi.run.execute import RankContext
     from pflmpi.run.start import execute
@@ -84,7 +84,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     )
     federation = build(dataset, config.partition, config.data, 0)
     experiment = assemble(config, federation, cpu)
-    place = RankContext(transport, launch, cpu, cores())
+    place = RankContext(transport, launch, cpu, len(cores()))
 
     participants = len(config.training.participants(0, 1, federation.num_clients))
     training = config.training  # in samples, not in steps: a client's last batch of an epoch is smaller than the others
@@ -189,7 +189,7 @@ def main() -> None:
     if options.worker:
         worker(*options.worker, options.repeats)
         return
-    from pflmpi.commands.launch import cores
+    from pflmpi.machine import cores
 
     for case in options.cases or CASES:
         for algorithm in options.algorithms if case == "cnn" else ["local"]:
@@ -199,7 +199,7 @@ def main() -> None:
                     "-m",
                     "torch.distributed.run",
                     "--standalone",
-                    f"--nproc-per-node={cores()}",
+                    f"--nproc-per-node={len(cores())}",
                 ]
                 subprocess.run(
                     [*launcher, __file__, "--repeats", str(options.repeats), "--worker", case, algorithm, precision],

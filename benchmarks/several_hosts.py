@@ -28,11 +28,11 @@ from pathlib import Path
 import hosts
 from hosts import Network, Sent
 
-from pflmpi.commands.launch import cores
 from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.communication import Call, communication_seconds
 from pflmpi.forecast.network import Link
 from pflmpi.forecast.network import Network as Ranks
+from pflmpi.machine import cores
 from pflmpi.store import metrics_file
 from pflmpi.transports.base import Transport
 
@@ -204,7 +204,7 @@ def report(tools: Path, folder: Path, parts: Sequence[str]) -> Iterator[str]:
     """Yield the lines of the report."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "mpi4py", "pflmpi"))
     mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    yield f"{cores()} cores, Python {platform.python_version()}, {versions}, {mpi}."
+    yield f"{len(cores())} cores, Python {platform.python_version()}, {versions}, {mpi}."
     if "calls" in parts:
         yield from ("", f"## Single calls: {SIZE / 1e6:.1f} MB each, 3 hosts with a rank each", "")
         columns = ["transport", "call", "counted MB", "sent MB", "sent / counted", "payload / counted", "sent again"]

@@ -1,20 +1,41 @@
-"""How much memory a process may still take: of the host, or of the control group that it is confined to."""
+"""What this machine is, and what of it this process may use: cores, memory, temporary space, processor, GPU."""
 
+import os
+import platform
 import re
+import shutil
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-# Control groups of version 1 name their memory controller, those of version 2 name none. For each: where they are,
-# the files with limit and use, and the line of memory.stat with what the kernel gives back when asked for memory.
-_KINDS = {
+if TYPE_CHECKING:
+    import torch
+
+# Memory controllers of control groups: version 1 calls them "memory", version 2 has no name for them. For each: where
+# the groups are, the files with limit and use, and the line of memory.stat with what the kernel gives back on demand.
+_CONTROLLERS = {
     "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     "": ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
 }
 
 
-def memory(root: Path = Path("/")) -> tuple[int, int]:
-    """Return bytes in all, and bytes that are free; 0 and 0 where the system does not say.
+class Space(NamedTuple):
+    """Bytes in all, and bytes that are free."""
 
-    Slurm with `--mem`, and containers, confine a process to a control group with less than the host has.
+    total: int
+    free: int
+
+
+def cores() -> tuple[int, ...]:
+    """Numbers of the cores that this process may use, ascending."""
+    return tuple(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+
+
+def memory(root: Path = Path("/")) -> Space:
+    """Memory that this process may use: the host's, or its control group's where that has less.
+
+    Slurm with `--mem`, and containers, confine a process to a control group. Where the system does not say what is
+    free, all of it is taken to be.
 
     Args:
         root: where /proc and /sys are.
@@ -23,26 +44,55 @@ def memory(root: Path = Path("/")) -> tuple[int, int]:
         lines = dict(re.findall(r"^(\w+):\s+(\d+) kB$", (root / "proc/meminfo").read_text(), re.MULTILINE))
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return 0, 0
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Space(total, total)
     total, free = 1024 * int(lines["MemTotal"]), 1024 * int(lines["MemAvailable"])
     for line in groups:
         _, controllers, path = line.split(":", 2)
-        for controller in set(controllers.split(",")) & _KINDS.keys():
-            mount, *names = _KINDS[controller]
-            for folder in _upwards(root / mount, path):
-                limit, used = _limit(folder, *names)
+        for controller in set(controllers.split(",")) & _CONTROLLERS.keys():
+            mount, *files = _CONTROLLERS[controller]
+            parts = Path(path.lstrip("/")).parts
+            for depth in range(len(parts) + 1):  # the groups around it limit it too
+                limit, used = _limit((root / mount).joinpath(*parts[:depth]), *files)
                 total, free = min(total, limit), min(free, limit - used)
-    return total, max(free, 0)
+    return Space(total, max(free, 0))
 
 
-def _upwards(mount: Path, path: str) -> list[Path]:
-    """Return the folder of a group and those of the groups around it: the least limit counts."""
-    parts = Path(path.lstrip("/")).parts
-    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+def temporary() -> tuple[str, int]:
+    """Folder for temporary files, and its free bytes; "" and 0 where no file can be made in any."""
+    try:
+        folder = tempfile.gettempdir()
+        return folder, shutil.disk_usage(folder).free
+    except OSError:
+        return "", 0
+
+
+def processor() -> str:
+    """Name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def gpu_memory() -> int | None:
+    """Bytes of memory of the first GPU, None without one."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
+def description(device: "torch.device") -> dict[str, str]:
+    """What seconds depend on besides the work: "cpu", "device" and "torch"."""
+    import torch
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {"cpu": processor(), "device": name, "torch": str(torch.__version__)}
 
 
 def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, int]:
-    """Return the limit of a group and what of it is taken for good; no limit where it says so, or nothing."""
+    """Limit of a control group, and how much of it is in use for good; 1 << 63 and 0 without a limit."""
     try:
         files = (folder / "memory.stat").read_text().split()
         spare = int(dict(zip(files[::2], files[1::2], strict=True)).get(reclaimable, 0))

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 
 from pflmpi.errors import ConfigError, PflmpiError, RunError
+from pflmpi.machine import cores
 
 _KNOWN_CODES = (2, 3, 75)
 
@@ -15,12 +16,7 @@ def default_ranks(device: str) -> int:
 
         if torch.cuda.is_available():
             return torch.cuda.device_count()
-    return cores()
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(cores())
 
 
 def spawn(ranks: int, arguments: Sequence[str]) -> int:

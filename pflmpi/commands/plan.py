@@ -12,11 +12,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from pflmpi import machine
 from pflmpi.commands import launch as launching
 from pflmpi.commands.sizes import size
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.forecast import advice, machine, stored
+from pflmpi.forecast import advice, stored
 from pflmpi.forecast.forecast import Forecast, Question, foresee
 from pflmpi.forecast.memory import RankMemory
 from pflmpi.transports.detect import detect
@@ -71,8 +72,8 @@ def _question(options: argparse.Namespace) -> Question:
         ranks=options.ranks,
         nodes=options.nodes,
         gpus=options.gpus,
-        cores=launching.cores(),
-        memory=machine.memory() if options.memory is None else int(options.memory * _GIB),
+        cores=len(machine.cores()),
+        memory=machine.memory().total if options.memory is None else int(options.memory * _GIB),
         gpu_memory=machine.gpu_memory() if options.gpu_memory is None else int(options.gpu_memory * _GIB),
         delay=None if options.delay is None else options.delay / 1e3,
         rate=None if options.rate is None else options.rate * 1e6 / 8,

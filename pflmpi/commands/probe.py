@@ -13,9 +13,9 @@ from pflmpi.analysis.run import Round, Run, open_run
 from pflmpi.analysis.series.selection import spread_over
 from pflmpi.analysis.state_dict import kept
 from pflmpi.commands.bars import bar
-from pflmpi.commands.launch import cores
 from pflmpi.data.federation import Federation
 from pflmpi.errors import ConfigError
+from pflmpi.machine import cores
 from pflmpi.models.activations import activations
 from pflmpi.rng import stream
 from pflmpi.run.build import Experiment
@@ -40,7 +40,7 @@ def probe(options: argparse.Namespace) -> None:
     run = open_run(options.run)
     round = run.round(options.round)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(cores())
+    torch.set_num_threads(len(cores()))
     experiment = reopened(run.path, options.overrides, device)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)
     clients = np.array(spread_over(range(experiment.federation.num_clients), options.clients))

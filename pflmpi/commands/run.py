@@ -18,6 +18,7 @@ from pflmpi.commands.progress import Display
 from pflmpi.config import load as configuration
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, TransportError
+from pflmpi.machine import cores
 from pflmpi.run.execute import RankContext
 from pflmpi.run.start import resume, start, start_or_resume, stored_config
 from pflmpi.runtime.config import LEAST_TIMEOUT
@@ -128,7 +129,7 @@ def _connect(config: Config, launch: Launch, device: torch.device) -> Transport:
     timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
     fault_tolerant = runtime.faults == "continue"
     transport = open_transport(runtime.transport, launch, timeout, backend, str(device), fault_tolerant)
-    transport.introduce(device.type, slots(runtime, launching.cores()))
+    transport.introduce(device.type, slots(runtime, len(cores())))
     return transport
 
 

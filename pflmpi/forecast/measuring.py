@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflmpi.forecast import machine, stored
+from pflmpi import machine
+from pflmpi.forecast import stored
 from pflmpi.forecast.calibration import Calibration, calibrate
 from pflmpi.forecast.links import Measured, measure_link
 from pflmpi.forecast.memory import data_bytes
@@ -73,7 +74,7 @@ def calls_found(
         calibration = _read(known)
         if calibration is None:
             needed = 2 * sizes.server_bytes + 4 * len(groups[-1]) * int(sizes.client.max())
-            if needed > machine.available() / 2:
+            if needed > machine.memory().free / 2:
                 remark = (
                     "seconds and activations are not predicted: measuring them needs more memory than there is here"
                 )
@@ -94,7 +95,7 @@ def calls_found(
 
 def link_found(found: Found, worker: str, folder: Path, anew: bool) -> Found:
     """Return what is known, with the link between two ranks of this node and what a rank is without work."""
-    facts = {"link": "torch", **machine.facts(HOST)}
+    facts = {"link": "torch", **machine.description(HOST)}
     known = None if anew else stored.find(folder, facts)
     if known is not None:
         try:
@@ -147,7 +148,7 @@ def _facts(
     config = experiment.config
     members = experiment.cohort == cohort
     return {
-        **machine.facts(device),
+        **machine.description(device),
         "architecture": str(experiment.architectures[cohort]),
         "algorithm": str(config.algorithm),
         "training": config.training.model_dump(exclude=_FREE),

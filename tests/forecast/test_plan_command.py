@@ -13,10 +13,10 @@ import yaml
 
 import harness
 from every_algorithm import every_algorithm
+from pflmpi import machine as this_machine
 from pflmpi.cli import main
 from pflmpi.commands.sizes import size
 from pflmpi.forecast import advice, stored
-from pflmpi.forecast.machine import facts
 from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file
 
@@ -61,7 +61,7 @@ def fresh(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest
 def machine(fresh: Machine) -> Machine:
     """A machine on which the link between ranks was measured before."""
     place = stored.folder(os.environ)
-    assert not stored.keep(place, {"link": "torch", **facts(HOST)}, LINK)
+    assert not stored.keep(place, {"link": "torch", **this_machine.description(HOST)}, LINK)
     return fresh
 
 
