@@ -52,7 +52,10 @@ class Category(Diagnostic):
 
 @dataclass(frozen=True, kw_only=True)
 class EntryShare(Diagnostic):
-    """Boolean arrays of a shape common to all clients: which entries are chosen. Drawn as shares and overlaps."""
+    """Boolean arrays of a shape common to all clients: which entries are chosen. Drawn as shares and overlaps.
+
+    The path may name several arrays, such as a head's weight and bias; their entries are counted together.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +64,29 @@ class ClientWeights(Diagnostic):
 
     Attributes:
         clients: with `kept`, the path of the ids [M] whose weights a client keeps, negative for nobody. The weights
-            are [M], or [1 + M] with the client's own first.
+            are [M], or [1 + M] with the client's own first; they count in the rounds in which the client took part.
+        limits: the range of the values, if they have one. Without, the diagonal is not drawn, as a client's own weight
+            may be far above all others.
     """
 
     clients: str = ""
+    limits: tuple[float, float] | None = None
 
 
-KINDS = {kind.__name__: kind for kind in (PerClient, Category, EntryShare, ClientWeights)}
+@dataclass(frozen=True, kw_only=True)
+class ClassVectors(Diagnostic):
+    """A vector [K, d] for each class, which the server keeps, or each client, or both. Drawn on a plane.
+
+    Attributes:
+        kept_known: path of booleans [K] in a client's state, false for classes without a vector; "" for always.
+        server_known: the same in the server's state.
+    """
+
+    kept_known: str = ""
+    server_known: str = ""
+
+
+KINDS = {kind.__name__: kind for kind in (PerClient, Category, EntryShare, ClientWeights, ClassVectors)}
 
 
 def to_json(diagnostics: Mapping[str, Diagnostic]) -> dict[str, dict[str, Any]]:
