@@ -1,10 +1,12 @@
-"""Short texts of values, ranks and errors."""
+"""Values as text: numbers, ranks, bytes, names, errors."""
 
 from collections.abc import Collection
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
 
 def spans(numbers: Collection[int]) -> str:
-    """Return numbers with their runs put together.
+    """Numbers in ascending order, consecutive ones as a span.
 
     >>> spans([7, 1, 2, 3]), spans([0])
     ('1-3, 7', '0')
@@ -19,7 +21,7 @@ def spans(numbers: Collection[int]) -> str:
 
 
 def ranks(numbers: Collection[int]) -> str:
-    """Return ranks by number.
+    """Ranks by number.
 
     >>> ranks([3]), ranks([0, 1])
     ('rank 3', 'ranks 0-1')
@@ -27,8 +29,30 @@ def ranks(numbers: Collection[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {spans(numbers)}"
 
 
+def size(count: float) -> str:
+    """Bytes in the unit that suits them.
+
+    >>> size(2048), size(582026 * 4)
+    ('2.00 KiB', '2.22 MiB')
+    """
+    divisor, unit = scaled_bytes(count)
+    return f"{count:.0f} B" if unit == "B" else f"{count / divisor:.2f} {unit}"
+
+
+def scaled_bytes(largest: float) -> tuple[float, str]:
+    """Divisor and unit for numbers of bytes, so that the largest is below 1024.
+
+    >>> scaled_bytes(3_000_000)
+    (1048576, 'MiB')
+    """
+    power = 0
+    while largest >= 1024 ** (power + 1) and power + 1 < len(_UNITS):
+        power += 1
+    return 1024**power, _UNITS[power]
+
+
 def gibibytes(count: int) -> str:
-    """Return bytes as gibibytes.
+    """Bytes in GiB.
 
     >>> gibibytes(3 << 29), gibibytes(80 << 30)
     ('1.5 GiB', '80 GiB')
@@ -37,7 +61,7 @@ def gibibytes(count: int) -> str:
 
 
 def share(free: int, total: int) -> str:
-    """Return what is free of a memory.
+    """Free and total memory.
 
     >>> share(3 << 29, 80 << 30)
     '1.5 of 80 GiB'
@@ -46,7 +70,7 @@ def share(free: int, total: int) -> str:
 
 
 def mebibytes(count: int) -> str:
-    """Return bytes as mebibytes.
+    """Bytes in MiB.
 
     >>> mebibytes(3 << 20)
     '3 MiB'
@@ -55,7 +79,7 @@ def mebibytes(count: int) -> str:
 
 
 def some(names: Collection[str], most: int = 4) -> str:
-    """Return names, of many only the first ones.
+    """Names, or the first of them and how many more there are.
 
     >>> some(["a", "b"]), some(["a", "b", "c"], most=2)
     ('a, b', 'a, b and 1 more')
@@ -65,7 +89,7 @@ def some(names: Collection[str], most: int = 4) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its kind where it has none."""
+    """First line of an error's text, or its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

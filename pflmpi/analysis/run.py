@@ -16,8 +16,9 @@ from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError, cut_short
 from pflmpi.store.names import round_path
+from pflmpi.text import spans
 
-__all__ = ["Round", "Run", "open_run", "spans"]
+__all__ = ["Round", "Run", "open_run"]
 
 _OWN_ATTRIBUTES = ("config", "format_version", "round")
 
@@ -103,17 +104,6 @@ def open_run(path: str | PathLike[str]) -> Run:
             "name the folder that `pflmpi run` printed"
         )
     return Run(folder, config, _name(config, folder))
-
-
-def spans(rounds: list[int]) -> str:
-    """Return ascending numbers for people.
-
-    >>> spans([1, 2, 3, 7])
-    '1-3, 7'
-    """
-    starts = [number for number in rounds if number - 1 not in rounds]
-    ends = [number for number in rounds if number + 1 not in rounds]
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _attributes(folder: Path, there: list[int]) -> dict[str, Any]:

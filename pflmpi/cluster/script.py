@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pflmpi.cluster.sbatch import Options, words_of
 from pflmpi.errors import Stopped
+from pflmpi.text import spans
 
 _HEAD = """\
 # A rank computes with the threads that its configuration says, numpy and others with one.
@@ -66,11 +67,5 @@ def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:
     >>> tasks([0, 1, 2, 5, 7, 8], None), tasks([3], 2)
     ('0-2,5,7-8', '3%2')
     """
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    text = ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges)
+    text = spans(numbers).replace(" ", "")
     return text if at_a_time is None else f"{text}%{at_a_time}"

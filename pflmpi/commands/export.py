@@ -10,10 +10,10 @@ import numpy as np
 
 from pflmpi.analysis.run import Round, open_run
 from pflmpi.analysis.state_dict import client_state, server_state
-from pflmpi.commands.sizes import size
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
 from pflmpi.store import atomic
+from pflmpi.text import size
 
 State = dict[str, np.ndarray]
 

@@ -8,11 +8,11 @@ from rich.table import Table
 
 from pflmpi.analysis import integrity
 from pflmpi.analysis.difference import Change, difference
-from pflmpi.analysis.run import open_run, spans
+from pflmpi.analysis.run import open_run
 from pflmpi.commands.bars import bar
-from pflmpi.commands.sizes import size
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import run_folder
+from pflmpi.text import size, spans
 
 
 def inspect(options: argparse.Namespace) -> None:

@@ -12,7 +12,6 @@ from rich.console import Group
 from rich.table import Table
 
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.commands.sizes import size
 from pflmpi.config.load import SECTIONS, fields_model
 from pflmpi.data import SOURCES
 from pflmpi.data.config import partition_parameters
@@ -21,6 +20,7 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.kinds import ClassMeans, Downlink, Mean, Own, OwnClasses, Rows, Shared, Sum, Uplink
 from pflmpi.models import MODELS
+from pflmpi.text import size
 
 
 def catalogue() -> Group:

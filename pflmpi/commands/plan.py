@@ -14,12 +14,12 @@ from rich.table import Table
 
 from pflmpi import machine
 from pflmpi.commands import launch as launching
-from pflmpi.commands.sizes import size
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.forecast import advice, stored
 from pflmpi.forecast.forecast import Forecast, Question, foresee
 from pflmpi.forecast.memory import RankMemory
+from pflmpi.text import size, spans
 from pflmpi.transports.detect import detect
 
 _DOES_NOT_FIT = 1
@@ -93,9 +93,7 @@ def ranks_table(forecast: Forecast) -> Table:
     for first, last, largest, clients in _groups(forecast.memory):
         columns = (largest.base, largest.data, largest.state, largest.work, largest.checkpoint, largest.total)
         device = [size(largest.device) if largest.device else "-"] if on_gpu else []
-        table.add_row(
-            str(first) if first == last else f"{first}-{last}", clients, *(size(value) for value in columns), *device
-        )
+        table.add_row(spans(range(first, last + 1)), clients, *(size(value) for value in columns), *device)
     return table
 
 
@@ -145,8 +143,8 @@ def _groups(ranks: Sequence[RankMemory]) -> Iterator[tuple[int, int, RankMemory,
         if rank < len(ranks) and rank > 1 and _alike(ranks[first], ranks[rank]):
             continue
         group = ranks[first:rank]
-        counts = sorted({one.clients for one in group})
-        clients = str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+        counts = [one.clients for one in group]
+        clients = spans(range(min(counts), max(counts) + 1))
         yield first, rank - 1, max(group, key=lambda one: one.total), clients
         first = rank
 

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pflmpi.commands.sizes import size
 from pflmpi.config.load import Config
 from pflmpi.runtime.progress import Progress as Round
 from pflmpi.store import metrics_file
+from pflmpi.text import size
 
 
 class Display:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from pflmpi.doctor.checks import judge
 from pflmpi.doctor.collect import by_itself, together, unconnected
 from pflmpi.doctor.facts import Facts
@@ -22,6 +20,7 @@ from pflmpi.text import first_line
 from pflmpi.transports import open_transport
 from pflmpi.transports.base import Transport, flush_output
 from pflmpi.transports.detect import ALONE, Launch, detect
+from pflmpi.transports.text import from_root
 
 _FOUND = 1  # the exit code of a problem
 _LIMIT = 60.0  # seconds for the other ranks to come, and to answer
@@ -108,9 +107,7 @@ def _told(code: int, environ: Mapping[str, str]) -> int:
 
 
 def _shared(transport: Transport, code: int) -> int:
-    codes = np.array([code], np.uint8)
-    transport.broadcast(codes)
-    return int(codes[0])
+    return int(from_root(transport, str(code)))
 
 
 def _report(facts: Facts, launch: Launch, environ: Mapping[str, str]) -> int:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from pflmpi import text
 from pflmpi.forecast.forecast import Forecast
 from pflmpi.forecast.memory import RankMemory
 
@@ -53,7 +54,7 @@ def useless(forecast: Forecast) -> list[str]:
             )
         elif count > n + 1:
             reason = f"there are {n} clients: at most {n + 1} ranks are of use"
-        found.append(f"{_names(idle)} will have nothing to do: {reason}")
+        found.append(f"{text.ranks(idle)} will have nothing to do: {reason}")
     training = max((sum(bool(groups) for groups in one.assigned) for one in forecast.ahead), default=0)
     able = len(busy)
     if training and 2 * training <= able:
@@ -140,16 +141,3 @@ def _disk(forecast: Forecast, folder: Path, size: Size) -> list[str]:
         f"(checkpoint.keep, now {settings.keep}), write fewer (checkpoint.every, now {settings.every}), "
         "or give the run a folder with more space (--out)"
     ]
-
-
-def _names(ranks: list[int]) -> str:
-    """Return ranks for a note.
-
-    >>> _names([3]), _names([4, 5, 6]), _names([2, 5])
-    ('rank 3', 'ranks 4-6', 'ranks 2, 5')
-    """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if ranks == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks))}"

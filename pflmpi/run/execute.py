@@ -28,6 +28,7 @@ from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import names
+from pflmpi.transports.text import from_root
 from pflmpi.tree import Tree
 
 T = TypeVar("T")
@@ -136,13 +137,6 @@ def recorded(experiment: Experiment, context: RankContext) -> dict[str, Any]:
     }
 
 
-def number_from_root(transport: Transport, number: int) -> int:
-    """Return rank 0's number on every rank."""
-    buffer = np.array([number], np.int64)
-    transport.broadcast(buffer.view(np.uint8))
-    return int(buffer[0])
-
-
 def _ready(experiment: Experiment, context: RankContext) -> tuple[Setup, Population]:
     transport = context.transport
     ready = setup(experiment, replace(context.launch, rank=transport.rank, size=transport.size), context.slots)
@@ -184,7 +178,7 @@ def _recover(run: Path, context: RankContext, checkpoints: Checkpoints | None, l
         if checkpoints is not None:
             checkpoints.settle(transport)
         found = all_or_none(transport, lambda: _newest_or_none(run) if transport.rank == 0 else _NONE)
-        return number_from_root(transport, found)
+        return int(from_root(transport, str(found)))
 
     peers = transport.peers
     gone = _drop(transport, loss)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pflmpi.config import load as configuration
@@ -16,7 +15,6 @@ from pflmpi.run.build import Experiment, prepare
 from pflmpi.run.execute import (
     RankContext,
     newest_fitting,
-    number_from_root,
     recorded,
     retry_after_rank_loss,
     run_rounds,
@@ -26,7 +24,7 @@ from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.progress import Observer
 from pflmpi.store import atomic, metrics_file, partition_file, run_folder
-from pflmpi.transports.base import Transport
+from pflmpi.transports.text import from_root
 
 __all__ = [
     "RankContext",
@@ -41,7 +39,6 @@ __all__ = [
     "start_or_resume",
     "stored_config",
 ]
-_PATH = 4096
 
 
 def start(config: Config, folder: Path, context: RankContext, observe: Observer) -> Path:
@@ -57,7 +54,7 @@ def start(config: Config, folder: Path, context: RankContext, observe: Observer)
 def execute(experiment: Experiment, folder: Path, context: RankContext, observe: Observer) -> Path:
     """Run a prepared experiment in a new folder; return the folder."""
     run = all_or_none(context.transport, lambda: _create(folder, experiment, context))
-    run = Path(_from_root(context.transport, str(run)))
+    run = Path(from_root(context.transport, str(run)))
     run_rounds(experiment, run, context, None, observe)
     return run
 
@@ -67,7 +64,7 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer) -
     transport = context.transport
     experiment = _prepared(config, context, run)
     done = all_or_none(transport, lambda: newest_fitting(run, experiment) if transport.rank == 0 else 0)
-    done = number_from_root(transport, done)
+    done = int(from_root(transport, str(done)))
     if transport.rank == 0:
         _write_config(run, experiment, context)
     run_rounds(experiment, run, context, done, observe)
@@ -82,8 +79,8 @@ def reopened(run: Path, overrides: Sequence[str], device: torch.device) -> Exper
 def start_or_resume(config: Config, run: Path, context: RankContext, observe: Observer) -> Path:
     """Continue the run in a folder with this configuration; start it if nothing is there to continue from."""
     transport = context.transport
-    there = all_or_none(transport, lambda: int(bool(run_folder.rounds(run))) if transport.rank == 0 else 0)
-    if number_from_root(transport, there):
+    there = all_or_none(transport, lambda: int(transport.rank == 0 and bool(run_folder.rounds(run))))
+    if int(from_root(transport, str(there))):
         return resume(all_or_none(transport, lambda: continuing(run, config)), run, context, observe)
     if transport.rank == 0:
         (run / "config.yaml").unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
@@ -199,12 +196,3 @@ def _stored(run: Path) -> dict[str, Any]:
 
 def _raw(run: Path) -> dict[str, Any]:
     return {key: value for key, value in _stored(run).items() if key != "recorded"}
-
-
-def _from_root(transport: Transport, text: str) -> str:
-    """Return rank 0's text on every rank."""
-    buffer = np.zeros(_PATH, np.uint8)
-    content = text.encode()
-    buffer[: len(content)] = np.frombuffer(content, np.uint8)
-    transport.broadcast(buffer)
-    return bytes(buffer).rstrip(b"\0").decode()

@@ -7,9 +7,9 @@ import numpy as np
 
 from pflmpi.errors import PflmpiError, RunError, UserError
 from pflmpi.transports.base import Transport
+from pflmpi.transports.text import gather_texts
 
 T = TypeVar("T")
-_TEXT = 4096  # bytes of an error text that travel
 
 
 class CollectiveError(Exception):
@@ -34,14 +34,9 @@ def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
     codes = transport.maximum(np.array([0.0 if failure is None else float(failure.exit_code)]))
     if codes[0] == 0:
         return result  # type: ignore[return-value]
-    mine = np.zeros(_TEXT, np.uint8)
-    if failure is not None:
-        text = str(failure).encode()[: _TEXT - 1]
-        mine[: len(text)] = np.frombuffer(text, np.uint8)
-    texts = transport.gather(mine, [_TEXT] * transport.size)
+    texts = gather_texts(transport, "" if failure is None else str(failure))
     kind = UserError if codes[0] == UserError.exit_code else RunError
     if texts is None:
         raise CollectiveError(kind("another rank could not start"))
-    found = [(rank, bytes(text).rstrip(b"\0").decode(errors="replace")) for rank, text in enumerate(texts)]
-    first, cause = next((rank, text) for rank, text in found if text)
+    first, cause = next((rank, text) for rank, text in enumerate(texts) if text)
     raise CollectiveError(kind(cause if first == 0 else f"rank {first}: {cause}")) from failure

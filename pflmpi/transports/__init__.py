@@ -3,6 +3,7 @@
 from typing import Literal
 
 from pflmpi.errors import ConfigError
+from pflmpi.text import first_line
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.inprocess import InProcessTransport
@@ -77,9 +78,8 @@ def _open_mpi(launch: Launch, timeout: float, fault_tolerant: bool) -> Transport
     try:
         from pflmpi.transports.mpi import MpiTransport, can_repair, world_size
     except (ImportError, RuntimeError) as error:  # no mpi4py, or mpi4py without an MPI library
-        first = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"runtime.transport = 'mpi' needs mpi4py and an MPI library ({first}); {_INSTALL_MPI}"
+            f"runtime.transport = 'mpi' needs mpi4py and an MPI library ({first_line(error)}); {_INSTALL_MPI}"
         ) from error
     if world_size() != launch.size:
         raise ConfigError(

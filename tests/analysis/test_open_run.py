@@ -12,9 +12,10 @@ import yaml
 
 import harness
 import pflmpi
-from pflmpi.analysis.run import Run, open_run, spans
+from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.text import spans
 
 UNLIKE = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
 

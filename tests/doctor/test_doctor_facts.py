@@ -14,16 +14,6 @@ from pflmpi.doctor.facts import Clock
 from pflmpi.doctor.run_folder import beacon, existing, flock_error, hdf5_error, look
 from pflmpi.machine import memory
 from pflmpi.transports.base import Transport
-from pflmpi.transports.text import gather_texts
-
-
-def test_texts_of_any_length_reach_rank_0() -> None:
-    texts = ["ä" * 5000, "", "x"]
-    assert thread_transport.run_ranks(3, lambda one: gather_texts(one, texts[one.rank])) == [
-        texts,
-        None,
-        None,
-    ]
 
 
 def test_the_clock_of_each_rank_is_compared_with_rank_0s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ import harness
 from every_algorithm import every_algorithm
 from pflmpi import machine as this_machine
 from pflmpi.cli import main
-from pflmpi.commands.sizes import size
 from pflmpi.forecast import advice, stored
 from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file
+from pflmpi.text import size
 
 PARTS = "seconds: train, messages, server, test, checkpoint"
 LINK = {"delay": 1e-4, "rate": 1e9, "base": 3e8, "shared": 1e8}  # as if two ranks had been timed here before

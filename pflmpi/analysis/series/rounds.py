@@ -4,7 +4,7 @@ import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
 from pflmpi.analysis.series.selection import Shown
-from pflmpi.analysis.units import scaled_bytes
+from pflmpi.text import scaled_bytes
 
 _HIGH = 4  # times what most rounds take: rounds above that are cut off in the drawing
 _PARTS = {

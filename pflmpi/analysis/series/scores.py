@@ -7,8 +7,8 @@ import numpy as np
 from pflmpi.analysis.plots import Curve, Curves, Missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.series.selection import Shown, spread_over
-from pflmpi.analysis.units import scaled_bytes
 from pflmpi.errors import CheckpointError
+from pflmpi.text import scaled_bytes
 
 QUANTILES = (0.1, 0.9)
 _TITLE = "Accuracy over rounds"
