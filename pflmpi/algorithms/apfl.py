@@ -1,5 +1,6 @@
 """APFL: every client mixes a model of its own with the global one, in a proportion that it learns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, ClassVar, Literal
@@ -12,6 +13,8 @@ from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.diagnostics import Diagnostic, PerClient
+from pflmpi.learning.personal import Kept, Merge, Mix, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
@@ -76,12 +79,22 @@ class APFL(FedAvg):
         turns = [Phase(personal, ("own",), data.learning_rate), Phase(shared, ("shared",), data.learning_rate)]
         params = alternate(task, params, data.passes["train"], turns)
         own, copy = ({**part(params, name), **part(params, f"{name}_stats")} for name in ("own", "shared"))
-        state: Tree = {**only(copy, task.local_stats), "own": own, "alpha": params["alpha"]}
-        return state, {"model": only(copy, ("body", "head", *task.shared_stats))}
+        state: Tree = {**self.to_keep(task, copy), "own": own, "alpha": params["alpha"]}
+        return state, {"model": self.to_share(task, copy)}
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        shared = {**down["model"], **only(client, task.local_stats)}
-        return task.predict(mixed(leaf(client, "alpha"), part(client, "own"), shared), x)
+    def personal(self, task: Task) -> Personal:
+        return Mix(Kept("own"), Merge((Received("model"), Kept())), share="alpha")
+
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        return {
+            "alpha": PerClient(
+                title="Alpha of each client",
+                caption="The share of its own model in a client's personal model: 0 only the global model, 1 only its "
+                "own.",
+                kept="alpha",
+                limits=(0.0, 1.0),
+            )
+        }
 
 
 def mixed(alpha: Tensor, own: Tree, shared: Tree) -> Tree:

@@ -19,6 +19,8 @@ import numpy as np
 from torch import Tensor
 
 from pflmpi.learning.client import ClientData
+from pflmpi.learning.diagnostics import Diagnostic
+from pflmpi.learning.personal import NotAModel, Personal, assemble
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Downlink, Messages, Uplink
@@ -41,7 +43,7 @@ class Round:
     seed: int
 
     def stream(self, purpose: str) -> np.random.Generator:
-        """Return the server's generator of one purpose in this round."""
+        """The server's generator for one purpose in this round."""
         return stream(self.seed, self.number, -1, purpose)
 
 
@@ -75,50 +77,69 @@ class Algorithm(ABC):
         return None
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        """Declare what a participant sends, by name."""
+        """What a participant sends, by name."""
         return {}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        """Declare what a client receives, by name."""
+        """What a client receives, by name."""
         return {}
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
-        """Name the shuffled passes over its data that a client makes in a round."""
+        """The shuffled passes over its data that a client makes in a round, by name."""
         return {"train": Pass()}
 
     def init_server(self, task: Task) -> Tree:
-        """Return the server's state before the first round."""
+        """The server's state before the first round."""
         return {}
 
     def init_client(self, task: Task, client: int) -> Tree:
-        """Return what a client keeps between rounds; `{}` if nothing."""
+        """What a client keeps between rounds; `{}` if nothing."""
         return {}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        """Return what the clients receive; `Own` messages have one row per receiver, in the given order."""
+        """What the clients receive; `Own` messages have one row per receiver, in the given order."""
         return {}
 
     def introduce(self, task: Task, client: Tree, data: ClientData) -> Messages:
-        """Return what a client sends before the first round; `data` has no passes."""
+        """What a client sends before the first round; `data` has no passes."""
         raise NotImplementedError
 
     @abstractmethod
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        """Return the new state of ONE client and its uplink; no client axis, no randomness."""
+        """The new state of ONE client and its uplink; no client axis, no randomness."""
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        """Return the new server state from the folded uplinks of the participants."""
+        """The new server state, from the folded uplinks of the participants."""
         return server
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        """Return the client state to evaluate with; it is not kept. `data` has the passes of `adapts_with`."""
+        """The client state to evaluate with; it is not kept. `data` has the passes of `adapts_with`."""
         return client
 
     @abstractmethod
+    def personal(self, task: Task) -> Personal:
+        """How the model that a client predicts with is put together; stored in every checkpoint."""
+
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        """Return the scores [B, K] of the personal model for prepared images x [B, C, H, W]."""
+        """The scores [B, K] of the personal model for prepared images x [B, C, H, W]."""
+        personal = self.personal(task)
+        assert not isinstance(personal, NotAModel), f"{type(self).__name__} predicts with no model: it needs `predict`"
+        return task.predict(assemble(personal, client, down), x)
+
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        """What is worth looking at besides scores, by name; stored in every checkpoint and drawn by kind."""
+        return {}
+
+    def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
+        """Values of the diagnostics that nobody keeps, asked for in rounds with a checkpoint.
+
+        Args:
+            server: the server's state before the round.
+            up: the folded uplinks of the round's participants.
+        """
+        return {}
 
 
 def only(model: Tree, names: tuple[str, ...]) -> Tree:
-    """Return the named parts of a tree, those that it has."""
+    """The named parts of a tree, those that it has."""
     return {name: model[name] for name in names if name in model}

@@ -14,6 +14,8 @@ from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.distances import attention, cosines, mix, squared_distances
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.learning.client import ClientData
+from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
+from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink
@@ -105,5 +107,16 @@ class FedAMP(Algorithm):
             return torch.zeros_like(scores)
         return (1 - self.self_weight) * scores.softmax(1)
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(part(client, "model"), x)
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        return {
+            "fusion_weights": ClientWeights(
+                title="Weights of the cloud models",
+                caption="The weight ξ of a participant's model (column) in another's cloud model.",
+            )
+        }
+
+    def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
+        return {"fusion_weights": self.weights(up["model"])}
+
+    def personal(self, task: Task) -> Personal:
+        return Kept("model")

@@ -1,22 +1,22 @@
 """FedCP: a gate splits the features of every sample between a personal head and the global one."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.conditional import gate, init_gate
+from pflmpi.algorithms.shared_parts import WeightedSharedParts
 from pflmpi.learning.client import Batch, ClientData, cross_entropy, uniform
+from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
+from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
 from pflmpi.tree import Tree, leaf, part
 
@@ -24,7 +24,7 @@ BANDWIDTHS = (10, 15, 20, 50)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedCP(Algorithm):
+class FedCP(WeightedSharedParts):
     """Zhang et al., FedCP: Separating Feature Information via Conditional Policy, KDD 2023.
 
     The gate r in 0..1 (see `conditional.gate`, the conditional policy network) sees the features z = f_i(x) times the
@@ -51,26 +51,19 @@ class FedCP(Algorithm):
     summary: ClassVar[str] = "a gate per sample between a personal and a global head"
     paper: ClassVar[str] = "Zhang et al., KDD 2023"
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)
+    shared: ClassVar[tuple[str, ...]] = ("body", "head", "gate")
     draws_noise: ClassVar[bool] = True
 
     alignment_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0  # lambda
-    weighting: Literal["samples", "clients"] = "samples"
 
-    def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Mean(_shared(task), by=self.weighting)}
+    def init_model(self, task: Task, client: int = -1) -> Tree:
+        return {**task.init(client), "gate": init_gate(stream(task.seed, 0, -1, "gate"), task.num_features)}
 
-    def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"model": Shared(_shared(task))}
+    def like_model(self, task: Task) -> Tree:
+        return {**task.like(), "gate": tree.like(init_gate(stream(0, 0, -1, "template"), task.num_features))}
 
-    def init_server(self, task: Task) -> Tree:
-        weights = init_gate(stream(task.seed, 0, -1, "gate"), task.num_features)
-        return {"model": {**only(task.init(), ("body", "head", *task.shared_stats)), "gate": weights}}
-
-    def init_client(self, task: Task, client: int) -> Tree:
-        return only(task.init(client), ("head", *task.local_stats))
-
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {"model": part(server, "model")}
+    def to_keep(self, task: Task, model: Tree) -> Tree:
+        return only(model, ("head", *task.local_stats))
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         shared, own = part(down["model"], "head"), part(client, "head")
@@ -90,11 +83,10 @@ class FedCP(Algorithm):
 
         model = train(task, start, data.passes["train"], loss, data.learning_rate)
         head = tree.map(lambda mine, theirs: (mine + theirs) / 2, part(model, "head"), shared)
-        up = {**only(model, ("body", "gate", *task.shared_stats)), "head": head}
-        return only(model, ("head", *task.local_stats)), {"model": up}
+        return self.to_keep(task, model), {"model": self.to_share(task, {**model, "head": head})}
 
-    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        return {"model": up["model"]}
+    def personal(self, task: Task) -> Personal:
+        return NotAModel("two heads and a gate between them", Merge((Received("model"), Kept())))
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model, own = down["model"], part(client, "head")
@@ -119,9 +111,3 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
     """Return the sum of Gaussian kernels between all rows, [B, B]."""
     distances = a.square().sum(-1, keepdim=True) + b.square().sum(-1) - 2 * a @ b.mT
     return torch.stack([torch.exp(-distances / (2 * bandwidth)) for bandwidth in BANDWIDTHS]).sum(0)
-
-
-def _shared(task: Task) -> Tree:
-    """Return the template of what all clients share."""
-    weights = tree.like(init_gate(stream(0, 0, -1, "template"), task.num_features))
-    return {**task.like("body", "head", *task.shared_stats), "gate": weights}

@@ -14,6 +14,7 @@ from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.personal import Add, Kept, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
@@ -146,6 +147,10 @@ class FedFCD(Algorithm):
         )
         means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
         return {"head": head, "means": means, "known": known}
+
+    def personal(self, task: Task) -> Personal:
+        model = Kept("model")
+        return model if self.variant == "without_fusion" else Add(model, Received("head", at="head"))
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model = part(client, "model")

@@ -14,6 +14,8 @@ from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, shares_of, unstack, weigh
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
+from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
@@ -131,8 +133,23 @@ class FedFomo(Algorithm):
         chosen = choose(affinity.numpy(), trained.numpy(), self.received_models, epsilon, round.stream("candidates"))
         return {"models": models, "trained": trained, "affinity": affinity, "chosen": torch.from_numpy(chosen)}
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(part(client, "model"), x)
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        return {
+            "shares": ClientWeights(
+                title="Whose models are mixed",
+                caption="The share of a client's model (column) in what another (row) began its last training from.",
+                kept="mix/shares",
+                clients="mix/clients",
+            ),
+            "affinities": ClientWeights(
+                title="Affinities",
+                caption="The sum of the weights that a client (row) has given another's model (column).",
+                server="affinity",
+            ),
+        }
+
+    def personal(self, task: Task) -> Personal:
+        return Kept("model")
 
 
 def _mixed(task: Task) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
 
 from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.learning.client import ClientData, class_means, model_loss
+from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Uplink
@@ -74,5 +74,5 @@ class FedGH(Algorithm):
         )
         return {"head": head}
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict({**client, "head": down["head"]}, x)
+    def personal(self, task: Task) -> Personal:
+        return Merge((Kept(), Received("head", at="head")))

@@ -12,6 +12,8 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.learning.client import ClientData, class_means, model_loss
+from pflmpi.learning.diagnostics import Diagnostic, EntryShare
+from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink
@@ -129,8 +131,19 @@ class FedGMH(Algorithm):
             bias - self.head_lr * error.sum(1),
         )
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(part(client, "model"), x)
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        if self.averages:
+            return {}
+        return {
+            "critical": EntryShare(
+                title="Critical entries of the heads",
+                caption="Which entries of its head a client marked as critical when it last took part (eqs. 7, 8).",
+                kept="critical",
+            )
+        }
+
+    def personal(self, task: Task) -> Personal:
+        return Kept("model")
 
 
 def _minibatches(labels: Tensor, heads: int, batch_size: int) -> list[Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.personal import Kept, NotAModel, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Uplink, tensor
@@ -78,6 +79,11 @@ class FedProto(Algorithm):
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
         return {"means": means, "known": known}
+
+    def personal(self, task: Task) -> Personal:
+        if self.predict_with == "head":
+            return Kept("model")
+        return NotAModel("the nearest class mean (algorithm.predict_with = 'prototypes')", nearest=Kept("model"))
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model, known = part(client, "model"), leaf(down["prototypes"], "known")

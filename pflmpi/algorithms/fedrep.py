@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
 from pflmpi.learning.sgd import train
@@ -51,4 +50,4 @@ class FedRep(FedPer):
         model: Tree = {**down["body"], **client}
         model = train(task, model, data.passes["head"], head_loss, data.learning_rate, frozen=("body",))
         model = train(task, model, data.passes["body"], model_loss(task), data.learning_rate, frozen=("head",))
-        return only(model, ("head", *task.local_stats)), {"body": only(model, ("body", *task.shared_stats))}
+        return self.to_keep(task, model), {"body": self.to_share(task, model)}

@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.learning.client import Batch, ClientData, cross_entropy
+from pflmpi.learning.personal import Add, Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
@@ -55,8 +55,11 @@ class FedRoD(FedAvg):
             return cross_entropy(generic + prior, batch) + cross_entropy(personal, batch)
 
         model = train(task, {**down["model"], **client}, data.passes["train"], loss, data.learning_rate)
-        up = only(model, ("body", "head", *task.shared_stats))
-        return only(model, ("personal", *task.local_stats)), {"model": up}
+        return self.to_keep(task, model), {"model": self.to_share(task, model)}
+
+    def personal(self, task: Task) -> Personal:
+        model = Merge((Received("model"), Kept()))
+        return model if self.predict_with == "generic" else Add(model, Kept("personal", at="head"))
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model: Tree = {**down["model"], **client}

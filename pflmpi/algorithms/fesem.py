@@ -14,6 +14,8 @@ from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.distances import mix, squared_distances
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.diagnostics import Category, Diagnostic
+from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink, tensor
@@ -116,8 +118,19 @@ class FeSEM(Algorithm):
             chances = distances[:, chosen].min(1)
         return chosen
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict({**down["centre"], **client}, x)
+    def personal(self, task: Task) -> Personal:
+        return Merge((Received("centre"), Kept()))
+
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        return {
+            "clusters": Category(
+                title="Cluster of each client",
+                caption="The cluster whose centre was nearest to the client's model when it last took part. An empty "
+                "cell: it has not taken part yet.",
+                server="cluster",
+                count=self.num_clusters,
+            )
+        }
 
 
 def _members(cluster: Tensor, clusters: int) -> Tensor:

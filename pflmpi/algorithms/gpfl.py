@@ -1,8 +1,7 @@
 """GPFL: one body for two routes, a global one led by class embeddings and a personal one to the client's head."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -11,18 +10,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.conditional import init_valve, valve
+from pflmpi.algorithms.shared_parts import WeightedSharedParts
 from pflmpi.learning.client import Batch, ClientData, average, cross_entropy
+from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink, tensor
+from pflmpi.messages.kinds import Messages, tensor
 from pflmpi.rng import stream
 from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPFL(Algorithm):
+class GPFL(WeightedSharedParts):
     """Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information, ICCV 2023.
 
     Shared: body f, conditional valve V (eqs. 3, 4; see `conditional.valve`) and class embeddings C [K, d]. From the
@@ -51,33 +52,32 @@ class GPFL(Algorithm):
     summary: ClassVar[str] = "a shared body with a global and a personal route, class embeddings"
     paper: ClassVar[str] = "Zhang et al., ICCV 2023"
     predicts_with: ClassVar[tuple[str, ...]] = ("shared",)
+    shared: ClassVar[tuple[str, ...]] = ("body", "valve", "embeddings")
+    message: ClassVar[str] = "shared"
+    state: ClassVar[str] = "shared"
 
     magnitude_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # lambda
     guidance_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1  # mu
-    weighting: Literal["samples", "clients"] = "samples"
 
-    def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"shared": Mean(_shared(task), by=self.weighting)}
-
-    def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"shared": Shared(_shared(task))}
-
-    def init_server(self, task: Task) -> Tree:
+    def init_model(self, task: Task, client: int = -1) -> Tree:
         embeddings = stream(task.seed, 0, -1, "embeddings").standard_normal(
             (task.num_classes, task.num_features), np.float32
         )
-        shared: Tree = {
-            **only(task.init(), ("body", *task.shared_stats)),
+        return {
+            **task.init(client),
             "valve": init_valve(stream(task.seed, 0, -1, "valve"), task.num_features),
             "embeddings": {"weight": torch.from_numpy(embeddings)},
         }
-        return {"shared": shared}
+
+    def like_model(self, task: Task) -> Tree:
+        return {
+            **task.like(),
+            "valve": tree.like(init_valve(stream(0, 0, -1, "template"), task.num_features)),
+            "embeddings": {"weight": tensor(task.num_classes, task.num_features)},
+        }
 
     def init_client(self, task: Task, client: int) -> Tree:
-        return {**only(task.init(client), ("head", *task.local_stats)), "label_shares": torch.zeros(task.num_classes)}
-
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {"shared": part(server, "shared")}
+        return {**super().init_client(task, client), "label_shares": torch.zeros(task.num_classes)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         received = embeddings(down["shared"])
@@ -99,11 +99,10 @@ class GPFL(Algorithm):
 
         start = {**down["shared"], **only(client, ("head", *task.local_stats))}
         model = train(task, start, data.passes["train"], loss, data.learning_rate)
-        state = {**only(model, ("head", *task.local_stats)), "label_shares": shares}
-        return state, {"shared": only(model, ("body", "valve", "embeddings", *task.shared_stats))}
+        return {**self.to_keep(task, model), "label_shares": shares}, {"shared": self.to_share(task, model)}
 
-    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        return {"shared": up["shared"]}
+    def personal(self, task: Task) -> Personal:
+        return NotAModel("a valve on class embeddings between body and head", Merge((Received("shared"), Kept())))
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model: Tree = {**down["shared"], **client}
@@ -117,12 +116,3 @@ class GPFL(Algorithm):
 def embeddings(model: Tree) -> Tensor:
     """Return the class embeddings [K, d] of a model."""
     return leaf(part(model, "embeddings"), "weight")
-
-
-def _shared(task: Task) -> Tree:
-    """Return the template of what all clients share."""
-    guidance: Tree = {
-        "valve": tree.like(init_valve(stream(0, 0, -1, "template"), task.num_features)),
-        "embeddings": {"weight": tensor(task.num_classes, task.num_features)},
-    }
-    return {**task.like("body", *task.shared_stats), **guidance}

@@ -4,24 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import Field
-from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.shared_parts import SharedParts
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
+from pflmpi.messages.kinds import Mean, Messages, Uplink
 from pflmpi.rng import stream
 from pflmpi.tree import Tree, part
 
 
 @dataclass(frozen=True, kw_only=True)
-class L2GD(Algorithm):
+class L2GD(SharedParts):
     """Hanzely and Richtarik, Federated Learning of a Mixture of Global and Local Models, 2020.
 
     min 1/n sum_i f_i(x_i) + lambda/(2n) sum_i ||x_i - mean(x)||^2. Algorithm 1 throws one coin for all clients in
@@ -54,6 +54,8 @@ class L2GD(Algorithm):
 
     summary: ClassVar[str] = "personal models drawn to their mean, when a coin says so"
     paper: ClassVar[str] = "Hanzely and Richtarik, 2020"
+    message: ClassVar[str] = "mean"
+    state: ClassVar[str] = "mean"
 
     prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
     aggregation_probability: Annotated[float, Field(gt=0, lt=1)] = 0.2  # p
@@ -84,32 +86,23 @@ class L2GD(Algorithm):
         return (0 if round == 1 else aggregations), local_steps
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Mean(task.like("body", "head", *task.shared_stats), by="clients")}
-
-    def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"mean": Shared(task.like("body", "head", *task.shared_stats))}
+        return {"model": Mean(self.to_share(task, task.like()), by="clients")}
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(steps=self.runs(task, round)[1])}
 
-    def init_server(self, task: Task) -> Tree:
-        return {"mean": only(task.init(), ("body", "head", *task.shared_stats))}
-
     def init_client(self, task: Task, client: int) -> Tree:
         return {"model": task.init(client)}
-
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {"mean": part(server, "mean")}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         keep = (1 - self.share(data.learning_rate)) ** self.runs(task, data.round)[0]
         own, mean = part(client, "model"), down["mean"]
         drawn = tree.map(lambda theirs, mine: keep * mine + (1 - keep) * theirs, mean, own)
         model = train(task, {**own, **drawn}, data.passes["train"], model_loss(task), data.learning_rate)
-        return {"model": model}, {"model": only(model, ("body", "head", *task.shared_stats))}
+        return {"model": model}, {"model": self.to_share(task, model)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         return {"mean": up["model"]}
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(part(client, "model"), x)
+    def personal(self, task: Task) -> Personal:
+        return Kept("model")

@@ -1,22 +1,17 @@
 """LG-FedAvg: local bodies, one shared head on top of them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-from torch import Tensor
-
-from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.learning.client import ClientData, model_loss
-from pflmpi.learning.sgd import train
+from pflmpi.algorithms.base import only
+from pflmpi.algorithms.shared_parts import WeightedSharedParts
+from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
 from pflmpi.tree import Tree, part
 
 
 @dataclass(frozen=True, kw_only=True)
-class LGFedAvg(Algorithm):
+class LGFedAvg(WeightedSharedParts):
     """Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020.
 
     A client trains its local body l_m and its copy of the global head g together, by the cross-entropy of
@@ -36,31 +31,19 @@ class LGFedAvg(Algorithm):
     paper: ClassVar[str] = "Liang et al., 2020"
     predicts_with: ClassVar[tuple[str, ...]] = ("head",)
     unlike_models: ClassVar[bool] = True
+    message: ClassVar[str] = "head"
+    state: ClassVar[str] = "head"
 
     weighting: Literal["samples", "clients"] = "clients"
 
-    def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"head": Mean(part(task.like("head"), "head"), by=self.weighting)}
+    def to_share(self, task: Task, model: Tree) -> Tree:
+        return part(model, "head")
 
-    def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"head": Shared(part(task.like("head"), "head"))}
+    def to_keep(self, task: Task, model: Tree) -> Tree:
+        return only(model, ("body", "stats"))
 
-    def init_server(self, task: Task) -> Tree:
-        return only(task.init(), ("head",))
+    def whole(self, client: Tree, received: Tree) -> Tree:
+        return {**client, "head": received}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return only(task.init(client), ("body", "stats"))
-
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {"head": part(server, "head")}
-
-    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        start: Tree = {**client, "head": down["head"]}
-        model = train(task, start, data.passes["train"], model_loss(task), data.learning_rate)
-        return only(model, ("body", "stats")), {"head": part(model, "head")}
-
-    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        return {"head": up["head"]}
-
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict({**client, "head": down["head"]}, x)
+    def personal(self, task: Task) -> Personal:
+        return Merge((Kept(), Received("head", at="head")))

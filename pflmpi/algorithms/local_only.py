@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
@@ -31,5 +30,5 @@ class Local(Algorithm):
         model = train(task, part(client, "model"), data.passes["train"], model_loss(task), data.learning_rate)
         return {"model": model}, {}
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(part(client, "model"), x)
+    def personal(self, task: Task) -> Personal:
+        return Kept("model")

@@ -11,6 +11,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.learning.client import Batch, ClientData, model_loss
+from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate, gradient, step
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
@@ -72,7 +73,7 @@ class PerFedAvg(FedAvg):
             # Rounded as `sgd.train` rounds its steps.
             moved = tree.map(lambda w, v: w.sub(v, alpha=data.learning_rate), only(model, _TRAINED), slope)
             model = {**model, **moved}
-        return only(model, task.local_stats), {"model": only(model, (*_TRAINED, *task.shared_stats))}
+        return self.to_keep(task, model), {"model": self.to_share(task, model)}
 
     def _hessian_times(self, task: Task, model: Tree, vector: Tree, batch: Batch) -> Tree:
         """Return H(model; batch) vector, by a central difference of gradients."""
@@ -88,6 +89,9 @@ class PerFedAvg(FedAvg):
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         turn = Phase(model_loss(task), _TRAINED, self.inner_lr, plain=True)
         return alternate(task, {**down["model"], **client}, data.passes["adapt"], [turn])
+
+    def personal(self, task: Task) -> Personal:
+        return NotAModel("the shared model after a step on its own data", Merge((Received("model"), Kept())))
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         return task.predict(client, x)

@@ -4,23 +4,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.algorithms.base import only
+from pflmpi.algorithms.shared_parts import SharedParts
 from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
+from pflmpi.learning.diagnostics import Diagnostic, PerClient
+from pflmpi.learning.personal import Kept, Mix, NotAModel, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate, train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
-from pflmpi.tree import Tree, leaf, part
+from pflmpi.messages.kinds import Messages
+from pflmpi.tree import Tree, leaf
 
 
 @dataclass(frozen=True, kw_only=True)
-class PFedAFE(Algorithm):
+class PFedAFE(SharedParts):
     """Lai et al., Personalized Federated Learning with Adaptive Feature Extraction and Category Prediction, 2024.
 
     Client, with the server's body W_f, its own body W_f,i and head W_g,i of its last round (algorithm 1, eqs. 5, 7):
@@ -48,6 +50,9 @@ class PFedAFE(Algorithm):
     paper: ClassVar[str] = "Lai et al., Future Internet 2024"
     predicts_with: ClassVar[tuple[str, ...]] = ("body",)
     adapts_with: ClassVar[tuple[str, ...]] = ("beta",)
+    shared: ClassVar[tuple[str, ...]] = ("body",)
+    message: ClassVar[str] = "body"
+    state: ClassVar[str] = "shared"
 
     beta_init: Annotated[float, Field(ge=0, le=1)] = 0.5  # initial beta
     beta_steps: Annotated[int, Field(ge=1)] = 10
@@ -57,27 +62,15 @@ class PFedAFE(Algorithm):
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(), **({"beta": Pass(steps=self.beta_steps)} if self.adaptive else {})}
 
-    def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"body": Mean(task.like("body", *task.shared_stats), by="clients")}
-
-    def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"body": Shared(task.like("body", *task.shared_stats))}
-
-    def init_server(self, task: Task) -> Tree:
-        return {"shared": only(task.init(), ("body", *task.shared_stats))}
-
     def init_client(self, task: Task, client: int) -> Tree:
         return {**task.init(client), "beta": torch.zeros(()), "trained": torch.tensor(False)}
-
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return {"body": part(server, "shared")}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         beta = self.mixing_ratio(task, client, down["body"], data)
         start = mixed(client, down["body"], beta)
         model = train(task, start, data.passes["train"], model_loss(task), data.learning_rate)
         state: Tree = {**model, "beta": beta, "trained": torch.ones_like(leaf(client, "trained"))}
-        return state, {"body": only(model, ("body", *task.shared_stats))}
+        return state, {"body": self.to_share(task, model)}
 
     def mixing_ratio(self, task: Task, client: Tree, shared: Tree, data: ClientData) -> Tensor:
         """Return beta, []: the share of the client's own body in the mix; 0 before its first training."""
@@ -94,14 +87,31 @@ class PFedAFE(Algorithm):
             beta = leaf(alternate(task, {"beta": beta}, data.passes["beta"], [turn]), "beta")
         return torch.where(leaf(client, "trained"), beta, 0.0)
 
-    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        return {"shared": up["body"]}
-
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         return mixed(client, down["body"], self.mixing_ratio(task, client, down["body"], data))
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(client, x)
+        return task.predict(client, x)  # adapted: `adapt` has mixed the bodies
+
+    def personal(self, task: Task) -> Personal:
+        if not self.adaptive:
+            return Mix(Kept(), Received("body"), share="trained", times=self.beta_init)
+        return NotAModel(
+            "a mix of its own and the shared body whose proportion it learns anew on its data",
+            nearest=Mix(Kept(), Received("body"), share="beta"),
+        )
+
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        return {
+            "beta": PerClient(
+                title="Beta of each client",
+                caption="The share of its own body that a client mixed into the shared one at its last update: 0 only "
+                "the shared body, 1 only its own. An empty cell: the client has not trained yet.",
+                kept="beta",
+                known="trained",
+                limits=(0.0, 1.0),
+            )
+        }
 
 
 def mixed(client: Tree, shared: Tree, beta: Tensor) -> Tree:

@@ -15,6 +15,8 @@ from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.distances import attention, mix, squared_distances
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
+from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
+from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Shared, Uplink
@@ -130,14 +132,36 @@ class PFedCFR(Algorithm):
         fused, models, rows = part(server, "fused"), up["model"], torch.from_numpy(round.participants)
         new = {path: tree.at(models, path).double().mean(0).float() for path in chain(*decision)}
         for layer in personal:
-            zeta = attention(squared_distances(_take(models, [layer])), self.alpha, self.sigma)
-            weights = zeta + torch.diag(1 - zeta.sum(1))
+            weights = self.weights(models, layer)
             for path in layer:
                 new[path] = tree.at(fused, path).index_copy(0, rows, mix(weights, tree.at(models, path)))
         return {"fused": tree.unflatten(new)}
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(part(client, "model"), x)
+    def weights(self, models: Tree, layer: Layer) -> Tensor:
+        """The fusion weights zeta [P, P] of one layer (eq. 10), self weights on the diagonal, for rows [P, ...]."""
+        zeta = attention(squared_distances(_take(models, [layer])), self.alpha, self.sigma)
+        return zeta + torch.diag(1 - zeta.sum(1))
+
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        return {
+            name: ClientWeights(
+                title=f"Weights of the fused layers: {_name(layer)}",
+                caption=f"The weight ζ of a participant's layer {_name(layer)} (column) in another's fused layer.",
+            )
+            for name, layer in self._shown(task).items()
+        }
+
+    def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
+        return {name: self.weights(up["model"], layer) for name, layer in self._shown(task).items()}
+
+    def _shown(self, task: Task) -> dict[str, Layer]:
+        """The first and the last personal layer, by the names of their diagnostics."""
+        personal, _ = self.split(task)
+        ends = dict.fromkeys((personal[0], personal[-1])) if personal else {}
+        return {f"fusion_weights_{_name(layer).replace('/', '_')}": layer for layer in ends}
+
+    def personal(self, task: Task) -> Personal:
+        return Kept("model")
 
 
 def _take(model: Tree, layers: list[Layer]) -> Tree:
@@ -148,3 +172,8 @@ def _take(model: Tree, layers: list[Layer]) -> Tree:
 def _join(*trees: Tree) -> Tree:
     """Return one tree with the leaves of all, which differ in path."""
     return tree.unflatten(dict(chain(*map(tree.leaves, trees))))
+
+
+def _name(layer: Layer) -> str:
+    """The module of a layer, or its one tensor."""
+    return layer[0].rpartition("/")[0] if len(layer) > 1 else layer[0]

@@ -13,6 +13,7 @@ from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import step, train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
@@ -73,7 +74,7 @@ class PFedMe(FedAvg):
             slope = tree.map(lambda w, t: self.prox_weight * (w - t), only(model, ("body", "head")), theta)
             model = {**theta, **step(only(model, ("body", "head")), slope, data.learning_rate)}
             personal = _latest(personal, theta, batch)
-        return {"personal": personal}, {"model": only(model, ("body", "head", *task.shared_stats))}
+        return {"personal": personal}, {"model": self.to_share(task, model)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         def mix(before: Tensor, mean: Tensor) -> Tensor:
@@ -83,8 +84,8 @@ class PFedMe(FedAvg):
         mixed = tree.map(mix, only(part(server, "model"), ("body", "head")), uploaded)
         return {"model": {**uploaded, **mixed}}
 
-    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
-        return task.predict(part(client, "personal"), x)
+    def personal(self, task: Task) -> Personal:
+        return Kept("personal")
 
 
 def _latest(before: Tree, after: Tree, batch: Batch) -> Tree:

@@ -13,6 +13,7 @@ from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.relation import init_relation, relation_scores
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.personal import Kept, NotAModel, Personal
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, tensor, with_rows
@@ -139,6 +140,10 @@ class PFedPM(Algorithm):
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         means, known = combine(up["means"], leaf(server, "means"), leaf(server, "known"), self.class_mean_weighting)
         return {"means": means, "known": known}
+
+    def personal(self, task: Task) -> Personal:
+        model = Kept("model")
+        return NotAModel("a relation module on class means", nearest=model) if self.relation else model
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model = part(client, "model")

@@ -1,0 +1,101 @@
+"""Algorithms that average some parts of the model and leave the others to each client."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from pflmpi.algorithms.base import Algorithm, Round, only
+from pflmpi.learning.client import ClientData, Loss, model_loss
+from pflmpi.learning.personal import Kept, Merge, Personal, Received
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
+from pflmpi.tree import Tree, part
+
+Weighting = Literal["samples", "clients"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedParts(Algorithm):
+    """Clients train the whole model; the server averages its shared parts and sends them back.
+
+    Batch-norm statistics are shared or kept, as `training.bn` says. What a client keeps and what it receives make up
+    its personal model.
+
+    Attributes:
+        shared: the parts of the model that travel; the others are kept.
+        message: what they are called on the way.
+        state: what they are called in the server's state.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ("body", "head")
+    message: ClassVar[str] = "model"
+    state: ClassVar[str] = "model"
+
+    def averaged_by(self) -> Weighting:
+        """Weights of the mean over the participants."""
+        return "clients"
+
+    def init_model(self, task: Task, client: int = -1) -> Tree:
+        """The initial model of a client (-1: the server's), with all parts that are shared or kept."""
+        return task.init(client)
+
+    def like_model(self, task: Task) -> Tree:
+        """The template of `init_model`."""
+        return task.like()
+
+    def to_share(self, task: Task, model: Tree) -> Tree:
+        """The parts of a model that travel."""
+        return only(model, (*self.shared, *task.shared_stats))
+
+    def to_keep(self, task: Task, model: Tree) -> Tree:
+        """The parts of a model that stay with its client."""
+        return {name: value for name, value in model.items() if name not in (*self.shared, *task.shared_stats)}
+
+    def whole(self, client: Tree, received: Tree) -> Tree:
+        """The model that local training starts from."""
+        return {**received, **client}
+
+    def loss(self, task: Task, received: Tree) -> Loss:
+        """The local objective; `received` is what the server sent."""
+        return model_loss(task)
+
+    def uplink(self, task: Task) -> Mapping[str, Uplink]:
+        return {self.message: Mean(self.to_share(task, self.like_model(task)), by=self.averaged_by())}
+
+    def downlink(self, task: Task) -> Mapping[str, Downlink]:
+        return {self.message: Shared(self.to_share(task, self.like_model(task)))}
+
+    def init_server(self, task: Task) -> Tree:
+        return {self.state: self.to_share(task, self.init_model(task))}
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        return self.to_keep(task, self.init_model(task, client))
+
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        return {self.message: part(server, self.state)}
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        received = down[self.message]
+        model = train(
+            task, self.whole(client, received), data.passes["train"], self.loss(task, received), data.learning_rate
+        )
+        return self.to_keep(task, model), {self.message: self.to_share(task, model)}
+
+    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+        return {self.state: up[self.message]}
+
+    def personal(self, task: Task) -> Personal:
+        return Merge((Received(self.message), Kept()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedSharedParts(SharedParts):
+    """The same, with the weights of the mean as an option."""
+
+    weighting: Weighting = "samples"
+
+    def averaged_by(self) -> Weighting:
+        return self.weighting
