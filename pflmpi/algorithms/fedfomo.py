@@ -135,15 +135,20 @@ class FedFomo(Algorithm):
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
         return {
-            "shares": ClientWeights(
-                title="Whose models are mixed",
-                caption="The share of a client's model (column) in what another (row) began its last training from.",
+            "mixing_shares": ClientWeights(
+                title="Shares in the mixed models",
+                caption="The share of each model (column) in the mix with which a participant (row) began its "
+                "training: of its own, on the diagonal, and of those that it was sent. A row sums to 1; 0 where a model "
+                "did not lower the loss on held out samples.",
                 kept="mix/shares",
                 clients="mix/clients",
+                limits=(0.0, 1.0),
             ),
-            "affinities": ClientWeights(
+            "affinity": ClientWeights(
                 title="Affinities",
-                caption="The sum of the weights that a client (row) has given another's model (column).",
+                caption="What another's model (column) has been worth to a client (row), added up over the rounds: the "
+                "sum of its raw weights w. Positive: it lowered the loss on held out samples. The client's weight for "
+                "its own model stays with it.",
                 server="affinity",
             ),
         }

@@ -136,8 +136,8 @@ class FedGMH(Algorithm):
             return {}
         return {
             "critical": EntryShare(
-                title="Critical entries of the heads",
-                caption="Which entries of its head a client marked as critical when it last took part (eqs. 7, 8).",
+                title="Critical entries ψ",
+                caption="The entries of the head that a client replaces by those of the global heads.",
                 kept="critical",
             )
         }

@@ -125,8 +125,7 @@ class FeSEM(Algorithm):
         return {
             "clusters": Category(
                 title="Cluster of each client",
-                caption="The cluster whose centre was nearest to the client's model when it last took part. An empty "
-                "cell: it has not taken part yet.",
+                caption="The cluster whose centre was nearest to the client's model when it last took part.",
                 server="cluster",
                 count=self.num_clusters,
             )

@@ -14,6 +14,7 @@ from pflmpi.algorithms.base import only
 from pflmpi.algorithms.conditional import init_valve, valve
 from pflmpi.algorithms.shared_parts import WeightedSharedParts
 from pflmpi.learning.client import Batch, ClientData, average, cross_entropy
+from pflmpi.learning.diagnostics import ClassVectors, Diagnostic
 from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -103,6 +104,15 @@ class GPFL(WeightedSharedParts):
 
     def personal(self, task: Task) -> Personal:
         return NotAModel("a valve on class embeddings between body and head", Merge((Received("shared"), Kept())))
+
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        return {
+            "class_embeddings": ClassVectors(
+                title="Class embeddings",
+                caption="The class embeddings that all clients share.",
+                server="shared/embeddings/weight",
+            )
+        }
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model: Tree = {**down["shared"], **client}

@@ -106,7 +106,7 @@ class PFedAFE(SharedParts):
             "beta": PerClient(
                 title="Beta of each client",
                 caption="The share of its own body that a client mixed into the shared one at its last update: 0 only "
-                "the shared body, 1 only its own. An empty cell: the client has not trained yet.",
+                "the shared body, 1 only its own.",
                 kept="beta",
                 known="trained",
                 limits=(0.0, 1.0),

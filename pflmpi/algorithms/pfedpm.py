@@ -13,6 +13,7 @@ from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.relation import init_relation, relation_scores
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.diagnostics import ClassVectors, Diagnostic
 from pflmpi.learning.personal import Kept, NotAModel, Personal
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
@@ -144,6 +145,18 @@ class PFedPM(Algorithm):
     def personal(self, task: Task) -> Personal:
         model = Kept("model")
         return NotAModel("a relation module on class means", nearest=model) if self.relation else model
+
+    def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
+        return {
+            "class_means": ClassVectors(
+                title="Class means",
+                caption="The global class means and those of each client.",
+                server="means",
+                server_known="known",
+                kept="own/means",
+                kept_known="own/known",
+            )
+        }
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model = part(client, "model")
