@@ -138,8 +138,8 @@ class FedFomo(Algorithm):
             "mixing_shares": ClientWeights(
                 title="Shares in the mixed models",
                 caption="The share of each model (column) in the mix with which a participant (row) began its "
-                "training: of its own, on the diagonal, and of those that it was sent. A row sums to 1; 0 where a model "
-                "did not lower the loss on held out samples.",
+                "training: of its own, on the diagonal, and of those that it was sent. A row sums to 1; 0 where a "
+                "model did not lower the loss on held out samples.",
                 kept="mix/shares",
                 clients="mix/clients",
                 limits=(0.0, 1.0),

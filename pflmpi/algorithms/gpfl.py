@@ -1,5 +1,6 @@
 """GPFL: one body for two routes, a global one led by class embeddings and a personal one to the client's head."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

@@ -20,7 +20,7 @@ from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_path
-from pflmpi.store.round_file import write_round
+from pflmpi.store.round_file import RoundContent, write_round
 from pflmpi.store.shard import write_shard
 from pflmpi.transports.detect import ALONE
 from pflmpi.transports.inprocess import InProcessTransport
@@ -155,7 +155,9 @@ def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> tupl
         metrics, moved = saving._metrics(_progress(experiment, one.round), one.round)
         with tempfile.TemporaryDirectory() as folder:
             began = thread_time()
-            write_round(Path(folder), one.round, stand_in, metrics, moved, one.layout, templates, attributes)
+            write_round(
+                Path(folder), RoundContent(one.round, stand_in, metrics, moved), one.layout, templates, attributes
+            )
             seconds.append(thread_time() - began)
             sizes.append(round_path(Path(folder), one.round).stat().st_size + left_out)
     return [int(size) for size in np.interp(np.arange(len(checkpoints)), written, sizes)], float(np.median(seconds))

@@ -18,7 +18,7 @@ from pflmpi.runtime.progress import Progress
 from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import cohort_name, shard_path
-from pflmpi.store.round_file import write_round
+from pflmpi.store.round_file import RoundContent, write_round
 from pflmpi.store.run_folder import prune
 from pflmpi.store.shard import write_shard
 from pflmpi.store.writer import Writer
@@ -160,16 +160,8 @@ class Checkpoints:
 
     def _write_round(self, ready: _Pending) -> None:
         fixed = self._fixed
-        write_round(
-            fixed.run,
-            ready.round,
-            ready.server,
-            ready.metrics,
-            ready.bytes,
-            ready.layout,
-            fixed.templates,
-            fixed.attributes,
-        )
+        content = RoundContent(ready.round, ready.server, ready.metrics, ready.bytes)
+        write_round(fixed.run, content, ready.layout, fixed.templates, fixed.attributes)
         prune(fixed.run, fixed.settings.keep)
 
 

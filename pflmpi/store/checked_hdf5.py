@@ -20,7 +20,7 @@ from pflmpi.store import atomic
 from pflmpi.store.hdf5 import File, Group, h5py
 from pflmpi.store.target import Target
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: without `received`, `diagnostics` and descriptions
 
 _HEAD_BYTES = 512
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
@@ -97,10 +97,11 @@ def crc32(array: np.ndarray, start: int = 0) -> int:
     return zlib.crc32(flat.view(np.uint8).data if flat.size else b"", start)
 
 
-def names(group: Group) -> list[str]:
-    """Return the paths of all datasets below a group, sorted; virtual ones too."""
+def names(group: Group, prefix: str = "") -> list[str]:
+    """Paths of all datasets below a group, sorted; virtual ones and those behind links too."""
     found: list[str] = []
-    group.visititems(lambda path, item: found.append(path) if isinstance(item, h5py.Dataset) else None)
+    for name, item in group.items():
+        found += [prefix + name] if isinstance(item, h5py.Dataset) else names(item, f"{prefix}{name}/")
     return sorted(found)
 
 

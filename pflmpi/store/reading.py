@@ -32,6 +32,26 @@ def read_bytes(run: Path, round: int) -> Arrays:
     return _section(run, round, "bytes")
 
 
+def read_diagnostics(run: Path, round: int) -> Arrays:
+    """Values measured in the round by name, a row per participant; none in files of format 1."""
+    return _section(run, round, "diagnostics")
+
+
+def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
+    """What clients [m] are tested with after a round and do not keep: arrays [m, ...] by message and path.
+
+    Only the rows of these clients are read; what all share is not copied. Empty where clients keep their last messages.
+    """
+    found: Arrays = {}
+    with checked_hdf5.reading(round_path(run, round)) as file:
+        for name, message in file["received"].items() if "received" in file else ():
+            for path in checked_hdf5.names(message):
+                array = checked_hdf5.get(message, path)
+                rows = array[clients] if message.attrs["own"] else np.broadcast_to(array, (len(clients), *array.shape))
+                found[f"{name}/{path}"] = rows
+    return found
+
+
 def read_layout(run: Path, round: int) -> Layout:
     """Where each client's row is stored."""
     with checked_hdf5.reading(round_path(run, round)) as file:
@@ -117,7 +137,7 @@ def rows_of(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
 
 def _section(run: Path, round: int, section: str) -> Arrays:
     with checked_hdf5.reading(round_path(run, round)) as file:
-        group: Group = file[section]
+        group: Group = file.get(section, {})
         return {path: checked_hdf5.get(group, path) for path in checked_hdf5.names(group)}
 
 

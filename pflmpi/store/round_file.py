@@ -1,58 +1,90 @@
 """The round file, which rank 0 writes once all shards of a round are on disk: it turns them into a checkpoint."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from pflmpi.store import checked_hdf5
 from pflmpi.store import layout as layouts
+from pflmpi.store.descriptions import describe
 from pflmpi.store.hdf5 import File, Group, h5py
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays, consecutive
 
-__all__ = ["Layout", "Templates", "write_round"]
+__all__ = ["Layout", "ReceivedMessage", "RoundContent", "Templates", "write_round"]
 
 Templates = Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype]]]
 
 _OWN_ATTRIBUTES = ("format_version", "round")
 
 
+@dataclass(frozen=True, eq=False)
+class ReceivedMessage:
+    """A message as all clients have received it.
+
+    Attributes:
+        arrays: by path; [N, ...] in client order with `own`.
+        own: whether each client has a row of its own.
+    """
+
+    arrays: Arrays
+    own: bool
+
+
+@dataclass(frozen=True, eq=False)
+class RoundContent:
+    """What rank 0 has to store of a round; the clients' rows are in the shards.
+
+    Attributes:
+        round: its number.
+        server: the server's state by path.
+        metrics: figures of the round by name; see `descriptions.METRICS`.
+        bytes: its traffic by name; see `descriptions.BYTES`.
+        received: what personal models are put together from and clients do not keep: messages by name. An array that
+            is the very object in `server` is stored as a link to it.
+        diagnostics: measured values by name.
+    """
+
+    round: int
+    server: Arrays
+    metrics: Arrays = field(default_factory=dict)
+    bytes: Arrays = field(default_factory=dict)
+    received: Mapping[str, ReceivedMessage] = field(default_factory=dict)
+    diagnostics: Arrays = field(default_factory=dict)
+
+
 def write_round(
-    run: Path,
-    round: int,
-    server: Arrays,
-    metrics: Arrays,
-    bytes: Arrays,
-    layout: Layout,
-    templates: Templates,
-    attributes: Mapping[str, str | int | float],
+    run: Path, content: RoundContent, layout: Layout, templates: Templates, attributes: Mapping[str, str | int | float]
 ) -> None:
-    """Write the round file; every shard that the layout names must already be on disk.
+    """Write the file of a round; every shard that the layout names must be on disk.
 
     Args:
-        layout: where each client's row is; clients of a cohort that keeps nothing are stored as having no row.
-        templates: for each cohort, path -> (shape, dtype) of one client's state; empty for a cohort that keeps nothing.
+        layout: of the round; the clients of a cohort that keeps nothing are stored as having no row.
+        templates: for each cohort path -> (shape, dtype) of what one client keeps; without entries for nothing.
 
     Raises:
-        OSError: the file could not be written; see `atomic.replacing`.
+        OSError: it could not be written; see `atomic.replacing`.
     """
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
     layout = layout.only(keeping)
     for cohort in keeping:
         lost = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
-        assert not len(lost), f"round {round}: client {lost[0]} of {cohort} was never written"
+        assert not len(lost), f"round {content.round}: client {lost[0]} of {cohort} was never written"
     assert not set(attributes) & set(_OWN_ATTRIBUTES), f"{_OWN_ATTRIBUTES} are set here"
 
     def fill(file: File) -> None:
-        file.attrs["round"] = round
+        file.attrs["round"] = content.round
         for name, value in attributes.items():
             file.attrs[name] = value
-        for section, arrays in (("server", server), ("metrics", metrics), ("bytes", bytes)):
+        sections = {"server": content.server, "metrics": content.metrics, "bytes": content.bytes}
+        for section, arrays in {**sections, "diagnostics": content.diagnostics}.items():
             group = file.create_group(section)
             for path in sorted(arrays):
                 checked_hdf5.put(group, path, arrays[path])
+        _put_received(file.create_group("received"), content)
         layouts.put(file.create_group("layout"), layout)
         clients = file.create_group("clients")
         for cohort in keeping:
@@ -62,8 +94,21 @@ def write_round(
                 checked_hdf5.put(group, "client", layout.cohorts[cohort])
             for path, (shape, dtype) in sorted(templates[cohort].items()):
                 _join(group, path, shape, dtype, cohort, layout)
+        describe(file)
 
-    checked_hdf5.write(round_path(run, round), fill)
+    checked_hdf5.write(round_path(run, content.round), fill)
+
+
+def _put_received(group: Group, content: RoundContent) -> None:
+    places = {id(array): path for path, array in content.server.items()}
+    for name, message in sorted(content.received.items()):
+        stored = group.create_group(name)
+        stored.attrs["own"] = message.own
+        for path, array in sorted(message.arrays.items()):
+            if id(array) in places:
+                stored[path] = h5py.SoftLink(f"/server/{places[id(array)]}")
+            else:
+                checked_hdf5.put(stored, path, array)
 
 
 def _join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, cohort: str, layout: Layout) -> None:

@@ -7,9 +7,11 @@ from pflmpi.store.reading import (
     read_attributes,
     read_bytes,
     read_clients,
+    read_diagnostics,
     read_kinds,
     read_layout,
     read_metrics,
+    read_received,
     read_server,
 )
 from pflmpi.store.verification import newest_good, verify
@@ -23,9 +25,11 @@ __all__ = [
     "read_attributes",
     "read_bytes",
     "read_clients",
+    "read_diagnostics",
     "read_kinds",
     "read_layout",
     "read_metrics",
+    "read_received",
     "read_server",
     "rounds",
     "verify",

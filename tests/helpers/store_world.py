@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pflmpi.store import run_folder
-from pflmpi.store.round_file import Layout, write_round
+from pflmpi.store.round_file import Layout, RoundContent, write_round
 from pflmpi.store.shard import shard_path, write_shard
 
 TEMPLATES: list[dict[str, tuple[tuple[int, ...], np.dtype]]] = [
@@ -77,7 +77,8 @@ class World:
                 write_shard(shard_path(self.run, round, rank), rows)
         layout = self.layout.updated(round, per_rank, self.cohort_of)
         attributes = {"config": "seed: 0\n" * 20000, "ranks": ranks, "share": 0.5}
-        write_round(self.run, round, self.server, self.metrics, self.moved, layout, self.templates, attributes)
+        content = RoundContent(round, self.server, self.metrics, self.moved)
+        write_round(self.run, content, layout, self.templates, attributes)
         self.layout = layout
         self.changed[:] = False
 

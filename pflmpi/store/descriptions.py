@@ -1,0 +1,42 @@
+"""Units and descriptions of what a round file holds, stored as attributes beside it."""
+
+from pflmpi.store.hdf5 import File
+
+GROUPS = {
+    "server": "what the server keeps after the round",
+    "clients": "what each client keeps, [N, ...] in client order, joined from the files in shards/",
+    "received": "the messages that personal models are put together from; empty where clients keep their last ones",
+    "metrics": "figures of the round",
+    "bytes": "traffic of the round",
+    "diagnostics": "values measured in the round; the attribute `diagnostics` of the file describes them",
+    "layout": "in which file and row the newest state of each client is",
+}
+METRICS = {
+    "participants": ("", "[P] ascending ids of the clients that trained"),
+    "correct": ("samples", "[N] test samples that the personal model of each client gets right"),
+    "total": ("samples", "[N] test samples of each client"),
+    "accuracy": ("", "[N] correct / total"),
+    "accuracy_mean": ("", "plain mean of accuracy over clients"),
+    "accuracy_weighted": ("", "sum of correct / sum of total"),
+    "seconds_round": ("s", "from the end of the round before to the end of this one"),
+    "seconds_compute": ("s", "training and evaluation on the slowest rank"),
+    "seconds_exchange": ("s", "messages, and waiting for other ranks, on rank 0"),
+    "seconds_evaluation": ("s", "evaluation on rank 0"),
+    "seconds_checkpoint": ("s", "training stood still for the checkpoint before this round"),
+}
+BYTES = {
+    "up": ("bytes", "[N] from each client, as papers count them"),
+    "down": ("bytes", "[N] to each client, as papers count them"),
+    "wire_up": ("bytes", "moved to rank 0 by collective calls"),
+    "wire_down": ("bytes", "moved from rank 0 by collective calls"),
+}
+
+
+def describe(file: File) -> None:
+    """Put the descriptions beside what is in a round file."""
+    for name, text in GROUPS.items():
+        file[name].attrs["description"] = text
+    for group, described in (("metrics", METRICS), ("bytes", BYTES)):
+        for name, (unit, text) in described.items():
+            if name in file[group]:
+                file[group][name].attrs.update({"unit": unit, "description": text})

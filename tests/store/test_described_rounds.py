@@ -1,0 +1,64 @@
+"""A round file says what is in it: what clients received, measured values, units."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store.names import round_path
+from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
+
+N = 4
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A round of four clients that keep nothing."""
+    shared = np.arange(6.0).reshape(2, 3)
+    own = np.arange(N * 2.0).reshape(N, 2)
+    content = RoundContent(
+        3,
+        server={"model/weight": shared},
+        metrics={"correct": np.arange(N), "seconds_round": np.array(0.5)},
+        bytes={"up": np.arange(N)},
+        received={
+            "model": ReceivedMessage({"head/weight": shared, "head/scale": np.array(2.0)}, own=False),
+            "centre": ReceivedMessage({"weight": own}, own=True),
+        },
+        diagnostics={"weights": np.eye(2)},
+    )
+    write_round(tmp_path, content, Layout.unwritten(np.zeros(N, np.int64)), {"cohort0": {}}, {"config": "seed: 0"})
+    return tmp_path
+
+
+def test_each_client_reads_what_it_received(run: Path) -> None:
+    found = run_folder.read_received(run, 3, np.array([2, 0]))
+    assert sorted(found) == ["centre/weight", "model/head/scale", "model/head/weight"]
+    assert found["centre/weight"].tolist() == [[4, 5], [0, 1]]
+    assert found["model/head/weight"].tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
+    assert found["model/head/scale"].tolist() == [2, 2]
+
+
+def test_what_the_server_keeps_is_stored_once(run: Path) -> None:
+    with h5py.File(round_path(run, 3)) as file:
+        link = file.get("received/model/head/weight", getlink=True)
+        assert isinstance(link, h5py.SoftLink) and link.path == "/server/model/weight"
+        assert not isinstance(file.get("received/centre/weight", getlink=True), h5py.SoftLink)
+
+
+def test_measured_values_and_units_are_there(run: Path) -> None:
+    assert run_folder.read_diagnostics(run, 3)["weights"].tolist() == [[1, 0], [0, 1]]
+    with h5py.File(round_path(run, 3)) as file:
+        assert file["metrics/seconds_round"].attrs["unit"] == "s"
+        assert file["bytes/up"].attrs["unit"] == "bytes"
+        assert all("description" in file[group].attrs for group in file)
+
+
+def test_a_file_of_format_1_has_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 1)
+    checked_hdf5.write(round_path(tmp_path, 3), lambda file: file.create_group("server"))
+    monkeypatch.undo()
+    assert run_folder.read_received(tmp_path, 3, np.arange(N)) == {}
+    assert run_folder.read_diagnostics(tmp_path, 3) == {}
