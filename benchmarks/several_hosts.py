@@ -29,9 +29,8 @@ import hosts
 from hosts import Network, Sent
 
 from pflmpi.config.yaml_file import dump
-from pflmpi.forecast.communication import Call, communication_seconds
-from pflmpi.forecast.network import Link
-from pflmpi.forecast.network import Network as Ranks
+from pflmpi.forecast.communication import Call, Link, communication_seconds
+from pflmpi.forecast.communication import Network as Ranks
 from pflmpi.machine import cores
 from pflmpi.store import metrics_file
 from pflmpi.transports.base import Transport

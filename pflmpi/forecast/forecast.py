@@ -10,10 +10,10 @@ import torch
 
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
+from pflmpi.forecast.communication import Link, Network
 from pflmpi.forecast.disk import Disk, disk
 from pflmpi.forecast.measuring import Found, calls_found, link_found
 from pflmpi.forecast.memory import RankMemory, rank_memory
-from pflmpi.forecast.network import Link, Network
 from pflmpi.forecast.ranks import Ranks, lay_out
 from pflmpi.forecast.rounds_ahead import RoundAhead, rounds_ahead
 from pflmpi.forecast.seconds import Seconds, seconds

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflmpi.forecast.communication import Call, communication_seconds
-from pflmpi.forecast.network import Link, Network
+from pflmpi.forecast.communication import Link
 from pflmpi.forecast.stopwatch import resident, shared
 from pflmpi.transports.base import Transport
 from pflmpi.transports.spawn import run_ranks
@@ -75,10 +74,6 @@ def _median(call: Callable[[], object], times: int) -> float:
 
 
 def _link(small: float, large: float) -> Link:
-    """Return the link with which the calls are predicted to take what they took."""
-    agree, send = Call("maximum", (8, 8)), Call("broadcast", (_LARGE, _LARGE))
-    unit = Link(1.0, float("inf"))
-    delay = small / communication_seconds([agree], Network(2, 1, unit, unit), "torch")
-    fast = Link(delay, float("inf"))
-    moving = large - communication_seconds([send, agree], Network(2, 1, fast, fast), "torch")
-    return Link(delay, _LARGE / max(moving, 1e-6))
+    """Link with which two ranks take the measured seconds for a maximum of one value, and for a broadcast and that."""
+    delay = small / 2  # there and back
+    return Link(delay, _LARGE / max(large - small - delay, 1e-6))

@@ -11,9 +11,9 @@ import torch
 from pflmpi import machine
 from pflmpi.forecast import stored
 from pflmpi.forecast.calibration import Calibration, calibrate
+from pflmpi.forecast.communication import Link
 from pflmpi.forecast.links import Measured, measure_link
 from pflmpi.forecast.memory import data_bytes
-from pflmpi.forecast.network import Link
 from pflmpi.forecast.rounds_ahead import RoundAhead
 from pflmpi.forecast.sizes import StateSizes
 from pflmpi.learning.task import HOST

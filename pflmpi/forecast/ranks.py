@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pflmpi.errors import ConfigError
-from pflmpi.forecast.network import nodes_of
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import for_peers, gpu_of
 from pflmpi.transports.detect import Launch
@@ -69,6 +68,15 @@ def lay_out(runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: in
         for rank, (where, number) in enumerate(zip(node, gpu, strict=True))
     ]
     return Ranks(tuple(node), gpu, all_slots(peers), for_peers(runtime, peers))
+
+
+def nodes_of(ranks: int, nodes: int) -> list[int]:
+    """Node of each rank, in blocks as even as they can be.
+
+    >>> nodes_of(5, 3)
+    [0, 0, 1, 1, 2]
+    """
+    return [node for node in range(nodes) for _ in range(ranks // nodes + (node < ranks % nodes))]
 
 
 def _launches(node: Sequence[int]) -> list[Launch]:

@@ -7,9 +7,8 @@ from typing import Literal
 import numpy as np
 
 from pflmpi.forecast.calibration import Calibration
-from pflmpi.forecast.communication import communication_seconds
+from pflmpi.forecast.communication import Network, communication_seconds
 from pflmpi.forecast.memory import longest_steps
-from pflmpi.forecast.network import Network
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.forecast.rounds_ahead import RoundAhead
 from pflmpi.messages.groups import ClientGroup, clients_of
