@@ -122,6 +122,7 @@ def worker(out: Path) -> None:
 
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
+    from pflmpi.transports.process_exit import exit_process
 
     transport = open_transport("auto", detect(os.environ), 60.0)
     payload, values = np.zeros(SIZE, np.uint8), np.zeros(SIZE // 8, np.int64)
@@ -145,7 +146,7 @@ def worker(out: Path) -> None:
             found.append((name, counted, *np.sum([part.view(np.int64) for part in parts], 0).tolist()))
     if transport.rank == 0:
         out.write_text(json.dumps(found))
-    transport.exit(0)
+    exit_process(transport, 0)
 
 
 def settled(transport: Transport) -> Sent:

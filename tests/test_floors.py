@@ -103,7 +103,7 @@ def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
         "commands",
         "doctor",
         "runtime/devices.py",
-        "transports/torchdist.py",
+        "transports/torch_store.py",
         "transports/spawn.py",
     }
     for path in modules():

@@ -8,10 +8,11 @@ from pflmpi.commands import run  # noqa: F401  so that this rank is as large as 
 from pflmpi.forecast.links import work
 from pflmpi.transports import open_transport
 from pflmpi.transports.detect import detect
+from pflmpi.transports.process_exit import exit_process
 
 _TIMEOUT = 60.0  # seconds
 
 if __name__ == "__main__":
     transport = open_transport("torch", detect(os.environ), _TIMEOUT)
     work(transport, Path(sys.argv[1]))
-    transport.exit(0)
+    exit_process(transport, 0)

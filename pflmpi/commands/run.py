@@ -28,7 +28,8 @@ from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.transports import open_transport, refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
-from pflmpi.transports.peers import all_slots
+from pflmpi.transports.peers import all_slots, ended
+from pflmpi.transports.process_exit import exit_process
 from pflmpi.transports.slurm import end_of_job
 
 # Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks find alike
@@ -58,7 +59,7 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
         stop = Stop(end_of_job(os.environ) if transport.rank == 0 else None, config.runtime.spare)
         place = RankContext(transport, launch, device, all_slots(transport.peers), stop)
         display = Display(config, options.quiet or transport.rank != 0, options.bar)
-        with noted_signals(stop, lambda: bool(place.transport.ended())):
+        with noted_signals(stop, lambda: bool(ended(place.transport.peers))):
             if options.command == "resume":
                 run = resume(config, folder, place, display)
             else:
@@ -162,7 +163,7 @@ def _stop(transport: Transport | None, code: int) -> int:
 
 def _leave(transport: Transport, code: int) -> NoReturn:
     _tell(transport, code)
-    transport.exit(code)
+    exit_process(transport, code)
 
 
 def _tell(transport: Transport, code: int) -> None:

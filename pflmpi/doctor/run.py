@@ -18,8 +18,9 @@ from pflmpi.doctor.wanted import Wanted, wanted
 from pflmpi.errors import ConfigError, PflmpiError, UserError
 from pflmpi.text import first_line
 from pflmpi.transports import open_transport
-from pflmpi.transports.base import Transport, flush_output
+from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
+from pflmpi.transports.process_exit import exit_process, flush_output
 from pflmpi.transports.text import from_root
 
 _FOUND = 1  # the exit code of a problem
@@ -56,7 +57,7 @@ def visit(config: Path | None, run: Path | None, environ: Mapping[str, str]) -> 
         _log.debug("not connected", exc_info=error)
         return _report(unconnected(facts, launch, folder, environ, first_line(error)), launch, environ)
     if launch.size > 1:
-        transport.exit(code)
+        exit_process(transport, code)
     transport.close()
     return code
 

@@ -1,9 +1,10 @@
-"""How ranks talk: in one process, over MPI, or over torch.distributed, behind one interface."""
+"""Transports: how ranks communicate, in one process, over MPI, or over torch.distributed, behind one interface."""
 
 from typing import Literal
 
 from pflmpi.errors import ConfigError
 from pflmpi.text import first_line
+from pflmpi.transports import mpi_library
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.inprocess import InProcessTransport
@@ -19,19 +20,19 @@ _INSTALL_MPI = (
 def open_transport(
     name: Name, launch: Launch, timeout: float, backend: str = "gloo", device: str = "cpu", fault_tolerant: bool = False
 ) -> Transport:
-    """Return the transport that is asked for, connected to all other ranks.
+    """The requested transport, connected to all other ranks.
 
     Args:
-        name: "auto" takes what fits how the run was started.
-        launch: what `detect` has found.
+        name: "auto" takes the one that fits the launch.
+        launch: how the run was started.
         timeout: seconds that a call waits for the other ranks.
         backend: "gloo" or "nccl", for torch.
         device: the device of this rank, for nccl.
-        fault_tolerant: the others go on when a rank dies.
+        fault_tolerant: the other ranks continue when one dies.
 
     Raises:
         ConfigError: the transport does not fit how the run was started, or a library is missing.
-        TransportError: not all ranks came within the time limit.
+        TransportError: not all ranks arrived within the time limit.
     """
     if name == "auto":
         name = _fitting(launch)
@@ -50,12 +51,12 @@ def open_transport(
 
 
 def refuse_unless_fault_tolerant(name: Name, launch: Launch) -> None:
-    """Refuse `faults: continue` where ranks cannot go on when one dies."""
+    """Raise `ConfigError` for `faults: continue` where ranks cannot continue when one dies."""
     if name not in ("auto", "mpi") or launch.kind != "mpi" or not launch.fault_tolerant:
         raise ConfigError(
-            f"runtime.faults = 'continue', but {_launcher(launch)} has started this, without what ranks need to go on "
-            "when one dies; start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt), or use "
-            "stop: then torchrun --max-restarts, or a requeued job, goes on from the newest checkpoint"
+            f"runtime.faults = 'continue', but {_launcher(launch)} has started this, without what ranks need to "
+            "continue when one dies; start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt), "
+            "or use stop: then torchrun --max-restarts, or a requeued job, continues from the newest checkpoint"
         )
 
 
@@ -76,7 +77,7 @@ def _open_mpi(launch: Launch, timeout: float, fault_tolerant: bool) -> Transport
             f"use auto or torch, or start with mpirun -n {launch.size} pflmpi run ..."
         )
     try:
-        from pflmpi.transports.mpi import MpiTransport, can_repair, world_size
+        from pflmpi.transports.mpi import MpiTransport, world_size
     except (ImportError, RuntimeError) as error:  # no mpi4py, or mpi4py without an MPI library
         raise ConfigError(
             f"runtime.transport = 'mpi' needs mpi4py and an MPI library ({first_line(error)}); {_INSTALL_MPI}"
@@ -84,9 +85,10 @@ def _open_mpi(launch: Launch, timeout: float, fault_tolerant: bool) -> Transport
     if world_size() != launch.size:
         raise ConfigError(
             f"{_launcher(launch)} has started {launch.size} ranks, but MPI sees {world_size()}; launcher and MPI "
-            "library do not fit: try srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or the library's own mpirun"
+            "library do not match: try srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or the library's own mpirun"
         )
-    if fault_tolerant and not can_repair():
+    library = mpi_library.loaded()
+    if fault_tolerant and not (library and library.fault_tolerance):
         raise ConfigError(
             "runtime.faults = 'continue', but this MPI was built without ULFM; Open MPI 5 has it "
             "(pip install 'pflmpi[mpi]'), or use stop"

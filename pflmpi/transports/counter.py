@@ -10,7 +10,7 @@ Channel = Literal["data", "control"]
 class Counter:
     """Payload bytes per channel: `down` left rank 0 for other ranks, `up` left other ranks for rank 0.
 
-    What the whole group moved is counted on every rank, as far as a rank knows the sizes; rank 0 knows all of them.
+    Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
 
     >>> counter = Counter()
     >>> with counter.channel("data"):
@@ -20,13 +20,13 @@ class Counter:
     """
 
     def __init__(self) -> None:
-        self._down: dict[str, int] = {"data": 0, "control": 0}
-        self._up: dict[str, int] = {"data": 0, "control": 0}
+        self._down = {"data": 0, "control": 0}
+        self._up = {"data": 0, "control": 0}
         self._channel: Channel = "control"
 
     @contextmanager
     def channel(self, name: Channel) -> Iterator[None]:
-        """Count on the named channel while the context is open; on `control` outside of any."""
+        """Count on the named channel inside the context; outside of any, on `control`."""
         assert name in self._down, f"channel {name!r}; known: {', '.join(self._down)}"
         before, self._channel = self._channel, name
         try:
@@ -40,7 +40,7 @@ class Counter:
         self._up[self._channel] += up
 
     def take(self, channel: Channel) -> tuple[int, int]:
-        """Return (down, up) of a channel in bytes, and start again from zero."""
+        """Bytes (down, up) of a channel since the last call; resets them to zero."""
         taken = self._down[channel], self._up[channel]
         self._down[channel] = self._up[channel] = 0
         return taken

@@ -1,4 +1,4 @@
-"""How this process was started, and which rank it is: the only place that reads the launchers' variables."""
+"""How this process was started, and its rank: the only place that reads the launchers' variables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +16,11 @@ class Launch:
         kind: "alone" without a launcher; "slurm" for srun without MPI.
         rank, size: of the whole run.
         local_rank, local_size: on this node.
-        address: host:port where torch's ranks meet if it is not torchrun that says so; "" if nothing does.
-        restarts: how often torchrun has started the ranks again.
-        fault_tolerant: whether mpirun was told how ranks can go on when one dies (ULFM), with settings that work.
-        bound: whether Slurm shows this rank its own GPUs only.
+        address: host:port where torch's ranks meet, unless torchrun says so; "" if unknown.
+        restarts: how often torchrun has restarted the ranks.
+        fault_tolerant: whether mpirun was started with ULFM, so that ranks can continue when one dies, and with
+            settings that work.
+        bound: whether Slurm shows this rank only its own GPUs.
     """
 
     kind: Literal["alone", "mpi", "torchrun", "slurm"]
@@ -34,7 +35,7 @@ class Launch:
 
     @property
     def beside_server(self) -> bool:
-        """Whether this node is rank 0's, where ranks are laid out in blocks."""
+        """Whether this node is rank 0's, if ranks are laid out in blocks."""
         return self.rank == self.local_rank
 
 
@@ -42,7 +43,7 @@ ALONE = Launch("alone", 0, 1, 0, 1)
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """Return how this process was started.
+    """How this process was started.
 
     Raises:
         ConfigError: the variables contradict each other.
@@ -58,10 +59,10 @@ def detect(environ: Mapping[str, str]) -> Launch:
 
 
 def _innermost(environ: Mapping[str, str]) -> Launch:
-    """Return how this process was started, by the innermost launcher.
+    """How the innermost launcher started this process.
 
-    torchrun sets its variables itself, also inside an MPI or Slurm job. Under mpirun inside a Slurm job SLURM_PROCID
-    is that of mpirun's daemon, so MPI comes before Slurm. A batch script has SLURM_PROCID = 0 and is alone.
+    torchrun sets its own variables, also inside an MPI or Slurm job. Under mpirun inside a Slurm job, SLURM_PROCID is
+    that of mpirun's daemon, so MPI comes before Slurm. A batch script has SLURM_PROCID = 0 and is alone.
     """
     has = environ.keys()
     for_torch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= has
@@ -95,9 +96,9 @@ def _step(environ: Mapping[str, str], kind: Literal["mpi", "slurm"], rank: str) 
 
 
 def _launch(environ: Mapping[str, str], kind: Literal["mpi", "torchrun", "slurm"], *names: str) -> Launch:
-    """Read rank, size, local rank and local size from the named variables; the last two may be missing."""
+    """Rank, size, local rank and local size from the named variables; the last two may be missing."""
     rank, size = _number(environ, names[0]), _number(environ, names[1])
-    # Where nothing says it, as if all ranks were on this node: alike on all ranks, and right for blocks of ranks.
+    # If nothing says it, assume all ranks are on this node: the same on all ranks, and right for blocks of ranks.
     local_rank, local_size = rank, size
     if names[2] in environ:
         local_rank = _number(environ, names[2])

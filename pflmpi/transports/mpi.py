@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn, cast
 
@@ -18,38 +18,32 @@ mpi4py.rc.finalize = False
 from mpi4py import MPI  # noqa: E402
 
 from pflmpi.errors import RankLost, TransportError  # noqa: E402
-from pflmpi.transports.base import Transport, chunks, flush_output  # noqa: E402
-from pflmpi.transports.mpi_library import loaded as mpi_library  # noqa: E402
-from pflmpi.transports.peers import names  # noqa: E402
-from pflmpi.transports.rollcall import absent, heard  # noqa: E402
+from pflmpi.transports.base import Transport, chunks  # noqa: E402
+from pflmpi.transports.peers import ended, names  # noqa: E402
+from pflmpi.transports.process_exit import flush_output  # noqa: E402
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait  # noqa: E402
 
-_TAG = 1
-_APART, _MOST_APART = 0.5, 8  # seconds between the aborts of survivors, by rank, and how many are told apart
+_TAG, _ROLL_CALL_TAG = 1, 2
+_ANSWER = 3.0  # seconds to answer a roll call; a waiting rank looks for one every few milliseconds
+_APART, _MOST_APART = 0.5, 8  # seconds between the aborts of survivors by rank, and how many ranks are kept apart
 _REPAIRS = 10  # attempts, each of which another death may spoil
 
 
 def world_size() -> int:
-    """Return the number of ranks that MPI sees."""
+    """Number of ranks that MPI sees."""
     return int(MPI.COMM_WORLD.Get_size())
-
-
-def can_repair() -> bool:
-    """Return whether this MPI can go on without a rank (ULFM)."""
-    library = mpi_library()
-    return library is not None and library.fault_tolerance
 
 
 class MpiTransport(Transport):
     """All ranks of MPI's world.
 
-    Every call begins with a meeting: a non-blocking barrier and pauses that grow, because some rank computes longer
-    than the others. Only then does the payload move, at full speed: a payload that is asked for with long pauses
-    moves one piece per pause.
+    Every call begins with a meeting: a non-blocking barrier polled with growing pauses, because some rank computes
+    longer than the others. Only then does the payload move, at full speed: a payload polled with long pauses would
+    move one piece per pause.
 
     Args:
         timeout: seconds that a call waits for the other ranks.
-        fault_tolerant: the others can go on when a rank dies (ULFM), as far as the launcher's settings allow it.
+        fault_tolerant: the other ranks can continue when one dies (ULFM), as far as the launcher's settings allow it.
     """
 
     name = "mpi"
@@ -59,17 +53,17 @@ class MpiTransport(Transport):
         self.fault_tolerant = fault_tolerant
         self._finalize = True
         self._under_way: list[MPI.Request] = []
-        self._interrupted: list[MPI.Request] = []  # by a loss; they hold their buffers, which must not go before them
+        self._interrupted: list[MPI.Request] = []  # by a loss; they hold their buffers, which must outlive them
         if fault_tolerant:
             MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-        self._use(MPI.COMM_WORLD.Dup())  # messages of other libraries on the world do not mix with ours
+        self._use(MPI.COMM_WORLD.Dup())  # other libraries' messages on the world do not mix with ours
 
     def drop_lost(self) -> list[int]:
         """Revoke and shrink the communicator; see the base class."""
         self._finalize = False  # it would sometimes wait for the dead for ever
         for _ in range(_REPAIRS):
             if not self._comm.Is_revoked():
-                self._comm.Revoke()  # wakes those who do not talk to the dead rank
+                self._comm.Revoke()  # wakes ranks that do not talk to the dead one
             new = cast(MPI.Intracomm, self._comm.Shrink())
             first = _agreed_first(new, self.rank)
             if first is not None:
@@ -92,7 +86,7 @@ class MpiTransport(Transport):
         """Stop all ranks; the launcher ends with the exit code."""
         flush_output()
         if self.fault_tolerant:
-            # Where survivors abort at one moment, Open MPI's launcher now and then stays for ever; the first ends all.
+            # When survivors abort at the same moment, Open MPI's launcher now and then hangs; the first abort ends all.
             time.sleep(_APART * min(self.rank, _MOST_APART))
         self._comm.Abort(code)
         os._exit(code)
@@ -108,23 +102,28 @@ class MpiTransport(Transport):
 
     def _broadcast(self, buffer: np.ndarray) -> None:
         with self._together("broadcast"):
-            for chunk in chunks(buffer):
+            for chunk in chunks(buffer, self.max_message):
                 self._move([self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
 
-    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
-        self._exchange(operation, self._comm.Isend, parts)
-
-    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
-        self._exchange(operation, self._comm.Irecv, parts)
+    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+        with self._together(operation):
+            self._move(
+                [
+                    start([chunk, MPI.BYTE], rank, _TAG)
+                    for start, parts in ((self._comm.Isend, sent), (self._comm.Irecv, received))
+                    for rank, part in parts.items()
+                    for chunk in chunks(part, self.max_message)
+                ]
+            )
 
     def _maximum(self, keys: np.ndarray) -> None:
         with self._together("maximum"):
-            for chunk in chunks(keys):
+            for chunk in chunks(keys, self.max_message):
                 self._move([self._comm.Iallreduce(MPI.IN_PLACE, [chunk, MPI.INT64_T], MPI.MAX)])
 
     def _sum(self, values: np.ndarray) -> None:
         with self._together("sum"):
-            for chunk in chunks(values):
+            for chunk in chunks(values, self.max_message):
                 buffer = [chunk, MPI.INT64_T]
                 source, result = (MPI.IN_PLACE, buffer) if self.rank == 0 else (buffer, None)
                 # Blocking, so without a time limit while payload moves: Open MPI 5's Ireduce is 3 to 6 times slower.
@@ -144,20 +143,14 @@ class MpiTransport(Transport):
         self._comm.Free()
         MPI.Finalize()
 
-    def _exchange(self, operation: str, start: Callable[..., MPI.Request], parts: dict[int, np.ndarray]) -> None:
-        """Send or receive parts by the rank at the other end; messages between two ranks arrive in order."""
-        with self._together(operation):
-            pairs = [(rank, chunk) for rank, part in parts.items() for chunk in chunks(part)]
-            self._move([start([chunk, MPI.BYTE], rank, _TAG) for rank, chunk in pairs])
-
     @contextmanager
     def _together(self, operation: str) -> Iterator[None]:
         """Wait until all ranks are here; MPI's errors inside become ours."""
         try:
             meeting = self._comm.Ibarrier()
             self._under_way = [meeting]
-            wait(lambda: meeting.Test() or heard(self._roll), self.timeout)
-            if not meeting.Test():  # somebody's time is up
+            wait(lambda: meeting.Test() or self._roll.Iprobe(tag=_ROLL_CALL_TAG), self.timeout)
+            if not meeting.Test():  # another rank's time is up
                 raise TimeIsUp(self.timeout)
             yield
             self._under_way = []
@@ -165,9 +158,9 @@ class MpiTransport(Transport):
             self._interrupted += self._under_way
             # A non-blocking collective may report a death as MPI_ERR_OTHER, so the repair finds out what it was.
             loss = RankLost if self.fault_tolerant else TransportError
-            raise loss(lost(operation, error, "" if self.fault_tolerant else self.ended())) from error
+            raise loss(lost(operation, error, "" if self.fault_tolerant else ended(self.peers))) from error
         except TimeIsUp as late:
-            who = names(absent(self._roll), self.peers)
+            who = names(_absent(self._roll), self.peers)
             raise TransportError(timed_out(operation, late.seconds, who)) from late
 
     def _move(self, requests: list[MPI.Request]) -> None:
@@ -175,8 +168,24 @@ class MpiTransport(Transport):
         wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)
 
 
+def _absent(comm: MPI.Intracomm) -> list[int]:
+    """Ranks that do not answer a roll call: called when a rank's time is up, every waiting rank joins in."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    silent = set(range(size)) - {rank}
+    requests = [comm.Isend(np.ones(1, np.uint8), other, _ROLL_CALL_TAG) for other in sorted(silent)]
+    end = time.monotonic() + _ANSWER
+    while silent and time.monotonic() < end:
+        for other in sorted(silent):
+            if comm.Iprobe(source=other, tag=_ROLL_CALL_TAG):
+                comm.Recv(np.empty(1, np.uint8), other, _ROLL_CALL_TAG)
+                silent.remove(other)
+        time.sleep(0.01)
+    del requests  # small messages need no completion; the ranks stop now
+    return sorted(silent)
+
+
 def _agreed_first(comm: MPI.Intracomm, rank: int) -> int | None:
-    """Return what the first rank of the new communicator gives, or, alike on all ranks, None if one more has died."""
+    """Former rank of the new communicator's first one, or None, on all ranks alike, if another rank has died."""
     try:
         first, whole = int(comm.bcast(rank, root=0)), True
     except MPI.Exception:

@@ -1,4 +1,4 @@
-"""Asking the MPI library that this process has loaded, through its own C functions: mpi4py has no calls for this."""
+"""The MPI library loaded in this process, asked through its own C functions: mpi4py has no calls for this."""
 
 import ctypes
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so[\d.]*$")
-_LONGEST = 8192  # bytes of a version text; MPICH's, the longest, is said to be at most that
+_LONGEST = 8192  # bytes of a version text; MPICH's, the longest, is documented to be at most that
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,9 @@ class MpiLibrary:
 
     Attributes:
         name: with its version, such as "Open MPI 5.0.11".
-        device_buffers: whether it can send from the memory of a GPU; None where it does not say, or not before it
-            is initialised.
-        fault_tolerance: whether it was built with the calls of ULFM.
+        device_buffers: whether it can send from GPU memory; None where it does not say, or not before it is
+            initialised.
+        fault_tolerance: whether it was built with ULFM.
     """
 
     name: str
@@ -26,7 +26,7 @@ class MpiLibrary:
 
 
 def loaded() -> MpiLibrary | None:
-    """Return the library that is loaded in this process; None if there is none."""
+    """The library loaded in this process; None if there is none."""
     path = _path()
     if path is None:
         return None
@@ -35,7 +35,7 @@ def loaded() -> MpiLibrary | None:
 
 
 def short_name(text: str) -> str:
-    """Return name and version from a library's version text.
+    """Name and version from a library's version text.
 
     >>> short_name("Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11")
     'Open MPI 5.0.11'

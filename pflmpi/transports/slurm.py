@@ -1,4 +1,4 @@
-"""What Slurm's variables say about a job step: its hosts, its tasks on each, and where torch's ranks can meet."""
+"""What Slurm's variables say about a job step: its hosts, the tasks on each, and where torch's ranks can meet."""
 
 import re
 import subprocess
@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from pflmpi.errors import ConfigError
 
 _ANSWER = 10.0  # seconds for squeue
-_NOT_STARTED_BY_SRUN = 0xFFFFFF00  # step ids from here on are the batch script's, salloc's shell and such
+_NOT_STARTED_BY_SRUN = 0xFFFFFF00  # step ids from here on: the batch script, salloc's shell and the like
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
-    """Return whether srun has started this process; a batch script has most of the variables too."""
+    """Whether srun started this process; a batch script has most of the variables too."""
     step = environ.get("SLURM_STEP_ID", "")
     return "SLURM_PROCID" in environ and step.isdecimal() and int(step) < _NOT_STARTED_BY_SRUN
 
 
 def num_tasks(environ: Mapping[str, str]) -> str | None:
-    """Return the variable's text for the number of tasks of the step."""
+    """Number of tasks of the step, as Slurm writes it; None if it does not say."""
     return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
 
 
 def tasks_here(environ: Mapping[str, str]) -> int | None:
-    """Return the number of this step's tasks on this node; None if Slurm does not say."""
+    """Number of this step's tasks on this node; None if Slurm does not say."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
     node = environ.get("SLURM_NODEID", "")
     if not text or not node.isdecimal():
@@ -33,7 +33,7 @@ def tasks_here(environ: Mapping[str, str]) -> int | None:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the number of tasks on each node.
+    """Number of tasks on each node.
 
     >>> tasks_per_node("2(x3),1")
     [2, 2, 2, 1]
@@ -48,7 +48,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(nodelist: str) -> str:
-    """Return the first host of a node list.
+    """First host of a node list.
 
     >>> first_host("node[003-010,17],login"), first_host("rack[1-2]n[05,7]-ib"), first_host("a1")
     ('node003', 'rack1n05-ib', 'a1')
@@ -61,21 +61,21 @@ def first_host(nodelist: str) -> str:
 
 
 def meeting_point(environ: Mapping[str, str]) -> str:
-    """Return host:port of the first host, with a port of the step's own; "" without a node list."""
+    """host:port on the first host, with a port of the step's own; "" without a node list."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     job = environ.get("SLURM_JOB_ID", "")
     if not nodes or not job.isdecimal():
         return ""
     host = environ.get("MASTER_ADDR") or first_host(nodes)
     step = environ.get("SLURM_STEP_ID", "")
-    number = int(job) + (101 * int(step) if step.isdecimal() else 0)  # steps of one job may run side by side
+    number = int(job) + (101 * int(step) if step.isdecimal() else 0)  # steps of one job may run concurrently
     port = environ.get("MASTER_PORT") or str(20000 + number % 10000)
     return f"{host}:{port}"
 
 
 def end_of_job(environ: Mapping[str, str]) -> float | None:
-    """Return when this batch job ends, in seconds since the epoch; None outside of one, without a limit, or unknown."""
-    if environ.get("SLURM_JOB_END_TIME", "").isdecimal():  # from Slurm 22.05 or 23.02 on, where the job has a limit
+    """End of this batch job in seconds since the epoch; None outside a job, without a limit, or if unknown."""
+    if environ.get("SLURM_JOB_END_TIME", "").isdecimal():  # since Slurm 22.05 or 23.02, if the job has a limit
         return float(environ["SLURM_JOB_END_TIME"])
     job = environ.get("SLURM_JOB_ID", "")
     if not job.isdecimal():

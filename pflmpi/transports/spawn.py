@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SHUTDOWN = "8"  # seconds for the other ranks to end when one has died
-_PASSED_ON = {signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
+_FORWARDED = {signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The rank that failed first, and its exit code (the negative of a signal that killed it)."""
+    """The rank that failed first, and its exit code (negative: the signal that killed it)."""
 
     rank: int
     code: int
 
 
 def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
-    """Run this Python with the arguments on every rank; None when all have ended well.
+    """Run this Python with the arguments on every rank; None when all succeeded.
 
-    Signals that ask for a stop are passed on to the ranks, as SIGUSR1 or SIGUSR2. SIGTERM they only get when one of
-    them has died.
+    Signals that ask for a stop are forwarded to the ranks as SIGUSR1 or SIGUSR2. Ranks receive SIGTERM only when one
+    of them has died.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its report of a failure is a page long
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its failure report is a page long
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise the launcher sets it and warns
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN)
     config = LaunchConfig(
@@ -48,7 +48,7 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
         signals_to_handle="SIGINT,SIGHUP,SIGQUIT",
     )
     try:
-        with _passed_on(_PASSED_ON, [sys.executable, *arguments]):
+        with _forwarding(_FORWARDED, [sys.executable, *arguments]):
             elastic_launch(config, sys.executable)(*arguments)
     except SignalException as stopped:
         raise KeyboardInterrupt from stopped
@@ -59,8 +59,8 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
 
 
 @contextlib.contextmanager
-def _passed_on(signals: Mapping[signal.Signals, signal.Signals], command: Sequence[str]) -> Iterator[None]:
-    """Pass signals on to the children of this process that run a command."""
+def _forwarding(signals: Mapping[signal.Signals, signal.Signals], command: Sequence[str]) -> Iterator[None]:
+    """Forward signals to the children of this process that run a command."""
 
     def send(number: int, _: object) -> None:
         for child in _children(command):

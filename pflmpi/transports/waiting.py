@@ -1,17 +1,17 @@
-"""Waiting for other ranks without burning the core that they may need."""
+"""Waiting for other ranks without burning the core that they may need, and the errors when they do not come."""
 
 import re
 import time
 from collections.abc import Callable
 
-_SPIN = 0.0005  # seconds of asking without a pause: a small message between ready ranks takes less
+_SPIN = 0.0005  # seconds of polling without a pause: a small message between ready ranks takes less
 SHORTEST = 50e-6  # seconds of a pause
 LONGEST = 2e-3
-_SHARE = 0.02  # a pause is at most this part of the time waited so far, so that little is lost when the wait ends
+_SHARE = 0.02  # a pause is at most this share of the time waited so far, so that little is lost when the wait ends
 
 
 class TimeIsUp(Exception):
-    """A wait has not ended within its time limit; `seconds` is how long it was."""
+    """A wait exceeded its time limit; `seconds` is how long it lasted."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"{seconds:.1f} s")
@@ -19,10 +19,10 @@ class TimeIsUp(Exception):
 
 
 def wait(done: Callable[[], bool], timeout: float, longest: float = LONGEST) -> None:
-    """Return once `done()` is true; ask often at first, then with longer and longer pauses.
+    """Poll until `done()` is true: often at first, then with longer and longer pauses.
 
     Args:
-        done: asks whether the operation has ended, and moves it along.
+        done: tests whether the operation has ended, and makes it progress.
         timeout: seconds.
         longest: seconds of the longest pause; `SHORTEST` when payload is moving.
 
@@ -41,24 +41,21 @@ def wait(done: Callable[[], bool], timeout: float, longest: float = LONGEST) -> 
 
 
 def timed_out(operation: str, waited: float, absent: str) -> str:
-    """Return the error text for an operation that did not end within the time limit.
+    """Error text for an operation that exceeded the time limit after `waited` seconds.
 
     Args:
-        operation: its name.
-        waited: seconds.
-        absent: the ranks that did not come to it; "" if that is not known.
+        absent: the ranks that did not arrive; "" if unknown.
     """
     who = f"{absent} did not come to it" if absent else "a rank hangs, was stopped or is slower than that"
     return f"{operation} did not end within {waited:.1f} s: {who}; raise runtime.timeout if ranks may need longer"
 
 
 def lost(operation: str, cause: Exception, ended: str) -> str:
-    """Return the error text for a connection that broke during an operation.
+    """Error text for a connection that broke during an operation.
 
     Args:
-        operation: its name.
-        cause: what the library says.
-        ended: the ranks of this host that have ended; "" if there is none.
+        cause: what the library raised.
+        ended: the ranks on this host that have ended; "" if there are none.
     """
     line = str(cause).strip().partition("\n")[0] or type(cause).__name__
     short = re.sub(r"^\[\S+:\d+\] ", "", line).partition(". ")[0]  # without the library's own file and advice

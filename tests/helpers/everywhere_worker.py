@@ -27,6 +27,7 @@ from pflmpi.store import run_folder
 from pflmpi.transports import open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch, detect
+from pflmpi.transports.process_exit import exit_process
 
 ROUNDS = 5
 TRAINING = {"rounds": ROUNDS, "participation": 0.4}
@@ -94,7 +95,7 @@ def main() -> None:
     if transport.rank == 0:
         results["transport"] = transport.name, transport.size
         (folder / "results.json").write_text(json.dumps(results))
-    transport.exit(0)
+    exit_process(transport, 0)
 
 
 if __name__ == "__main__":

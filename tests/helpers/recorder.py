@@ -47,10 +47,10 @@ class Recorder(Transport):
             self._record("broadcast", rank, buffer)
         self._inner._broadcast(buffer)
 
-    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
-        for rank, part in parts.items():
+    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+        for rank, part in sent.items():
             self._record(operation, rank, part)
-        self._inner._send(operation, parts)
+        self._inner._exchange(operation, sent, received)
 
     def _maximum(self, keys: np.ndarray) -> None:
         if self.rank != 0:
@@ -61,9 +61,6 @@ class Recorder(Transport):
         if self.rank != 0:
             self._record("sum", 0, values)
         self._inner._sum(values)
-
-    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
-        self._inner._receive(operation, parts)
 
     def _barrier(self) -> None:
         self._inner._barrier()

@@ -68,41 +68,39 @@ class ThreadTransport(Transport):
     def abort(self, code: int) -> NoReturn:
         raise SystemExit(code)
 
-    def _exchange(self, operation: str, value: np.ndarray) -> list[np.ndarray]:
+    def _collective(self, operation: str, value: np.ndarray) -> list[np.ndarray]:
         self._calls += 1
         return self._group.exchange(self.rank, self._calls, operation, value)
 
     def _broadcast(self, buffer: np.ndarray) -> None:
-        buffers = self._exchange("broadcast", buffer)
+        buffers = self._collective("broadcast", buffer)
         sizes = [len(one) for one in buffers]
         assert len(set(sizes)) == 1, f"broadcast of unlike sizes: {sizes}"
         if self.rank != 0:
             buffer[:] = buffers[0]
 
     def _maximum(self, keys: np.ndarray) -> None:
-        keys[:] = np.max(self._exchange("maximum", keys), axis=0)
+        keys[:] = np.max(self._collective("maximum", keys), axis=0)
 
     def _sum(self, values: np.ndarray) -> None:
-        values[:] = np.sum(self._exchange("sum", values), axis=0)
+        values[:] = np.sum(self._collective("sum", values), axis=0)
 
     def _barrier(self) -> None:
-        self._exchange("barrier", np.zeros(0))
+        self._collective("barrier", np.zeros(0))
 
-    def _send(self, operation: str, parts: dict[int, np.ndarray]) -> None:
+    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         with self._group.changed:
-            for rank, part in parts.items():
+            for rank, part in sent.items():
                 self._group.mail[self.rank, rank].append((operation, part.copy()))
             self._group.changed.notify_all()
-
-    def _receive(self, operation: str, parts: dict[int, np.ndarray]) -> None:
-        for rank, part in parts.items():
+        for rank, part in received.items():
             box = self._group.mail[rank, self.rank]
             with self._group.changed:
                 self._group.wait(lambda box=box: bool(box), lambda rank=rank: self._group.gone & {rank}, operation)
-                sent_in, sent = box.popleft()
+                sent_in, content = box.popleft()
             assert sent_in == operation, f"rank {rank} calls {sent_in}, rank {self.rank} {operation}"
-            assert len(sent) == len(part), f"rank {rank} sent {len(sent)} bytes, {len(part)} were declared"
-            part[:] = sent
+            assert len(content) == len(part), f"rank {rank} sent {len(content)} bytes, {len(part)} were declared"
+            part[:] = content
 
     def _close(self) -> None:
         self.barrier()

@@ -9,7 +9,7 @@ from unittest import mock
 
 import transport_checks
 from pflmpi.errors import TransportError
-from pflmpi.transports import base, open_transport
+from pflmpi.transports import open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 
@@ -23,7 +23,7 @@ def check(transport: Transport) -> None:
         one(transport)
         say(f"rank {transport.rank} of {transport.size} over {transport.name}: {name} holds")
     transport.barrier()
-    with mock.patch.object(base, "CHUNK", 1000):
+    with mock.patch.object(Transport, "max_message", 1000):
         for name, one in transport_checks.CHECKS.items():
             if name != "large_messages":
                 one(transport)

@@ -135,8 +135,8 @@ def test_slots_are_counted_once_per_node_also_on_uneven_nodes() -> None:
 
 def test_a_peer_survives_its_way_through_a_buffer() -> None:
     peer = Peer("node-17.cluster:8080", 4711, "cuda", 8)
-    assert Peer.read(peer.text(96)) == peer
-    cut = Peer.read(replace(peer, host="n" * 200).text(96))
+    assert Peer.unpacked(peer.packed()) == peer
+    cut = Peer.unpacked(replace(peer, host="n" * 200).packed())
     assert (cut.process, cut.device, cut.slots) == (4711, "cuda", 8) and set(cut.host) == {"n"}
 
 
