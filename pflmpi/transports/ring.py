@@ -1,7 +1,7 @@
 """How gloo sums buffers on rank 0: around a ring, then each rank sends rank 0 the part that it has summed.
 
 A buffer is cut into segments, two per rank; each rank forwards all but its own two to the rank before it. Where
-segments would exceed `SEGMENT`, gloo (up to torch 2.15 at least) cuts more of them but still holds back only two:
+segments would exceed 1 MiB, gloo (up to torch 2.15 at least) cuts more of them but still holds back only two:
 at 2 ranks that moves 2.5 times the buffer instead of 1.5 and takes half as long again. So buffers are summed in
 pieces of two segments per rank.
 
@@ -10,19 +10,14 @@ No torch here: the schedule counts these bytes without it.
 
 from math import ceil
 
-SEGMENT = 2**20  # bytes
-SEGMENTS = 2  # per rank
+_SEGMENT = 2**20  # bytes, of the largest segment
+_SEGMENTS = 2  # per rank
 _ITEM = 8  # bytes of an int64
 
 
 def piece(ranks: int) -> int:
     """Bytes that are summed at once."""
-    return SEGMENTS * ranks * SEGMENT
-
-
-def segment(size: int, ranks: int) -> int:
-    """Bytes of a segment of a piece of `size` bytes."""
-    return ceil(size / (SEGMENTS * ranks) / _ITEM) * _ITEM
+    return _SEGMENTS * ranks * _SEGMENT
 
 
 def sum_bytes(size: int, ranks: int) -> int:
@@ -36,4 +31,5 @@ def sum_bytes(size: int, ranks: int) -> int:
 
 
 def _piece_bytes(size: int, ranks: int) -> int:
-    return (ranks - 1) * size + size - min(SEGMENTS * segment(size, ranks), size)
+    segment = ceil(size / (_SEGMENTS * ranks) / _ITEM) * _ITEM
+    return (ranks - 1) * size + size - min(_SEGMENTS * segment, size)
