@@ -6,6 +6,7 @@
     │   ├── DataError            a dataset or a partition that cannot be had
     │   └── CheckpointError      a run on disk that is damaged or does not fit
     ├── RunError (3)             a fault while the run was going on
+    │   ├── AlgorithmError       an algorithm that broke its contract
     │   └── TransportError       a rank died, left, or did not answer in time
     │       └── RankLost         a rank died, and the others can go on without it
     └── Stopped (75)             asked to stop, and did so after a complete round
@@ -42,6 +43,10 @@ class RunError(PflmpiError):
     """A fault during the run; what is on disk stays good."""
 
     exit_code = 3
+
+
+class AlgorithmError(RunError):
+    """An algorithm raised, or returned what its contract does not allow; names its class and method."""
 
 
 class TransportError(RunError):

@@ -50,6 +50,9 @@ def train(
         lr: learning rate.
         frozen: the parts that are not trained.
     """
+    for part in frozen:
+        if part not in params:
+            raise ValueError(f"frozen names {part!r}, which the model does not have; its parts are {', '.join(params)}")
     parts = tuple(part for part in params if part != "stats" and part not in frozen)
     return alternate(task, params, batches, [Phase(loss, parts, lr)])
 

@@ -19,7 +19,10 @@ from pflmpi.messages.kinds import ClassMeans, Downlink, OwnClasses, Shared, Upli
 from pflmpi.models.base import Architecture
 from pflmpi.runtime.batches import Pool
 from pflmpi.runtime.client_state import RECEIVED
-from pflmpi.runtime.executor import EXECUTORS
+from pflmpi.runtime.contract import check_declarations
+from pflmpi.runtime.lanes import Lanes
+from pflmpi.runtime.loop import Loop
+from pflmpi.runtime.padding_check import check_padding
 from pflmpi.runtime.placement import Placement, choose_hosts, cut_groups, place_clients
 from pflmpi.runtime.rounds import Setup
 from pflmpi.transports.detect import Launch
@@ -69,10 +72,15 @@ def assemble(config: Config, federation: Federation, device: torch.device) -> Ex
         Task(architecture, config.training, n, config.seed, dataset.mean, dataset.std, device)
         for architecture in architectures
     )
+    check_declarations(config.algorithm, tasks[0])
     _check_messages(config, tasks)
     participants = len(config.training.participants(config.seed, 1, n))
     config.algorithm.check(tasks[0], participants)
-    return Experiment(_decide(config, federation, tasks), federation, architectures, cohort, tasks)
+    decided = _decide(config, federation, tasks)
+    if decided.runtime.executor == "lanes":
+        for number, task in enumerate(tasks):
+            check_padding(config.algorithm, task, int(np.flatnonzero(cohort == number)[0]))
+    return Experiment(decided, federation, architectures, cohort, tasks)
 
 
 def setup(experiment: Experiment, launch: Launch, slots: int) -> Setup:
@@ -92,7 +100,7 @@ def setup(experiment: Experiment, launch: Launch, slots: int) -> Setup:
     num_test = federation.num_test
     executor, lanes = config.runtime.executor, config.runtime.lanes
     assert executor != "auto" and lanes is not None
-    workplace = EXECUTORS[executor](
+    workplace = (Lanes if executor == "lanes" else Loop)(
         algorithm,
         tasks,
         experiment.cohort,

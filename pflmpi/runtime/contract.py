@@ -1,0 +1,107 @@
+"""Whether an algorithm keeps its contract: declarations before the start, results while it runs, errors by name."""
+
+import inspect
+import random
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
+from pflmpi.learning.personal import NotAModel, messages
+from pflmpi.learning.task import Task
+from pflmpi.text import spans
+from pflmpi.tree import Tree
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def check_declarations(algorithm: Algorithm, task: Task) -> None:
+    """Raise `ConfigError` for a name that an algorithm declares and does not have."""
+    kind = type(algorithm).__name__
+    personal = algorithm.personal(task)
+    known = {
+        "predicts_with": ("message of `downlink`", algorithm.predicts_with, algorithm.downlink(task)),
+        "adapts_with": ("pass of `passes`", algorithm.adapts_with, algorithm.passes(task, 1)),
+        "personal": ("message in `predicts_with`", sorted(messages(personal)), algorithm.predicts_with),
+    }
+    for where, (what, names, allowed) in known.items():
+        for name in names:
+            if name not in allowed:
+                raise ConfigError(
+                    f"{kind}.{where} names {name!r}, which is no {what}; known: {', '.join(allowed) or 'none'}"
+                )
+    if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
+        raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
+    for name in algorithm.diagnostics(task):
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
+
+
+@contextmanager
+def calling(algorithm: Algorithm, method: str, round: int, clients: Sequence[int] = ()) -> Iterator[None]:
+    """Name the class, method, round and clients in any error of an algorithm.
+
+    Raises:
+        AlgorithmError: the method raised, or, in the first round, drew from a global generator of random numbers.
+    """
+    where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
+    before = _generators() if round <= 1 else ()  # once: it takes 0.1 ms
+    try:
+        yield
+    except PflmpiError:
+        raise
+    except Exception as error:
+        raise AlgorithmError(f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}") from error
+    if before and _generators() != before:
+        raise AlgorithmError(
+            f"{where} draws random numbers from a global generator, so that a run could not be repeated; set "
+            "`draws_noise` and use `Batch.key` (pflmpi.learning.client.uniform), or `Round.stream` on the server"
+        )
+
+
+def check_state(algorithm: Algorithm, method: str, found: object, expected: Tree) -> None:
+    """Raise `AlgorithmError` unless a returned state has the leaves, shapes and types of the one before."""
+    where = f"{type(algorithm).__name__}.{method}"
+    if not isinstance(found, dict):
+        raise AlgorithmError(f"{where} returned a {type(found).__name__} as state; allowed is a dict of tensors")
+    if wrong := tree.differences(found, expected):
+        initial = "init_server" if method == "server_update" else "init_client"
+        raise AlgorithmError(
+            f"{where} returned another state than `{initial}` (returned against initial): {'; '.join(wrong)}; "
+            "return every leaf, also one that did not change"
+        )
+
+
+def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, num_classes: int) -> None:
+    """Raise `AlgorithmError` unless scores are [B, K]."""
+    if tuple(scores.shape) != (samples, num_classes):
+        raise AlgorithmError(
+            f"{type(algorithm).__name__}.predict returned scores of shape {list(scores.shape)} for {samples} samples "
+            f"and {num_classes} classes; allowed is [{samples}, {num_classes}]"
+        )
+
+
+def _of(clients: Sequence[int]) -> str:
+    if not len(clients):
+        return ""
+    return f", client{'s' if len(clients) > 1 else ''} {spans([int(client) for client in clients])}"
+
+
+def _generators() -> tuple[object, ...]:
+    return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), random.getstate()
+
+
+def _line(algorithm: Algorithm, error: Exception) -> str:
+    """The last line of the algorithm's own file that an error went through, or else where it was raised."""
+    file = inspect.getfile(type(algorithm))
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    return f"{Path(frame.filename).name}:{frame.lineno}"
