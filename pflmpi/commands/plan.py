@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -99,15 +98,14 @@ def ranks_table(forecast: Forecast) -> Table:
 
 def run_table(forecast: Forecast) -> Table:
     """Return what nodes, rounds and checkpoints take."""
-    question, ahead, disk = forecast.question, forecast.ahead, forecast.disk
+    question, disk = forecast.question, forecast.disk
     table = Table(show_header=False)
     node = max(advice.node_bytes(forecast, number) for number in range(question.nodes))
     table.add_row("a node: needs, has", f"{size(node)}, {size(question.memory)}")
     if on_gpus := advice.gpu_bytes(forecast):
         has = "unknown (--gpu-memory)" if forecast.gpu_memory is None else size(forecast.gpu_memory)
         table.add_row("a GPU: needs, has", f"{size(max(on_gpus.values()))}, {has}")
-    for way in ("up", "down"):
-        logical, wire = (_mean([getattr(one, name) for one in ahead]) for name in (way, f"wire_{way}"))
+    for way, logical, wire in forecast.bytes_per_round():
         table.add_row(f"{way} per round: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
     table.add_row("a checkpoint: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
     table.add_row(f"{disk.count} checkpoints: most at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
@@ -155,7 +153,3 @@ def _alike(one: RankMemory, other: RankMemory) -> bool:
         and (one.clients > 0) == (other.clients > 0)
         and abs(one.device - other.device) <= _ALIKE * max(one.device, other.device)
     )
-
-
-def _mean(values: Sequence[int]) -> float:
-    return float(np.mean(values)) if values else 0.0

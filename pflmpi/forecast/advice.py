@@ -41,7 +41,7 @@ def useless(forecast: Forecast) -> list[str]:
     """Return which ranks would have nothing to do, or would wait for others, and why."""
     ready, count = forecast.ready, forecast.ranks.count
     n, cores, threads = ready.task.num_clients, forecast.question.cores, forecast.ranks.runtime.threads
-    busy = [rank for rank in range(count) if any(one.assigned[rank] or one.testing[rank] for one in forecast.ahead)]
+    busy = [rank for rank in range(count) if any(one.training[rank] or one.testing[rank] for one in forecast.ahead)]
     idle = [rank for rank in range(1, count) if rank not in busy]
     found = []
     if idle and forecast.ahead:
@@ -55,7 +55,7 @@ def useless(forecast: Forecast) -> list[str]:
         elif count > n + 1:
             reason = f"there are {n} clients: at most {n + 1} ranks are of use"
         found.append(f"{text.ranks(idle)} will have nothing to do: {reason}")
-    training = max((sum(bool(groups) for groups in one.assigned) for one in forecast.ahead), default=0)
+    training = max((sum(bool(groups) for groups in one.training) for one in forecast.ahead), default=0)
     able = len(busy)
     if training and 2 * training <= able:
         found.append(

@@ -10,8 +10,8 @@ import torch
 from pflmpi import tree
 from pflmpi.forecast.sample import Sample, sample
 from pflmpi.forecast.stopwatch import Taken, measure, resident
-from pflmpi.runtime.rounds import Setup
-from pflmpi.runtime.rounds import _receivers as receivers_of
+from pflmpi.runtime.schedule import RoundSchedule
+from pflmpi.runtime.setup import Setup
 
 _SHORT = 4.0  # seconds that a longer call should take
 
@@ -70,11 +70,12 @@ class Calibration:
         return cls(**fields)
 
 
-def calibrate(ready: Setup, groups: Sequence[np.ndarray], before: float) -> Calibration:
+def calibrate(ready: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], before: float) -> Calibration:
     """Return what the calls of a cohort take on the device of its data; it takes some seconds.
 
     Args:
         ready: of the experiment.
+        first: its first round.
         groups: clients of the cohort that are computed in one call: one with the fewest, and one with the most of them.
         before: bytes of this process without the data, before anything was computed.
     """
@@ -97,7 +98,7 @@ def calibrate(ready: Setup, groups: Sequence[np.ndarray], before: float) -> Cali
     adapt = 0.0
     if executor.adapts and batches > 1:
         adapt = _adapt(sample(ready, groups[-1], batches, width, few, wide.server), wide)
-    fold, serve = _server(wide)
+    fold, serve = _server(wide, first)
     return Calibration(
         *_planes([(len(one.clients), one.steps, measure(one.train, device)) for one in cases]),
         *_planes([(len(one.clients), one.tests, _without(measure(one.test, device), one, adapt)) for one in cases]),
@@ -117,15 +118,15 @@ def _adapt(long: Sample, short: Sample) -> float:
     return max(added, 0.0) / (long.steps - short.steps) / len(long.clients)
 
 
-def _server(wide: Sample) -> tuple[Taken, Taken]:
+def _server(wide: Sample, first: RoundSchedule) -> tuple[Taken, Taken]:
     """Return what it takes to fold the messages (seconds of one of them), and to update the server and publish."""
-    ready, host = wide.ready, torch.device("cpu")
-    participants = ready.task.training.participants(ready.task.seed, 1, ready.task.num_clients)
-    ups, receivers = wide.repeated(wide.train(), participants), receivers_of(ready, 1)
+    host = torch.device("cpu")
+    participants = first.participants
+    ups = wide.repeated(wide.train(), participants)
     folded = wide.fold(ups, participants)
     fold = measure(lambda: wide.fold(ups, participants), host)
     fold = replace(fold, seconds=fold.seconds / len(participants))
-    return fold, measure(lambda: wide.serve(folded, participants, receivers), host)
+    return fold, measure(lambda: wide.serve(folded, participants, first.receivers), host)
 
 
 def _without(taken: Taken, one: Sample, adapt: float) -> Taken:

@@ -8,27 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pflmpi.messages.kinds import Call
 from pflmpi.transports import ring
-
-Operation = Literal["broadcast", "scatter", "gather", "maximum", "sum"]
 
 _WINDOW = 2**21  # bytes in flight on a connection: Linux gives a socket 4 MiB, half of it for its own records
 _NUMBER = 8  # bytes of a float64 or int64
 _EAGER = 2**16  # bytes; Open MPI sends a larger message once the receiver has answered
 _FLAT_BROADCAST, _FLAT_SUM = 4, 7  # ranks up to which Open MPI goes from the root to each, or from each to the root
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a transport.
-
-    Attributes:
-        operation: its name.
-        sizes: [R] bytes of each rank's buffer or part.
-    """
-
-    operation: Operation
-    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -165,3 +151,15 @@ def _fan_out(count: int) -> list[int]:
     """
     found = [(count - 2**step).bit_length() - step for step in range(count.bit_length()) if count > 2**step]
     return [messages for messages in found if messages > 0]
+
+
+def wire_bytes(calls: Sequence[Call], transport: Literal["inprocess", "mpi", "torch"]) -> tuple[int, int]:
+    """Bytes that a transport counts for calls: to rank 0, and from rank 0."""
+    moved = {"up": 0, "down": 0}
+    for call in calls:
+        way = "down" if call.operation in ("broadcast", "scatter") else "up"
+        if call.operation == "sum" and transport == "torch":
+            moved[way] += ring.sum_bytes(call.sizes[0], len(call.sizes))
+        else:
+            moved[way] += sum(call.sizes[1:])
+    return moved["up"], moved["down"]

@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import thread_time
 
@@ -16,8 +17,9 @@ from pflmpi.run.build import Experiment, client_templates
 from pflmpi.run.execute import RankContext, recorded
 from pflmpi.runtime import checkpoints as saving
 from pflmpi.runtime.evaluation import Scores
-from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
+from pflmpi.runtime.schedule import RoundSchedule, schedule
+from pflmpi.runtime.setup import Setup
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_path
 from pflmpi.store.round_file import RoundContent, write_round
@@ -55,18 +57,17 @@ class Disk:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    round: int
+    after: RoundSchedule
     layout: Layout
     shards: dict[str, int]  # bytes by name
 
 
-def disk(experiment: Experiment, placement: Placement) -> Disk:
-    """Return what the checkpoints take, with `checkpoint.every` and `checkpoint.keep`."""
-    settings, training = experiment.config.checkpoint, experiment.config.training
-    rounds = [*range(0, training.rounds, settings.every), training.rounds]
-    looked_at = rounds[:_LOOKED_AT]
+def disk(experiment: Experiment, setup: Setup) -> Disk:
+    """What the checkpoints take, with `checkpoint.every` and `checkpoint.keep`."""
+    settings, rounds = experiment.config.checkpoint, experiment.config.training.rounds
     overhead = _Overhead(experiment)
-    found = list(_checkpoints(experiment, placement, looked_at, overhead))
+    found = list(islice(_checkpoints(experiment, setup, overhead), _LOOKED_AT))
+    count = 1 + -(-rounds // settings.every)
     joins, seconds = _round_files(experiment, found)
     sizes = [sum(one.shards.values()) + join for one, join in zip(found, joins, strict=True)]
     shards = {name: size for one in found for name, size in one.shards.items()}
@@ -82,8 +83,8 @@ def disk(experiment: Experiment, placement: Placement) -> Disk:
     stay = [kept(upto) for upto in range(len(found))]
     most = max(before + size for before, size in zip([0, *stay], sizes, strict=False))
     each = float(np.mean(sizes[1:])) if len(sizes) > 1 else 0.0
-    later = (len(rounds) - len(looked_at)) * each if settings.keep == 0 else 0.0
-    return Disk(sizes[0], each, int(most + later), int(stay[-1] + later), len(rounds), seconds + overhead.seconds)
+    later = (count - len(found)) * each if settings.keep == 0 else 0.0
+    return Disk(sizes[0], each, int(most + later), int(stay[-1] + later), count, seconds + overhead.seconds)
 
 
 class _Overhead(dict[tuple[int, ...], int]):
@@ -114,28 +115,22 @@ class _Overhead(dict[tuple[int, ...], int]):
         return self[cohorts]
 
 
-def _checkpoints(
-    experiment: Experiment, placement: Placement, rounds: list[int], overhead: _Overhead
-) -> Iterator[_Checkpoint]:
-    """Yield the checkpoints with their shards, as `runtime.checkpoints` writes them."""
-    training, n = experiment.config.training, experiment.federation.num_clients
-    state = state_sizes(experiment)
-    hosted = [placement.hosted(rank) for rank in range(placement.ranks)]
-    layout, last = Layout.unwritten(experiment.cohort), 0
-    for round in rounds:
-        since = [training.participants(experiment.config.seed, each, n) for each in range(last + 1, round + 1)]
-        changed = np.unique(np.concatenate(since)) if round else np.arange(n)
-        per_rank = [clients[np.isin(clients, changed)] for clients in hosted]
-        layout, last = layout.updated(round, per_rank, experiment.cohort), round
-        keeping = [clients[state.client[clients] > 0] for clients in per_rank]
+def _checkpoints(experiment: Experiment, setup: Setup, overhead: _Overhead) -> Iterator[_Checkpoint]:
+    """Yield the checkpoints of a run with their shards."""
+    state, layout = state_sizes(experiment), Layout.unwritten(experiment.cohort)
+    for after in schedule(setup, None):
+        if not after.saves:
+            continue
+        layout = layout.updated(after.round, after.rows, experiment.cohort)
+        keeping = [clients[state.client[clients] > 0] for clients in after.rows]
         shards = {
-            str(shard_path(Path(), round, rank)): overhead[tuple(np.unique(experiment.cohort[clients]).tolist())]
+            str(shard_path(Path(), after.round, rank)): overhead[tuple(np.unique(experiment.cohort[clients]).tolist())]
             + int(state.client[clients].sum())
             + _ROW * len(clients)
             for rank, clients in enumerate(keeping)
             if len(clients)
         }
-        yield _Checkpoint(round, layout, shards)
+        yield _Checkpoint(after, layout, shards)
 
 
 def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> tuple[list[int], float]:
@@ -152,28 +147,23 @@ def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> tupl
     sizes, seconds = [], []
     for index in written:
         one = checkpoints[index]
-        metrics, moved = saving._metrics(_progress(experiment, one.round), one.round)
+        round, told = one.after.round, None if one.after.opening else _progress(one.after)
+        metrics, moved = ({}, {}) if told is None else (told.arrays(), told.bytes)
         with tempfile.TemporaryDirectory() as folder:
             began = thread_time()
-            write_round(
-                Path(folder), RoundContent(one.round, stand_in, metrics, moved), one.layout, templates, attributes
-            )
+            write_round(Path(folder), RoundContent(round, stand_in, metrics, moved), one.layout, templates, attributes)
             seconds.append(thread_time() - began)
-            sizes.append(round_path(Path(folder), one.round).stat().st_size + left_out)
+            sizes.append(round_path(Path(folder), round).stat().st_size + left_out)
     return [int(size) for size in np.interp(np.arange(len(checkpoints)), written, sizes)], float(np.median(seconds))
 
 
-def _progress(experiment: Experiment, round: int) -> Progress | None:
-    """Return what a checkpoint tells of its round."""
-    if round == 0:
-        return None
-    config, n = experiment.config, experiment.federation.num_clients
-    due = round % config.evaluation.every == 0 or round == config.training.rounds
-    zero = np.zeros(n, np.int64)
+def _progress(after: RoundSchedule) -> Progress:
+    """What a checkpoint holds of its round, in size."""
+    zero = np.zeros(after.setup.task.num_clients, np.int64)
     return Progress(
-        round,
-        config.training.participants(config.seed, round, n),
-        Scores(zero, zero) if due else None,
+        after.round,
+        after.participants,
+        Scores(zero, zero) if after.evaluates else None,
         dict.fromkeys(("compute", "exchange", "evaluation", "checkpoint", "round"), 0.0),
         {"up": zero, "down": zero, "wire_up": np.array(0), "wire_down": np.array(0)},
     )

@@ -6,23 +6,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
-from pflmpi.forecast.communication import Link, Network
+from pflmpi.forecast.communication import Link, Network, wire_bytes
 from pflmpi.forecast.disk import Disk, disk
 from pflmpi.forecast.measuring import Found, calls_found, link_found
 from pflmpi.forecast.memory import RankMemory, rank_memory
 from pflmpi.forecast.ranks import Ranks, lay_out
-from pflmpi.forecast.rounds_ahead import RoundAhead, rounds_ahead
 from pflmpi.forecast.seconds import Seconds, seconds
 from pflmpi.forecast.sizes import StateSizes, state_sizes
 from pflmpi.forecast.stopwatch import resident, shared
 from pflmpi.learning.task import HOST
 from pflmpi.run.build import Experiment, assemble, load_federation, setup
 from pflmpi.runtime.devices import choose, fix_kernels
-from pflmpi.runtime.rounds import Setup
+from pflmpi.runtime.schedule import RoundSchedule, schedule
+from pflmpi.runtime.setup import Setup
 from pflmpi.transports.detect import ALONE, Launch
 
 _LEAST, _MOST = 20, 200  # rounds that are looked at, so that one with an evaluation is among them
@@ -63,7 +64,7 @@ class Forecast:
     Attributes:
         question: what was asked.
         experiment, ready, ranks: what would run, and where.
-        ahead: the first rounds.
+        opening, ahead: what precedes the first round, and the first rounds.
         sizes: of the state.
         memory: of each rank.
         disk: what checkpoints take.
@@ -76,7 +77,8 @@ class Forecast:
     experiment: Experiment
     ready: Setup
     ranks: Ranks
-    ahead: Sequence[RoundAhead]
+    opening: RoundSchedule
+    ahead: Sequence[RoundSchedule]
     sizes: StateSizes
     memory: list[RankMemory]
     disk: Disk
@@ -89,6 +91,15 @@ class Forecast:
         """Bytes of a GPU that the run may take; None where they are not known."""
         whole = self.question.gpu_memory
         return None if whole is None else whole * self.ranks.runtime.gpu_memory
+
+    def bytes_per_round(self) -> list[tuple[str, float, float]]:
+        """For each way its name, logical bytes and bytes between ranks: the mean of the rounds ahead."""
+        if not self.ahead:
+            return [("up", 0.0, 0.0), ("down", 0.0, 0.0)]
+        logical = np.array([(one.up_bytes.sum(), one.down_bytes.sum()) for one in self.ahead]).sum(0) / len(self.ahead)
+        moved = [wire_bytes([*one.uplink, *one.downlink], self.transport) for one in (self.opening, *self.ahead)]
+        wire = np.array(moved).sum(0) / len(self.ahead)
+        return list(zip(("up", "down"), logical.tolist(), wire.tolist(), strict=True))
 
 
 def foresee(config: Config, question: Question) -> Forecast:
@@ -112,20 +123,24 @@ def foresee(config: Config, question: Question) -> Forecast:
     ready = setup(experiment, Launch("mpi", 0, ranks.count, 0, len(ranks.of_node(0))), ranks.slots)
     sizes = state_sizes(experiment)
     looked_at = min(max(_LEAST, decided.evaluation.every), _MOST)
-    ahead = list(islice(rounds_ahead(ready, transport), looked_at))
-    measured = calls_found(experiment, ready, ahead, sizes, on_gpu, question.folder, question.anew, base[0])
+    opening, *ahead = islice(schedule(ready, None), 1 + looked_at)
+    measured = Found(None, "")
+    if ahead:
+        measured = calls_found(experiment, ready, ahead, sizes, on_gpu, question.folder, question.anew, base[0])
     if question.ranks > 1:
         measured = link_found(measured, question.worker, question.folder, question.anew)
         base = measured.base or base
     network = _network(question, measured.link)
-    written = disk(experiment, ready.placement)
+    written = disk(experiment, ready)
     predicted = None
     if measured.calibrations is not None:
         predicted = seconds(
             ready, ranks, question.cores, ahead, measured.calibrations, network, transport, written.seconds
         )
     memory = rank_memory(experiment, ready, ranks, ahead, sizes, measured.calibrations, base)
-    return Forecast(question, experiment, ready, ranks, ahead, sizes, memory, written, predicted, transport, measured)
+    return Forecast(
+        question, experiment, ready, ranks, opening, ahead, sizes, memory, written, predicted, transport, measured
+    )
 
 
 def _transport(config: Config, ranks: int) -> Literal["inprocess", "mpi", "torch"]:

@@ -14,11 +14,11 @@ from pflmpi.forecast.calibration import Calibration, calibrate
 from pflmpi.forecast.communication import Link
 from pflmpi.forecast.links import Measured, measure_link
 from pflmpi.forecast.memory import data_bytes
-from pflmpi.forecast.rounds_ahead import RoundAhead
 from pflmpi.forecast.sizes import StateSizes
 from pflmpi.learning.task import HOST
 from pflmpi.run.build import Experiment
-from pflmpi.runtime.rounds import Setup
+from pflmpi.runtime.schedule import RoundSchedule
+from pflmpi.runtime.setup import Setup
 
 _MACHINE = ("cpu", "device", "torch")  # facts that say where something was measured
 _FREE = {"rounds", "participation", "lr", "lr_decay"}  # of `training`: no call takes longer for them
@@ -46,7 +46,7 @@ class Found:
 def calls_found(
     experiment: Experiment,
     ready: Setup,
-    ahead: Sequence[RoundAhead],
+    ahead: Sequence[RoundSchedule],
     sizes: StateSizes,
     on_gpu: bool,
     folder: Path,
@@ -79,7 +79,7 @@ def calls_found(
                     "seconds and activations are not predicted: measuring them needs more memory than there is here"
                 )
                 return Found(None, "", remarks=(remark,))
-            calibration, known = calibrate(ready, groups, before + data_bytes(experiment)[0]), None
+            calibration, known = calibrate(ready, ahead[0], groups, before + data_bytes(experiment)[0]), None
             if problem := stored.keep(folder, facts, calibration.plain()):
                 remarks.append(f"the measurements are not stored ({problem})")
         calibrations[cohort] = calibration
@@ -132,9 +132,9 @@ def _read(known: tuple[stored.Facts, stored.Facts] | None) -> Calibration | None
         return None  # damaged: measured again
 
 
-def _units(ready: Setup, ahead: Sequence[RoundAhead], cohort: int) -> list[np.ndarray]:
+def _units(ready: Setup, ahead: Sequence[RoundSchedule], cohort: int) -> list[np.ndarray]:
     """Return clients of a cohort as they are computed in one call: those of the smallest call, and of the largest."""
-    calls = [group for one in ahead for groups in (*one.assigned, *one.testing) for group in groups]
+    calls = [group for one in ahead for groups in (*one.training, *one.testing) for group in groups]
     calls = [group for group in (calls or ready.placement.groups) if ready.executor.cohort[group[0]] == cohort]
     calls = calls or [group for group in ready.placement.groups if ready.executor.cohort[group[0]] == cohort]
     least, most = min(calls, key=len), max(calls, key=len)

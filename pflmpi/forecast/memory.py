@@ -9,12 +9,12 @@ import numpy as np
 from pflmpi import tree
 from pflmpi.forecast.calibration import Calibration, Plane
 from pflmpi.forecast.ranks import Ranks
-from pflmpi.forecast.rounds_ahead import RoundAhead, down_calls, up_calls
 from pflmpi.forecast.sizes import StateSizes
-from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import ClassMeans, Own, OwnClasses
 from pflmpi.run.build import Experiment
-from pflmpi.runtime.rounds import Setup
+from pflmpi.runtime.schedule import RoundSchedule
+from pflmpi.runtime.setup import Setup
 
 _CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
 
@@ -55,7 +55,7 @@ def rank_memory(
     experiment: Experiment,
     ready: Setup,
     ranks: Ranks,
-    ahead: Sequence[RoundAhead],
+    ahead: Sequence[RoundSchedule],
     sizes: StateSizes,
     calibrations: Mapping[int, Calibration] | None,
     base: tuple[float, float],
@@ -75,7 +75,7 @@ def rank_memory(
         on_gpu = ranks.gpu[rank] is not None
         phases = [_fullest(ready, rank, one, calibrations, on_gpu) for one in ahead]
         device = max((gpu for _, gpu in phases), default=0.0)
-        computes = any(one.assigned[rank] or one.testing[rank] for one in ahead)
+        computes = any(one.training[rank] or one.testing[rank] for one in ahead)
         found.append(
             RankMemory(
                 clients=len(ready.placement.hosted(rank)),
@@ -112,22 +112,22 @@ def _mapped(array: np.ndarray) -> bool:
 def _fullest(
     ready: Setup,
     rank: int,
-    ahead: RoundAhead,
+    ahead: RoundSchedule,
     calibrations: Mapping[int, Calibration] | None,
     on_gpu: bool,
 ) -> tuple[float, float]:
     """Return the most bytes that a round needs at one moment on the host and on the GPU, besides what stays."""
-    ups = sum(_up_bytes(ready) * len(group) for group in ahead.assigned[rank])
+    ups = sum(_up_bytes(ready) * len(group) for group in ahead.training[rank])
     reply, packed = _reply_bytes(ready, ahead, rank)
-    train, train_gpu = _calls(ready, ahead.assigned[rank], calibrations, "train")
+    train, train_gpu = _calls(ready, ahead.training[rank], calibrations, "train")
     test, test_gpu = _calls(ready, ahead.testing[rank], calibrations, "test")
     if on_gpu:  # what was measured on the host, if that is all there is, stands for the GPU
         train_gpu, test_gpu = train_gpu or train, test_gpu or test
         train = test = 0.0
-    folding, serving = _buffers(ready, ahead, rank), reply + packed
+    folding, serving = _buffers(ahead, rank), reply + packed
     if rank == 0 and calibrations:
         folding, serving = calibrations[0].fold_memory, calibrations[0].serve_memory
-    phases = (reply + ups + train, reply + ups + folding, reply + _folded(ready, ahead, rank) + serving, reply + test)
+    phases = (reply + ups + train, reply + ups + folding, reply + _folded(ahead, rank) + serving, reply + test)
     return max(phases), max(train_gpu, test_gpu)
 
 
@@ -163,27 +163,27 @@ def _up_bytes(ready: Setup) -> int:
     )
 
 
-def _buffers(ready: Setup, ahead: RoundAhead, rank: int) -> float:
+def _buffers(ahead: RoundSchedule, rank: int) -> float:
     """Return the bytes of what a rank sends on the way up: parts and packed, or sums and what a tree adds to them."""
-    return 2.0 * sum(call.sizes[rank] for call in up_calls(ready.declared, ahead.assigned))
+    return 2.0 * sum(call.sizes[rank] for call in ahead.uplink)
 
 
-def _folded(ready: Setup, ahead: RoundAhead, rank: int) -> float:
+def _folded(ahead: RoundSchedule, rank: int) -> float:
     """Return the bytes of what rank 0 makes of the messages; 0 for other ranks."""
-    calls = up_calls(ready.declared, ahead.assigned) if rank == 0 else []
+    calls = ahead.uplink if rank == 0 else []
     return float(sum(sum(call.sizes) if call.operation == "gather" else call.sizes[0] / 2 for call in calls))
 
 
-def _reply_bytes(ready: Setup, ahead: RoundAhead, rank: int) -> tuple[float, float]:
+def _reply_bytes(ready: Setup, ahead: RoundSchedule, rank: int) -> tuple[float, float]:
     """Return the bytes of a reply as it is kept by a rank, and of its packed form; all ranks' forms on rank 0."""
-    groups = [[clients] if len(clients) else [] for clients in ahead.receivers]
-    calls = down_calls(ready.declared, groups)
-    packed = sum(sum(call.sizes) if rank == 0 and call.operation == "scatter" else call.sizes[rank] for call in calls)
+    packed = sum(
+        sum(call.sizes) if rank == 0 and call.operation == "scatter" else call.sizes[rank] for call in ahead.downlink
+    )
     kept = 0
     for kind in ready.declared.down.values():
         rows = 1
         if isinstance(kind, Own):
-            rows = len(ahead.receivers[rank])
+            rows = len(clients_of(ahead.receiving[rank]))
         elif isinstance(kind, OwnClasses):
             rows = ready.declared.holds.shape[1]
         kept += rows * tree.num_bytes(kind.like)

@@ -11,7 +11,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.uplink import send_up
-from pflmpi.runtime.rounds import Setup
+from pflmpi.runtime.setup import Setup
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
 
@@ -91,7 +91,7 @@ def sample(
     federation = replace(ready.executor.federation, train=tuple(train), test=tuple(test))
     tasks = tuple(task.replace(training=training) for task in ready.executor.tasks)
     executor = replace(ready.executor, federation=federation, tasks=tasks)
-    stretched = replace(ready, executor=executor, task=ready.task.replace(training=training))
+    stretched = replace(ready, executor=executor)
     host = tasks[int(executor.cohort[clients[0]])].replace(device=HOST)
     states = tree.stack([ready.algorithm.init_client(host, int(client)) for client in clients])
     if server is None:

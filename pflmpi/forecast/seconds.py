@@ -10,9 +10,9 @@ from pflmpi.forecast.calibration import Calibration
 from pflmpi.forecast.communication import Network, communication_seconds
 from pflmpi.forecast.memory import longest_steps
 from pflmpi.forecast.ranks import Ranks
-from pflmpi.forecast.rounds_ahead import RoundAhead
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.runtime.rounds import Setup
+from pflmpi.runtime.schedule import RoundSchedule
+from pflmpi.runtime.setup import Setup
 
 _TALKS = 3  # rounds whose calls are followed; they differ little
 
@@ -45,7 +45,7 @@ def seconds(
     ready: Setup,
     ranks: Ranks,
     cores: int,
-    ahead: Sequence[RoundAhead],
+    ahead: Sequence[RoundSchedule],
     calibrations: Mapping[int, Calibration],
     network: Network | None,
     transport: Literal["inprocess", "mpi", "torch"],
@@ -62,12 +62,12 @@ def seconds(
     """
     train, fold, test = [], [], []
     for one in ahead:
-        training, testing = _slower(ranks, cores, one.assigned), _slower(ranks, cores, one.testing)
+        training, testing = _slower(ranks, cores, one.training), _slower(ranks, cores, one.testing)
         trained, folded, tested = (np.zeros(ranks.count) for _ in range(3))
         for rank in range(ranks.count):
-            trained[rank] = sum(_train(ready, group, calibrations) for group in one.assigned[rank])
+            trained[rank] = sum(_train(ready, group, calibrations) for group in one.training[rank])
             tested[rank] = sum(_test(ready, group, calibrations) for group in one.testing[rank])
-            folded[rank] = len(clients_of(one.assigned[rank])) * calibrations[0].fold
+            folded[rank] = len(clients_of(one.training[rank])) * calibrations[0].fold
         train.append(float((trained * training).max()))
         test.append(float((tested * testing).max()))
         fold.append(float((folded * training).max()))

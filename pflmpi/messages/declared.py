@@ -1,5 +1,6 @@
 """What an algorithm declared to send, with what is needed to count it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,14 +30,12 @@ class Declared:
     num_train: np.ndarray
 
     def up_bytes(self, clients: np.ndarray) -> np.ndarray:
-        """Return the logical uplink bytes [m] of the given clients."""
-        held = self.holds[clients].sum(1)
-        return np.array([sum(kind.client_bytes(int(n)) for kind in self.up.values()) for n in held], np.int64)
+        """Logical uplink bytes [m] of the given clients."""
+        return self._bytes(self.up, clients)
 
     def down_bytes(self, clients: np.ndarray) -> np.ndarray:
-        """Return the logical downlink bytes [m] of the given clients."""
-        held = self.holds[clients].sum(1)
-        return np.array([sum(kind.client_bytes(int(n)) for kind in self.down.values()) for n in held], np.int64)
+        """Logical downlink bytes [m] of the given clients."""
+        return self._bytes(self.down, clients)
 
     def check_up(self, messages: Messages, clients: int) -> None:
         """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""
@@ -61,6 +60,11 @@ class Declared:
                 for name, kind in self.down.items()
             },
         )
+
+    def _bytes(self, kinds: Mapping[str, Uplink | Shared], clients: np.ndarray) -> np.ndarray:
+        counts, which = np.unique(self.holds[clients].sum(1), return_inverse=True)  # of classes held
+        sizes = [sum(kind.client_bytes(int(count)) for kind in kinds.values()) for count in counts]
+        return np.array(sizes, np.int64)[which]
 
 
 def _one_uplink(kind: Uplink, classes: int) -> Tree:

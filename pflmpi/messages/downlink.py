@@ -9,7 +9,7 @@ import torch
 from pflmpi import tree
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Messages, Own, OwnClasses, Shared, with_rows
+from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -67,53 +67,72 @@ def send_down(
     everyone = np.sort(np.concatenate(receivers))
     if published is not None:
         declared.check_down(published, len(everyone))
-    kinds = sorted(declared.down.items())
-    shared = {name: kind.like for name, kind in kinds if type(kind) is Shared}
-    own = {name: kind.like for name, kind in kinds if isinstance(kind, Own)}
-    by_class = {name: kind.like for name, kind in kinds if isinstance(kind, OwnClasses)}
+    shared, own, by_class = _by_way(declared)
     received: Messages = {}
     if shared:
-        template: Tree = dict(shared)
+        buffer = np.empty(tree.num_bytes(shared), np.uint8)
         if published is not None:
-            content: Tree = {name: published[name] for name in shared}
-            buffer = pack(content)
-        else:
-            buffer = np.empty(tree.num_bytes(template), np.uint8)
+            buffer = pack({name: published[name] for name in shared})
         with transport.channel("data"):
             transport.broadcast(buffer)
-        received = unpack(buffer, template)  # type: ignore[assignment]
-
-    def rows_of(rank: int) -> tuple[np.ndarray, np.ndarray]:
-        return receivers[rank], np.flatnonzero(declared.holds[receivers[rank]].any(0))
-
-    def template_of(rank: int) -> Tree:
-        clients, classes = rows_of(rank)
-        return {
-            "own": {name: with_rows(value, len(clients)) for name, value in own.items()},
-            "class": {name: with_rows(value, len(classes)) for name, value in by_class.items()},
-        }
+        received = unpack(buffer, shared)  # type: ignore[assignment]
 
     mine: dict[str, Messages] = {"own": {}, "class": {}}
     if own or by_class:
         parts = None
         if published is not None:
             parts = []
-            for rank in range(transport.size):
-                clients, classes = rows_of(rank)
+            for clients in receivers:
                 at = torch.from_numpy(np.searchsorted(everyone, clients))
-                held = torch.from_numpy(classes)
-                content = {
+                held = torch.from_numpy(_classes_of(declared, clients))
+                content: Tree = {
                     "own": {name: _take(published[name], at) for name in own},
                     "class": {name: _take(published[name], held) for name in by_class},
                 }
                 parts.append(pack(content))
+        template = _rows_template(declared, receivers[transport.rank])
         with transport.channel("data"):
-            buffer = transport.scatter(parts, tree.num_bytes(template_of(transport.rank)))
-        mine.update(unpack(buffer, template_of(transport.rank)))  # type: ignore[arg-type]
+            buffer = transport.scatter(parts, tree.num_bytes(template))
+        mine.update(unpack(buffer, template))  # type: ignore[arg-type]
 
-    clients, classes = rows_of(transport.rank)
+    clients = receivers[transport.rank]
+    classes = _classes_of(declared, clients)
     full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
     return Reply(received, mine["own"], full, clients, declared.holds)
+
+
+def down_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
+    """The collective calls of `send_down`, with the bytes of each rank."""
+    shared, own, by_class = _by_way(declared)
+    calls = []
+    if shared:
+        calls.append(Call("broadcast", (tree.num_bytes(shared),) * len(assigned)))
+    if own or by_class:
+        sizes = (tree.num_bytes(_rows_template(declared, clients_of(groups))) for groups in assigned)
+        calls.append(Call("scatter", tuple(sizes)))
+    return calls
+
+
+def _by_way(declared: Declared) -> tuple[Tree, Tree, Tree]:
+    """The templates of what is the same for all, of each client, and of each class."""
+    shared: Tree = {}
+    own: Tree = {}
+    by_class: Tree = {}
+    for name, kind in sorted(declared.down.items()):
+        way = own if isinstance(kind, Own) else by_class if isinstance(kind, OwnClasses) else shared
+        way[name] = kind.like
+    return shared, own, by_class
+
+
+def _rows_template(declared: Declared, clients: np.ndarray) -> Tree:
+    """The rows that a rank with these receivers gets."""
+    _, own, by_class = _by_way(declared)
+    return {"own": with_rows(own, len(clients)), "class": with_rows(by_class, len(_classes_of(declared, clients)))}
+
+
+def _classes_of(declared: Declared, clients: np.ndarray) -> np.ndarray:
+    """The classes that at least one of the clients holds."""
+    return np.flatnonzero(declared.holds[clients].any(0))
 
 
 def _take(value: Tree, rows: torch.Tensor) -> Tree:

@@ -131,3 +131,21 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def with_rows(like: Tree, rows: int) -> Tree:
     """Return the template of `rows` trees shaped `like`, along a new first axis."""
     return tree.map(lambda leaf: tensor(rows, *leaf.shape, dtype=leaf.dtype), like)
+
+
+# --- the collective calls that move them ---------------------------------------------------------------------
+
+Operation = Literal["broadcast", "scatter", "gather", "maximum", "sum"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective call of a transport.
+
+    Attributes:
+        operation: its name.
+        sizes: [R] bytes of each rank's buffer or part.
+    """
+
+    operation: Operation
+    sizes: tuple[int, ...]

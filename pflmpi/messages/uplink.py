@@ -1,5 +1,7 @@
 """The way up: the participants' messages are folded exactly, or gathered in client order."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -8,6 +10,7 @@ from pflmpi.errors import RunError
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import (
+    Call,
     ClassMeans,
     Mean,
     Messages,
@@ -22,6 +25,8 @@ from pflmpi.messages.kinds import (
 from pflmpi.messages.packing import pack, to_numpy, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
+
+_WORD = 8  # bytes of a float64 or int64
 
 
 def send_up(
@@ -44,14 +49,44 @@ def send_up(
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
     _refuse_not_finite(ups, round)
-    folded = {name: kind for name, kind in sorted(declared.up.items()) if type(kind) in (Sum, Mean)}
-    gathered = {name: kind for name, kind in sorted(declared.up.items()) if name not in folded}
+    folded, gathered = _by_way(declared)
     result: Messages = {}
     if folded:
-        result.update(_fold(transport, declared, folded, ups, participants) or {})  # type: ignore[arg-type]
+        result.update(_fold(transport, declared, folded, ups, participants) or {})
     if gathered:
         result.update(_gather(transport, declared, gathered, ups, assigned, participants) or {})
     return result if transport.rank == 0 else None
+
+
+def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
+    """The collective calls of `send_up`, with the bytes of each rank."""
+    folded, gathered = _by_way(declared)
+    calls = []
+    if folded:
+        leaves = [leaf for kind in folded.values() for _, leaf in tree.leaves(kind.like)]
+        calls.append(Call("maximum", (_WORD * len(leaves),) * len(assigned)))
+        calls.append(Call("sum", (_WORD * sum(leaf.numel() for leaf in leaves),) * len(assigned)))
+    if gathered:
+        calls.append(Call("gather", tuple(_gathered_bytes(declared, gathered, assigned))))
+    return calls
+
+
+def _by_way(declared: Declared) -> tuple[dict[str, Sum], dict[str, Uplink]]:
+    """The messages that are folded, and those that are gathered."""
+    folded: dict[str, Sum] = {}
+    gathered: dict[str, Uplink] = {}
+    for name, kind in sorted(declared.up.items()):
+        if isinstance(kind, ClassMeans | Rows):
+            gathered[name] = kind
+        else:
+            folded[name] = kind
+    return folded, gathered
+
+
+def _gathered_bytes(declared: Declared, gathered: dict[str, Uplink], assigned: list[list[ClientGroup]]) -> list[int]:
+    """What each rank sends: of a gathered message exactly the logical bytes."""
+    only = replace(declared, up=gathered)
+    return [int(only.up_bytes(clients_of(groups)).sum()) for groups in assigned]
 
 
 def _fold(
@@ -117,9 +152,7 @@ def _gather(
         _client_message(kinds, position[int(client)][0], position[int(client)][1], declared.holds[client])
         for client in clients_of(assigned[transport.rank])
     ]
-    templates = {int(client): _client_template(kinds, declared.holds[client]) for client in participants}
-    ranks = [clients_of(groups) for groups in assigned]
-    sizes = [sum(tree.num_bytes(templates[int(client)]) for client in clients) for clients in ranks]
+    sizes = _gathered_bytes(declared, kinds, assigned)
     part = np.concatenate([pack(value) for value in own]) if own else np.empty(0, np.uint8)
     assert len(part) == sizes[transport.rank], "an uplink is not what was declared"
     with transport.channel("data"):
@@ -127,11 +160,12 @@ def _gather(
     if buffers is None:
         return None
     messages: dict[int, Tree] = {}
-    for clients, buffer in zip(ranks, buffers, strict=True):
+    for groups, buffer in zip(assigned, buffers, strict=True):
         offset = 0
-        for client in clients:
-            size = tree.num_bytes(templates[int(client)])
-            messages[int(client)] = unpack(buffer[offset : offset + size], templates[int(client)])
+        for client in clients_of(groups):
+            template = _client_template(kinds, declared.holds[client])
+            size = tree.num_bytes(template)
+            messages[int(client)] = unpack(buffer[offset : offset + size], template)
             offset += size
     ordered = [messages[int(client)] for client in participants]
     result: Messages = {}

@@ -24,7 +24,7 @@ from pflmpi.runtime.lanes import Lanes
 from pflmpi.runtime.loop import Loop
 from pflmpi.runtime.padding_check import check_padding
 from pflmpi.runtime.placement import Placement, choose_hosts, cut_groups, place_clients
-from pflmpi.runtime.rounds import Setup
+from pflmpi.runtime.setup import Setup
 from pflmpi.transports.detect import Launch
 from pflmpi.tree import Tree
 
@@ -97,10 +97,9 @@ def setup(experiment: Experiment, launch: Launch, slots: int) -> Setup:
     declared = Declared(
         dict(algorithm.uplink(task)), dict(algorithm.downlink(task)), federation.class_counts > 0, federation.num_train
     )
-    num_test = federation.num_test
     executor, lanes = config.runtime.executor, config.runtime.lanes
     assert executor != "auto" and lanes is not None
-    workplace = (Lanes if executor == "lanes" else Loop)(
+    clients = (Lanes if executor == "lanes" else Loop)(
         algorithm,
         tasks,
         experiment.cohort,
@@ -109,15 +108,12 @@ def setup(experiment: Experiment, launch: Launch, slots: int) -> Setup:
         config.evaluation.batch_size,
     )
     return Setup(
-        algorithm,
-        task,
-        workplace,
-        _plan(experiment, launch, slots, num_test),
-        declared,
-        config.evaluation,
-        config.checkpoint,
-        num_test,
-        config.runtime.timeout,
+        executor=clients,
+        placement=_plan(experiment, launch, slots, federation.num_test),
+        declared=declared,
+        evaluation=config.evaluation,
+        checkpoint=config.checkpoint,
+        timeout=config.runtime.timeout,
     )
 
 

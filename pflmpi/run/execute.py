@@ -21,7 +21,7 @@ from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, from_flat
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.progress import Observer
-from pflmpi.runtime.rounds import Setup
+from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.layout import Layout
@@ -51,7 +51,7 @@ class RankContext:
 class ResumePoint:
     """Where a run stands on this rank."""
 
-    done: int  # rounds
+    done: int | None  # rounds; None for a new run
     server: Tree  # {} but on rank 0
     layout: Layout
 
@@ -71,7 +71,7 @@ def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: in
                 if done is None
                 else _restore(run, ready, population, context, done)
             )
-            checkpoints = _checkpoints(run, experiment, ready, context, resume_point)
+            checkpoints = _checkpoints(run, experiment, context, resume_point)
             wanted = experiment.config.output.tensorboard and context.transport.rank == 0
             with tensorboard.writing(run, wanted, observe) as watch:
                 rounds.run(
@@ -148,7 +148,7 @@ def _ready(experiment: Experiment, context: RankContext) -> tuple[Setup, Populat
 def _begin(experiment: Experiment, ready: Setup, population: Population, context: RankContext) -> ResumePoint:
     rounds.fresh_population(ready, population, context.transport.rank)
     server = ready.algorithm.init_server(ready.task) if context.transport.rank == 0 else {}
-    return ResumePoint(0, server, Layout.unwritten(experiment.cohort))
+    return ResumePoint(None, server, Layout.unwritten(experiment.cohort))
 
 
 def _restore(run: Path, ready: Setup, population: Population, context: RankContext, done: int) -> ResumePoint:
@@ -205,13 +205,10 @@ def _newest_or_none(run: Path) -> int:
         return _NONE
 
 
-def _checkpoints(
-    run: Path, experiment: Experiment, ready: Setup, context: RankContext, resume_point: ResumePoint
-) -> Checkpoints:
+def _checkpoints(run: Path, experiment: Experiment, context: RankContext, resume_point: ResumePoint) -> Checkpoints:
     fixed = saving.Fixed(
         run=run,
         rank=context.transport.rank,
-        hosted=[ready.placement.hosted(rank) for rank in range(context.transport.size)],
         cohort=experiment.cohort,
         templates=saving.templates(client_templates(experiment)),
         attributes={
@@ -221,8 +218,6 @@ def _checkpoints(
                 for key, value in recorded(experiment, context).items()
             },
         },
-        training=experiment.config.training,
-        seed=experiment.config.seed,
-        settings=experiment.config.checkpoint,
+        keep=experiment.config.checkpoint.keep,
     )
     return Checkpoints(fixed, resume_point.layout, resume_point.done)

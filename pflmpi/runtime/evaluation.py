@@ -8,7 +8,6 @@ from pflmpi.messages.downlink import Reply
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.executor import Executor
-from pflmpi.runtime.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,6 @@ class Scores:
     def spread(self) -> float:
         """Standard deviation of the accuracy over clients."""
         return float(np.nanstd(self.accuracy)) if self.total.any() else float("nan")
-
-
-def assign(placement: Placement, num_test: np.ndarray, changed: np.ndarray) -> list[list[ClientGroup]]:
-    """Return the groups that each rank has to test: those of clients whose personal model may have changed."""
-    return placement.assign(changed, work=num_test.astype(np.float64))
 
 
 def evaluate(

@@ -1,7 +1,9 @@
 """Who computes what, where: groups of work (cut by client) and their ranks. Results never depend on it."""
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -27,20 +29,43 @@ class Placement:
     work: np.ndarray
 
     def assign(self, clients: np.ndarray, work: np.ndarray | None = None) -> list[list[ClientGroup]]:
-        """Return the groups of each rank, restricted to the given clients."""
-        work = self.work if work is None else work
-        parts = [part for part in (group[np.isin(group, clients)] for group in self.groups) if len(part)]
+        """The groups of each rank, restricted to the given clients.
+
+        Args:
+            clients: ascending ids.
+            work: [N] the cost of each client, where it is not that of a round of training.
+        """
         ranks: list[list[ClientGroup]] = [[] for _ in range(self.ranks)]
-        if self.home is not None:
-            for part in parts:
-                ranks[self.home[part[0]]].append(part)
+        if not len(clients):
             return ranks
-        load = dict.fromkeys(self.hosts, 0.0)
-        for part in sorted(parts, key=lambda part: (-work[part].sum(), part[0])):  # longest first
-            rank = min(load, key=lambda rank: (load[rank], rank))
-            load[rank] += float(work[part].sum())
-            ranks[rank].append(part)
+        ordered = clients[np.argsort(self.group_of[clients], kind="stable")]
+        starts = np.flatnonzero(np.diff(self.group_of[ordered], prepend=-1))
+        parts = [ordered[start:end] for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True)]
+        if self.home is not None:
+            for rank, part in zip(self.home[ordered[starts]], parts, strict=True):
+                ranks[rank].append(part)
+            return ranks
+        cost = np.add.reduceat((self.work if work is None else work)[ordered], starts)
+        loads = [(0.0, rank) for rank in self.hosts]
+        for index in np.lexsort((ordered[starts], -cost)):  # longest first
+            load, rank = loads[0]
+            heapq.heapreplace(loads, (load + float(cost[index]), rank))
+            ranks[rank].append(parts[index])
         return ranks
+
+    @cached_property
+    def group_of(self) -> np.ndarray:
+        """[N] the index of each client's group."""
+        group_of = np.empty(len(self.work), np.int64)
+        for index, group in enumerate(self.groups):
+            group_of[group] = index
+        return group_of
+
+    def at_home(self, clients: np.ndarray) -> list[np.ndarray]:
+        """Those of the given clients whose state lives on each rank; none where clients keep nothing."""
+        if self.home is None:
+            return [clients[:0]] * self.ranks
+        return [clients[self.home[clients] == rank] for rank in range(self.ranks)]
 
     def hosted(self, rank: int) -> np.ndarray:
         """Return the ascending ids of the clients whose state lives on a rank."""

@@ -39,5 +39,15 @@ class Progress:
             *(f"{self.seconds[name]:.4f}" for name in ("round", "compute", "exchange", "evaluation", "checkpoint")),
         ]
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The metrics of the round as a checkpoint stores them."""
+        found = {"participants": self.participants}
+        found.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
+        if self.scores is not None:
+            scores = self.scores
+            found.update(correct=scores.correct, total=scores.total, accuracy=scores.accuracy)
+            found.update(accuracy_mean=np.array(scores.mean), accuracy_weighted=np.array(scores.weighted))
+        return found
+
 
 Observer = Callable[[Progress], None]

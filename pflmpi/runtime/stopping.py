@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from pflmpi.errors import RunError, Stopped
+from pflmpi.messages.kinds import Call
+from pflmpi.transports.base import Transport
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the end of the job
-_ONE_WISH = 1.0  # seconds in which a launcher and Slurm may send the same wish twice
+_SAME = 1.0  # seconds within which a launcher and Slurm may both send the same signal
 
 
 class Stop:
@@ -24,8 +28,8 @@ class Stop:
         longest: seconds of the longest round so far.
 
     Args:
-        end: when the batch job ends, in seconds since the epoch; None if nobody says.
-        spare: seconds before it that the run leaves for its last checkpoint.
+        end: when the batch job ends, in seconds since the epoch; None where it has no time limit.
+        spare: seconds before the end that are left for the last checkpoint.
     """
 
     def __init__(self, end: float | None = None, spare: float = 0.0) -> None:
@@ -35,22 +39,33 @@ class Stop:
         self.longest = 0.0
 
     def round_took(self, seconds: float) -> None:
-        """Take note of how long a round was."""
+        """Note the seconds of a round."""
         self.longest = max(self.longest, seconds)
         if self._end is not None and time.time() + _ROUNDS * self.longest + self._spare > self._end:
             self.reason = self.reason or "the job's time limit is near"
 
+    def agree(self, transport: Transport, seconds: float) -> bool:
+        """Whether any rank has a reason to stop, after a round of so many seconds; `longest` is then that of all."""
+        self.round_took(seconds)
+        self.longest, wish = transport.maximum(np.array([self.longest, 1.0 if self.reason else 0.0])).tolist()
+        return bool(wish)
+
+
+def call(ranks: int) -> Call:
+    """The collective call of `Stop.agree`."""
+    return Call("maximum", (2 * 8,) * ranks)
+
 
 @contextmanager
 def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Let the first signal to stop set the reason, and a second one, a while later, end this process at once.
+    """Stop after the round at the first signal, and end this process at once at a second one, a while later.
 
-    A thread reads the signals, because the main one may wait inside of a library, where Python runs no handlers.
+    A thread reads the signals, because the main one may wait inside a library, where Python runs no handlers.
 
     Args:
-        stop: where the reason is noted.
-        someone_died: asked at SIGTERM. If it is true, a launcher has sent the signal because a rank died, and no round
-            can be completed any more.
+        stop: gets the reason.
+        someone_died: asked at SIGTERM. If true, the launcher sent the signal because a rank died, and no round can be
+            completed any more.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -65,7 +80,7 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
                 continue
             if number == signal.SIGTERM and someone_died():
                 _leave(RunError.exit_code)
-            if first and time.monotonic() - first > _ONE_WISH:
+            if first and time.monotonic() - first > _SAME:
                 _leave(Stopped.exit_code)
             first = first or time.monotonic()
             stop.reason = stop.reason or f"{signal.Signals(number).name} came"

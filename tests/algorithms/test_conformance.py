@@ -84,6 +84,14 @@ def test_another_seed_gives_another_digest(tmp_path: Path) -> None:
     assert harness.run(harness.settings(seed=4), tmp_path / "c") != first
 
 
+@pytest.mark.parametrize("name", ["fedgmh-full", "fedfcd-full"])  # fedfcd's clients introduce themselves once
+def test_a_run_killed_in_its_first_round_continues(name: str, tmp_path: Path) -> None:
+    case = every_algorithm()[name]
+    rounds = {count: harness.settings(case, training={**case["training"], "rounds": count}) for count in (0, 2)}
+    harness.run(rounds[0], tmp_path / "killed")
+    assert harness.resume(tmp_path / "killed", ("training.rounds=2",)) == harness.run(rounds[2], tmp_path / "whole")
+
+
 def test_continuing_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     first = harness.run(harness.settings(), tmp_path / "a")
     before = (tmp_path / "a" / "metrics.csv").read_text()

@@ -10,10 +10,11 @@ import harness
 from every_algorithm import every_algorithm
 from forecast_world import both, foreseen
 from pflmpi import tree
-from pflmpi.forecast.rounds_ahead import rounds_ahead
+from pflmpi.forecast.communication import wire_bytes
 from pflmpi.forecast.sizes import state_sizes
 from pflmpi.run.build import client_templates, kept_reply
 from pflmpi.runtime.client_state import allocate
+from pflmpi.runtime.schedule import schedule
 from pflmpi.store import metrics_file
 
 COLUMNS = ("up_bytes", "down_bytes", "wire_up_bytes", "wire_down_bytes")
@@ -25,9 +26,12 @@ MODELS = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "kernel": 3, "padding":
 
 def check_bytes(raw: dict[str, Any], ranks: int, folder: Path) -> None:
     world = both(raw, ranks, folder)
-    ahead = list(rounds_ahead(world.ready, "mpi"))
+    opening, *ahead = schedule(world.ready, None)
+    wire = np.array([wire_bytes([*one.uplink, *one.downlink], "mpi") for one in ahead])
+    wire[0] += wire_bytes([*opening.uplink, *opening.downlink], "mpi")
+    logical = [(int(one.up_bytes.sum()), int(one.down_bytes.sum())) for one in ahead]
     moved = [[int(row[name]) for name in COLUMNS] for row in metrics_file.read(folder)]
-    assert [[one.up, one.down, one.wire_up, one.wire_down] for one in ahead] == moved
+    assert [[*one, *two] for one, two in zip(logical, wire.tolist(), strict=True)] == moved
     assert ranks == 1 or not moved[0][0] or moved[0][2] > 0, "nothing moved between ranks: the test shows nothing"
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pflmpi.forecast.communication import Call, Link, Network, communication_seconds
+from pflmpi.forecast.communication import Link, Network, communication_seconds
+from pflmpi.messages.kinds import Call
 
 SLOW = Link(delay=1.0, rate=float("inf"))  # only delays count
 CLOSE = 1e-4  # what a connection has in flight at most counts with a few microseconds

@@ -25,7 +25,7 @@ def test_what_stays_is_foreseen(name: str, checkpoint: dict[str, Any], ranks: in
     sections = every_algorithm()[name]
     raw = harness.settings(sections, checkpoint=checkpoint, training={**sections["training"], "rounds": 5})
     world = both(raw, ranks, tmp_path / "run")
-    found = disk(world.experiment, world.ready.placement)
+    found = disk(world.experiment, world.ready)
     assert found.last == pytest.approx(on_disk(tmp_path / "run"), rel=TOLERANCE)
     assert found.most >= found.last
     assert found.count == (4 if checkpoint.get("every") == 2 else 6)
@@ -35,7 +35,7 @@ def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed
     """A client's state is large, and 3 of 7 train in a round."""
     raw = harness.settings(model={"name": "mlp", "hidden": 200}, checkpoint={"keep": 0})
     world = both(raw, 2, tmp_path / "run")
-    found = disk(world.experiment, world.ready.placement)
+    found = disk(world.experiment, world.ready)
     shards = tmp_path / "run" / "shards"
     first = sum(path.stat().st_size for path in shards.glob("round_00000*"))
     first += (tmp_path / "run" / "round_00000.h5").stat().st_size
@@ -47,7 +47,7 @@ def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed
 def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not() -> None:
     def last(keep: int, rounds: int) -> float:
         world = foreseen(harness.settings(checkpoint={"keep": keep}, training={"rounds": rounds}), 1)
-        return disk(world.experiment, world.ready.placement).last
+        return disk(world.experiment, world.ready).last
 
     assert last(0, 40) > 1.8 * last(0, 20)
     assert last(2, 40) < last(0, 40) / 4
@@ -55,8 +55,8 @@ def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not() ->
 
 def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch: pytest.MonkeyPatch) -> None:
     world = foreseen(harness.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
-    whole = disk(world.experiment, world.ready.placement)
+    whole = disk(world.experiment, world.ready)
     monkeypatch.setattr("pflmpi.forecast.disk._LOOKED_AT", 15)
-    part = disk(world.experiment, world.ready.placement)
+    part = disk(world.experiment, world.ready)
     assert part.count == whole.count == 31
     assert part.last == pytest.approx(whole.last, rel=0.05)  # who takes part differs from round to round

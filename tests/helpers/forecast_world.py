@@ -9,7 +9,7 @@ import torch
 import harness
 from pflmpi.config import load as configuration
 from pflmpi.run.build import Experiment, prepare, setup
-from pflmpi.runtime.rounds import Setup
+from pflmpi.runtime.setup import Setup
 from pflmpi.transports.detect import Launch
 
 SLOTS = 2  # as in `harness`

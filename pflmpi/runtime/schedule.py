@@ -1,0 +1,165 @@
+"""The rounds of a run before they happen: who trains and is tested where, what is saved, which calls are made.
+
+A pure function of the setup. The loop, the checkpoints and `plan` read it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pflmpi.messages.downlink import down_calls
+from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Call, Own, OwnClasses
+from pflmpi.messages.uplink import up_calls
+from pflmpi.runtime import report, stopping
+from pflmpi.runtime.setup import Setup
+
+
+@dataclass(frozen=True)
+class RoundSchedule:
+    """One round, or the opening of a run: what is exchanged before its first round.
+
+    Attributes:
+        setup: what it follows from.
+        round: counts from 1; the opening has the number of the last round that is done.
+        opening: whether it is the opening. Nobody trains in it; the participants introduce themselves.
+        participants: [P] ascending ids.
+        receivers: [R] ascending ids of the clients that the reply is for: who trains next, and who is tested with it.
+        evaluates: whether personal models are tested.
+        tested: [T] ascending ids, those whose personal model may have changed since the last evaluation.
+        saves: whether a checkpoint follows.
+        unsaved: [U] ascending ids of the clients whose state has changed since the last checkpoint.
+    """
+
+    setup: Setup
+    round: int
+    opening: bool
+    participants: np.ndarray
+    receivers: np.ndarray
+    evaluates: bool
+    tested: np.ndarray
+    saves: bool
+    unsaved: np.ndarray
+
+    @cached_property
+    def training(self) -> list[list[ClientGroup]]:
+        """The groups of participants of each rank."""
+        return self.setup.placement.assign(self.participants)
+
+    @cached_property
+    def receiving(self) -> list[list[ClientGroup]]:
+        """The groups of receivers of each rank."""
+        return self.setup.placement.assign(self.receivers)
+
+    @cached_property
+    def testing(self) -> list[list[ClientGroup]]:
+        """The groups that each rank tests."""
+        return self.setup.placement.assign(self.tested, work=self.setup.num_test.astype(np.float64))
+
+    @cached_property
+    def rows(self) -> list[np.ndarray]:
+        """The clients whose state each rank writes in a checkpoint after this round."""
+        return self.setup.placement.at_home(self.unsaved)
+
+    @property
+    def up_bytes(self) -> np.ndarray:
+        """[N] logical bytes that each client sends; an introduction belongs to round 1."""
+        return self._bytes(sent=True)
+
+    @property
+    def down_bytes(self) -> np.ndarray:
+        """[N] logical bytes that each participant receives."""
+        return self._bytes(sent=False)
+
+    @cached_property
+    def uplink(self) -> list[Call]:
+        """The collective calls by which the participants' messages reach rank 0."""
+        return up_calls(self.setup.declared, self.training) if len(self.participants) else []
+
+    @cached_property
+    def downlink(self) -> list[Call]:
+        """The collective calls by which the reply reaches its receivers."""
+        return down_calls(self.setup.declared, self.receiving)
+
+    @property
+    def calls(self) -> list[Call]:
+        """All collective calls, in order."""
+        last = [] if self.opening else [report.call(self.testing), stopping.call(self.setup.placement.ranks)]
+        return [*self.uplink, *self.downlink, *last]
+
+    def _bytes(self, sent: bool) -> np.ndarray:
+        declared, n = self.setup.declared, self.setup.task.num_clients
+        found = np.zeros(n, np.int64)
+        if not self.opening:
+            of = declared.up_bytes if sent else declared.down_bytes
+            found[self.participants] = of(self.participants)
+            if sent and self.round == 1 and self.setup.algorithm.introduces:
+                found += declared.up_bytes(np.arange(n))
+        return found
+
+
+def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:
+    """The opening, then every round to the last.
+
+    Args:
+        setup: of the run.
+        done: the round to continue after; None for a new run.
+    """
+    training, everyone = setup.task.training, np.arange(setup.task.num_clients)
+    nobody = everyone[:0]
+    new, first = done is None, done or 0
+    yield RoundSchedule(
+        setup,
+        round=first,
+        opening=True,
+        participants=everyone if new and setup.algorithm.introduces else nobody,
+        receivers=_receivers(setup, first),
+        evaluates=False,
+        tested=nobody,
+        saves=new,
+        unsaved=everyone if new else nobody,
+    )
+    changed, unsaved = np.ones(len(everyone), bool), np.zeros(len(everyone), bool)
+    for round in range(first + 1, training.rounds + 1):
+        participants, last = _participants(setup, round), round == training.rounds
+        changed[participants] = unsaved[participants] = True
+        evaluates = last or round % setup.evaluation.every == 0
+        saves = last or round % setup.checkpoint.every == 0
+        yield RoundSchedule(
+            setup,
+            round=round,
+            opening=False,
+            participants=participants,
+            receivers=_receivers(setup, round),
+            evaluates=evaluates,
+            tested=_tested(setup, changed) if evaluates else nobody,
+            saves=saves,
+            unsaved=np.flatnonzero(unsaved),
+        )
+        changed &= not evaluates
+        unsaved &= not saves
+
+
+def _participants(setup: Setup, round: int) -> np.ndarray:
+    return setup.task.training.participants(setup.task.seed, round, setup.task.num_clients)
+
+
+def _receivers(setup: Setup, round: int) -> np.ndarray:
+    """Who trains next, and who is tested with a message of its own."""
+    upcoming = np.empty(0, np.int64)
+    if round < setup.task.training.rounds:
+        upcoming = _participants(setup, round + 1)
+    kinds = [setup.declared.down[name] for name in setup.algorithm.predicts_with]
+    if not any(isinstance(kind, Own | OwnClasses) for kind in kinds):
+        return upcoming
+    if round == 0 or setup.evaluation.absent == "latest":
+        return np.arange(setup.task.num_clients)
+    return np.union1d(upcoming, _participants(setup, round))
+
+
+def _tested(setup: Setup, changed: np.ndarray) -> np.ndarray:
+    """The clients whose personal model may differ from the one tested last; `changed` [N] says whose state does."""
+    by_state = not setup.algorithm.predicts_with or setup.evaluation.absent == "last_received"
+    return np.flatnonzero(changed) if by_state and not setup.executor.adapts else np.arange(len(changed))

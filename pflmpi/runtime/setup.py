@@ -1,0 +1,48 @@
+"""What the rounds of a run need."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.learning.task import HOST, Task
+from pflmpi.messages.declared import Declared
+from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
+from pflmpi.runtime.executor import Executor
+from pflmpi.runtime.placement import Placement
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that stays the same during a run.
+
+    Attributes:
+        executor: computes clients, on the device of this rank.
+        placement: who computes what.
+        declared: what travels.
+        evaluation, checkpoint: sections of the configuration.
+        timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
+    """
+
+    executor: Executor
+    placement: Placement
+    declared: Declared
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    timeout: float | None
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm."""
+        return self.executor.algorithm
+
+    @cached_property
+    def task(self) -> Task:
+        """The server's task, on the host."""
+        return self.executor.tasks[0].replace(device=HOST)
+
+    @cached_property
+    def num_test(self) -> np.ndarray:
+        """[N] test samples."""
+        return self.executor.federation.num_test

@@ -1,0 +1,91 @@
+"""The schedule says who trains, receives, is tested and is saved; clients are assigned to ranks by their groups."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+from every_algorithm import every_algorithm
+from forecast_world import foreseen
+from pflmpi.runtime.placement import Placement, cut_groups, place_clients
+from pflmpi.runtime.schedule import RoundSchedule, schedule
+from pflmpi.runtime.setup import Setup
+
+
+def ready(name: str = "fedgmh-full", ranks: int = 3, **sections: Any) -> Setup:
+    case = every_algorithm()[name]
+    given = {"training": {**case["training"], "rounds": 7}, "checkpoint": {"every": 3}, "evaluation": {"every": 2}}
+    return foreseen(harness.settings(case, **{**given, **sections}), ranks).ready
+
+
+def took_part(rounds: list[RoundSchedule]) -> list[int]:
+    return np.unique(np.concatenate([one.participants for one in rounds])).tolist()
+
+
+def test_a_new_run_opens_with_a_checkpoint_of_everyone_and_saves_when_due() -> None:
+    opening, *rounds = schedule(ready(), None)
+    assert (opening.round, opening.opening, opening.saves, opening.evaluates) == (0, True, True, False)
+    assert opening.unsaved.tolist() == list(range(7)) and not len(opening.participants)
+    assert [one.round for one in rounds] == list(range(1, 8))
+    assert [one.round for one in rounds if one.saves] == [3, 6, 7], "the last round is always saved"
+    assert [one.round for one in rounds if one.evaluates] == [2, 4, 6, 7], "and evaluated"
+    for one, since in ((rounds[2], rounds[:3]), (rounds[3], rounds[3:4]), (rounds[6], rounds[6:])):
+        assert one.unsaved.tolist() == took_part(since), "those that trained since the last checkpoint"
+
+
+def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_them() -> None:
+    whole = {one.round: one for one in schedule(ready(), None)}
+    for done in (0, 3, 6):
+        opening, *rounds = schedule(ready(), done)
+        assert (opening.round, opening.saves, len(opening.unsaved), len(opening.participants)) == (done, False, 0, 0)
+        assert opening.receivers.tolist() == whole[done].receivers.tolist()
+        for one in rounds:
+            for name in ("participants", "receivers", "unsaved", "saves", "evaluates"):
+                assert np.array_equal(getattr(one, name), getattr(whole[one.round], name)), (name, one.round)
+
+
+@pytest.mark.parametrize(
+    ("name", "absent", "everyone"),
+    [
+        ("local", "latest", False),  # predicts with what the client keeps
+        ("fedgmh-full", "latest", False),
+        ("fedavg", "latest", True),  # predicts with the newest reply
+        ("fedavg", "last_received", False),
+        ("perfedavg", "last_received", True),  # adapts with batches of the round
+    ],
+)
+def test_those_are_tested_whose_personal_model_may_have_changed(name: str, absent: str, everyone: bool) -> None:
+    _, *rounds = schedule(ready(name, evaluation={"every": 2, "absent": absent}), None)
+    assert all(len(one.tested) == 0 for one in rounds if not one.evaluates)
+    assert len(rounds[1].tested) == 7, "all before the first evaluation"
+    assert rounds[3].tested.tolist() == (list(range(7)) if everyone else took_part(rounds[2:4]))
+
+
+def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round() -> None:
+    setup = ready("fedfcd-full")
+    opening, first, second, *_ = schedule(setup, None)
+    assert opening.participants.tolist() == list(range(7)) and len(opening.uplink) == 1
+    assert not opening.up_bytes.any()
+    sent = [setup.declared.up_bytes(np.arange(7)) * np.isin(np.arange(7), one.participants) for one in (first, second)]
+    assert first.up_bytes.tolist() == (sent[0] + setup.declared.up_bytes(np.arange(7))).tolist()
+    assert second.up_bytes.tolist() == sent[1].tolist()
+
+
+@pytest.mark.parametrize("lives_somewhere", [True, False])
+def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: bool) -> None:
+    rng = np.random.default_rng(0)
+    steps = rng.integers(1, 9, 50)
+    groups = cut_groups(rng.integers(0, 2, 50), steps, 4)
+    home = place_clients(groups, rng.random((3, 50)), range(5)) if lives_somewhere else None
+    placement = Placement(5, groups, home, (1, 2, 3, 4) if home is None else tuple(range(5)), 3.0 * steps)
+    for count in (0, 1, 20, 50):
+        clients = np.sort(rng.choice(50, count, replace=False))
+        assigned = placement.assign(clients)
+        expected = sorted(group[np.isin(group, clients)].tolist() for group in groups)
+        assert sorted(part.tolist() for parts in assigned for part in parts) == [part for part in expected if part]
+        for rank, parts in enumerate(assigned):
+            assert home is None or all((home[part] == rank).all() for part in parts)
+    if home is None:
+        loads = [sum(float(placement.work[part].sum()) for part in parts) for parts in placement.assign(np.arange(50))]
+        assert loads[0] == 0 and max(loads[1:]) < 1.3 * min(loads[1:]), "rank 0 serves; the others share evenly"
