@@ -1,9 +1,9 @@
-"""Data is read once per node: the arrays are kept as .npy files that every rank maps into its memory.
+"""The data cache: raw files are read once per node, and every rank maps the arrays from .npy files.
 
     FOLDER/<source>-<key>/images.npy labels.npy official_test.npy [writers.npy] entry.json
 
 The key covers source, paths, sizes and modification times of the raw files. An entry appears by rename and is
-checked against its digest whenever it is opened, so that a damaged one is noticed and rebuilt.
+checked against its digest whenever it is opened, so a damaged one is detected and rebuilt.
 """
 
 import fcntl
@@ -29,11 +29,11 @@ ARRAYS = ("images", "labels", "official_test", "writers")
 
 
 def private_folder() -> Path:
-    """Return this user's cache folder, made with mode 0700; `PermissionError` where somebody else made it."""
+    """This user's cache folder, created with mode 0700; `PermissionError` if another user owns it."""
     folder = Path(tempfile.gettempdir()) / f"pflmpi-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
-    # The temporary folder is everybody's: a link or a folder of another user there is not to be trusted.
+    # The temporary folder is shared: a link or another user's folder there cannot be trusted.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to user {found.st_uid} or is a link")
     if stat.S_IMODE(found.st_mode) != 0o700:
@@ -41,29 +41,22 @@ def private_folder() -> Path:
     return folder
 
 
-def entry_name(source: str, files: list[Path]) -> str:
-    """Return the name of the cache entry for raw files in their present state."""
-    state = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    key = hashlib.sha256(json.dumps([VERSION, source, state]).encode()).hexdigest()
-    return f"{source}-{key[:20]}"
-
-
 def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: Path | None = None) -> Dataset:
-    """Return the dataset from the cache, filling the cache first where it has no good entry.
+    """The dataset from the cache, which is filled first if it has no intact entry.
 
-    One process of a node reads; the others wait for it and map what it wrote. Where the cache cannot be written
-    (a full or read-only disk) the data is kept in plain memory, which is logged.
+    One process per node reads; the others wait for it and map what it wrote. If the cache cannot be written (a full or
+    read-only disk), the data stays in memory, which is logged.
 
     Args:
         source: name of the source.
         files: the raw files; they decide whether an entry is current.
         read: reads the raw files.
-        folder: where the cache is; None for the user's own folder below the temporary one.
+        folder: of the cache; None for the user's own folder below the temporary one.
     """
     try:
         folder = private_folder() if folder is None else folder
         folder.mkdir(parents=True, exist_ok=True)
-        entry = folder / entry_name(source, files)
+        entry = folder / _entry_name(source, files)
         dataset = _open(entry, source)
         if dataset is not None:
             return dataset
@@ -76,15 +69,15 @@ def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: 
 
 
 def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
-    """Read, write the entry, and return it mapped; under the lock of the entry."""
+    """The dataset, read and written to the entry, then mapped from it; the caller holds the entry's lock."""
     dataset = read()
     try:
-        for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a process that died: the lock is ours
+        for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a process that died: we hold the lock
             shutil.rmtree(leftover)
         temporary = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
         try:
             _write(temporary, dataset)
-            if entry.exists():  # damaged; who has mapped it keeps what is mapped
+            if entry.exists():  # damaged; existing mappings stay valid
                 shutil.rmtree(entry)
             temporary.rename(entry)
             _sync(entry.parent)
@@ -94,6 +87,13 @@ def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
         logger.warning("data cache not written, %r stays in memory: %s", source, error)
         return dataset
     return _open(entry, source) or dataset
+
+
+def _entry_name(source: str, files: list[Path]) -> str:
+    """Name of the cache entry for raw files in their present state."""
+    state = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    key = hashlib.sha256(json.dumps([VERSION, source, state]).encode()).hexdigest()
+    return f"{source}-{key[:20]}"
 
 
 def _write(folder: Path, dataset: Dataset) -> None:
@@ -111,7 +111,7 @@ def _write(folder: Path, dataset: Dataset) -> None:
 
 
 def _open(entry: Path, source: str) -> Dataset | None:
-    """Return the entry with its images mapped, or None where there is none or it is damaged."""
+    """The entry with its images mapped; None if there is none or it is damaged."""
     try:
         about = json.loads((entry / "entry.json").read_text())
         # np.asarray drops the memmap class and keeps the mapping: slices are then ordinary arrays.
@@ -126,7 +126,7 @@ def _open(entry: Path, source: str) -> Dataset | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        logger.warning("cache entry %s is damaged and is written anew: %s", entry, error)
+        logger.warning("cache entry %s is damaged and will be rewritten: %s", entry, error)
         return None
 
 

@@ -15,7 +15,7 @@ from pflmpi.registry import unknown
 
 
 class DataConfig(BaseModel):
-    """Which data, from where, and how a client's samples become training and test samples."""
+    """The dataset, its location, and how a client's samples are split into training and test samples."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,12 +31,12 @@ class DataConfig(BaseModel):
     test_share: Annotated[
         float, Field(gt=0, lt=1, description="share of a client's pooled samples that are for testing")
     ] = 0.25
-    limit: Annotated[int | None, Field(ge=1, description="use only so many samples, of all classes")] = None
+    limit: Annotated[int | None, Field(ge=1, description="use only this many samples, from all classes")] = None
 
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """The `partition` section, checked: either a partition by name, or the path of a saved one."""
+    """The checked `partition` section: a partition by name, or the path of a saved one."""
 
     name: str | None = None
     clients: int | None = None  # None: the natural number (all writers)
@@ -44,14 +44,14 @@ class PartitionConfig:
     path: str | None = None
 
     def resolved(self) -> dict[str, Any]:
-        """Return the section with every value, as it would be written in YAML."""
+        """The section with every value, as written in YAML."""
         if self.path is not None:
             return {"path": self.path}
         return {"name": self.name, "clients": self.clients, **self.parameters}
 
 
 def validate_partition(mapping: Mapping[str, object]) -> PartitionConfig:
-    """Return the checked `partition` section: `{name, clients, <parameters>}` or `{path}`.
+    """The checked `partition` section: `{name, clients, <parameters>}` or `{path}`.
 
     Raises:
         ConfigError: an unknown name or key, a missing value, a wrong type, or a value out of range.
@@ -69,7 +69,7 @@ def validate_partition(mapping: Mapping[str, object]) -> PartitionConfig:
     for key, value in values.items():
         if key not in model.model_fields:
             raise ConfigError(unknown(f"key of partition {name!r}", str(key), list(model.model_fields)))
-        # pydantic takes true for 1, which nobody means.
+        # pydantic accepts true for 1, which nobody means.
         if isinstance(value, bool) and model.model_fields[key].annotation is not bool:
             raise ConfigError(
                 f"partition.{key} = {value} is not allowed; it must be {_type_text(model.model_fields[key])}"
@@ -83,7 +83,7 @@ def validate_partition(mapping: Mapping[str, object]) -> PartitionConfig:
 
 
 def partition_parameters(name: str) -> dict[str, tuple[str, str, str]]:
-    """Return the parameters of a partition: key -> (type and range, default or "required", one line about it)."""
+    """Parameters of a partition: key -> (type and range, default or "required", description)."""
     fields = {key: info for key, info in _model(name).model_fields.items() if key != "clients"}
     return {
         key: (_type_text(info), "required" if info.is_required() else str(info.default), info.description or "")
@@ -95,7 +95,7 @@ def _saved(mapping: Mapping[str, object]) -> PartitionConfig:
     others = sorted(str(key) for key in mapping if key != "path")
     if others:
         names = ", ".join(f"partition.{key}" for key in others)
-        raise ConfigError(f"partition.path stands alone: the saved partition has everything; remove {names}")
+        raise ConfigError(f"partition.path must be the only key: the saved partition has everything; remove {names}")
     path = mapping["path"]
     if not isinstance(path, str) or not path:
         raise ConfigError(f"partition.path = {path!r} is not a file name; give the path of a saved partition")
@@ -103,7 +103,7 @@ def _saved(mapping: Mapping[str, object]) -> PartitionConfig:
 
 
 def _model(name: str) -> type[BaseModel]:
-    """Return the pydantic model of a partition's section, made from the function's signature."""
+    """Pydantic model of a partition's section, made from the function's signature."""
     function = PARTITIONS[name]
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
@@ -126,7 +126,7 @@ def _sentence(name: str, model: type[BaseModel], problem: Any) -> str:
 
 
 def _type_text(info: FieldInfo) -> str:
-    """Return the type and the range of a field, such as `int >= 1`."""
+    """Type and range of a field, such as `int >= 1`."""
     annotation: Any = info.annotation
     options = get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     kind = " or ".join("null" if option is type(None) else option.__name__ for option in options)

@@ -1,4 +1,4 @@
-"""A dataset as every other part sees it: arrays on the host, and a digest of what is in them."""
+"""A dataset as the rest of the package sees it: arrays on the host, and a digest of their content."""
 
 import hashlib
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pflmpi.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images with labels; official training and test samples together, told apart by `official_test`.
+    """Images with labels; official training and test samples together, distinguished by `official_test`.
 
     `digest` covers the arrays and the number of classes, not the name: two folders with the same content agree.
     """
@@ -19,7 +19,7 @@ class Dataset:
     images: np.ndarray  # uint8 [n, C, H, W]; may be a read-only memory map
     labels: np.ndarray  # int64 [n]
     official_test: np.ndarray  # bool [n]
-    writers: np.ndarray | None  # int64 [n], who wrote each sample; None where nobody knows
+    writers: np.ndarray | None  # int64 [n], who wrote each sample; None if unknown
     num_classes: int
     mean: tuple[float, ...]  # per channel, for values scaled to 0..1
     std: tuple[float, ...]
@@ -35,18 +35,18 @@ def assemble(
     writers: np.ndarray | None = None,
     digest: str | None = None,
 ) -> Dataset:
-    """Return a dataset of the given arrays, after checking that they belong together.
+    """A dataset of the given arrays, after checking that they match.
 
     Mean and standard deviation are 0.5 for every channel, as in the published personalised runs.
 
     Args:
-        name: what messages call it.
+        name: for messages.
         images: uint8 [n, C, H, W].
         labels: integers [n] in 0..num_classes-1.
         official_test: bool [n].
         num_classes: K.
         writers: integers [n] or None.
-        digest: the digest where it is known already; None computes it.
+        digest: if already known; None computes it.
 
     Raises:
         DataError: arrays of different lengths, or labels out of range.
@@ -77,7 +77,7 @@ def assemble(
 def content_digest(
     images: np.ndarray, labels: np.ndarray, official_test: np.ndarray, writers: np.ndarray | None, num_classes: int
 ) -> str:
-    """Return the SHA-256 (hex) over dtype, shape and bytes of the arrays, and over the number of classes."""
+    """SHA-256 (hex) over dtype, shape and bytes of the arrays, and over the number of classes."""
     digest = hashlib.sha256(f"classes {num_classes}\n".encode())
     arrays = {"images": images, "labels": labels, "official_test": official_test, "writers": writers}
     for name, array in arrays.items():

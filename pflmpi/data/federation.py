@@ -1,4 +1,4 @@
-"""The clients and their data: who trains and tests on which samples, fixed for a whole run."""
+"""The clients and their data: who trains and tests on which samples, fixed for the whole run."""
 
 import hashlib
 import logging
@@ -24,7 +24,7 @@ class Federation:
 
     dataset: Dataset
     train: tuple[np.ndarray, ...]  # int64, of each client; never empty
-    test: tuple[np.ndarray, ...]  # int64, of each client; may be empty where a client has hardly any samples
+    test: tuple[np.ndarray, ...]  # int64, of each client; may be empty if it has very few samples
     digest: str  # SHA-256 over the dataset's digest and all indices, hex
     class_counts: np.ndarray  # int64 [N, K], training samples
 
@@ -35,37 +35,31 @@ class Federation:
 
     @property
     def num_train(self) -> np.ndarray:
-        """int64 [N], training samples of each client."""
+        """Training samples of each client, int64 [N]."""
         return np.array([len(samples) for samples in self.train], dtype=np.int64)
 
     @property
     def num_test(self) -> np.ndarray:
-        """int64 [N], test samples of each client."""
+        """Test samples of each client, int64 [N]."""
         return np.array([len(samples) for samples in self.test], dtype=np.int64)
 
     @property
     def test_class_counts(self) -> np.ndarray:
-        """int64 [N, K], test samples of each client and class."""
+        """Test samples of each client and class, int64 [N, K]."""
         return _class_counts(self.dataset, list(self.test))
 
     @property
     def num_shared(self) -> int:
-        """How many samples were given out more than once (only `nway_kshot` does, when its pool runs out)."""
+        """Number of extra copies of samples given out more than once (only by `nway_kshot`, when its pool runs out)."""
         samples = np.concatenate([*self.train, *self.test])
         return len(samples) - len(np.unique(samples))
 
 
 def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: int) -> Federation:
-    """Return the federation that a configuration describes; the same for every rank.
+    """The federation that a configuration describes; the same on every rank.
 
     `data.split: pooled` divides all samples and splits each client's; `official` divides the official training samples
     and gives out the official test samples by the same class proportions (or by writer).
-
-    Args:
-        dataset: what is divided.
-        partition: the checked `partition` section.
-        data: the `data` section.
-        seed: of the run.
 
     Raises:
         DataError: a partition that is impossible with this data.
@@ -93,21 +87,21 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     if not any(len(test) for test in tests):
         raise DataError(
             f"data.split: official leaves all {len(parts)} clients of dataset {dataset.name!r} without test samples: "
-            f"none of its {len(official)} official test samples fits them; set data.split: pooled"
+            f"none of its {len(official)} official test samples matches them; set data.split: pooled"
         )
     return _federation(dataset, parts, tests)
 
 
 def save(federation: Federation, path: Path) -> None:
-    """Write who has which samples to a file that `reuse` reads; it appears by rename."""
+    """Write each client's samples to a file that `reuse` reads; it appears by rename."""
     write_split(path, federation.dataset.digest, federation.digest, federation.train, federation.test)
 
 
 def reuse(dataset: Dataset, path: Path) -> Federation:
-    """Return the federation that `save` wrote.
+    """The federation that `save` wrote.
 
     Raises:
-        DataError: a file that cannot be read, is damaged, or was made for other data.
+        DataError: the file cannot be read, is damaged, or was made for other data.
     """
     saved = read_split(path)
     if saved.dataset_digest != dataset.digest:
@@ -116,7 +110,7 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
             f"{dataset.digest}; use the data (and data.limit) that it was made for, or make a new partition"
         )
     found = _digest(dataset, saved.train, saved.test)
-    if found != saved.digest:  # before an index is used: a damaged one may be anything
+    if found != saved.digest:  # checked before any index is used: a damaged one may be anything
         raise DataError(
             f"partition {path} is damaged: its digest is {found}, written was {saved.digest}; "
             f"put a good copy in its place, or make a new partition"
@@ -148,7 +142,7 @@ def _class_counts(dataset: Dataset, parts: list[np.ndarray]) -> np.ndarray:
 def _writers(dataset: Dataset, partition: str) -> np.ndarray:
     if dataset.writers is None:
         raise DataError(
-            f"partition {partition!r} needs to know who wrote each sample, dataset {dataset.name!r} does not say; "
+            f"partition {partition!r} needs the writer of each sample, which dataset {dataset.name!r} does not have; "
             f"use femnist, or mnist with MNIST/writers.npz in the data folder, or another partition"
         )
     return dataset.writers

@@ -3,18 +3,20 @@
 import os
 from pathlib import Path
 
+import numpy as np
+
 from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import Dataset
+from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.shares import apportion, merged
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
-from pflmpi.data.subset import subset
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
 
 
 def load(config: DataConfig, seed: int, cache: Path | None = None) -> Dataset:
-    """Return the dataset that a configuration names.
+    """The dataset that a configuration names.
 
     Args:
         config: the `data` section.
@@ -22,29 +24,54 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Dataset:
         cache: folder for arrays shared by the ranks of a node; None for the user's own temporary one.
 
     Raises:
-        ConfigError: a name that is not known.
+        ConfigError: an unknown name.
         DataError: a dataset that is missing, unreadable, or cannot be downloaded.
     """
     source = SOURCES[config.name]
     dataset = source.read(Path()) if source.embedded else _from_folder(source, config, cache)
     if config.limit is None:
         return dataset
-    return subset(dataset, config.limit, stream(seed, 0, -1, "limit"))
+    return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))
+
+
+def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
+    """`limit` samples of a dataset in their old order, or the dataset itself if it has no more.
+
+    The classes keep their proportions, and every class keeps a sample if `limit` allows it; within a class the official
+    training and test samples keep theirs, training first.
+    """
+    if limit >= len(dataset.labels):
+        return dataset
+    sizes = np.bincount(dataset.labels, minlength=dataset.num_classes)
+    present = np.flatnonzero(sizes)
+    # One sample for each class first and the rest by what is left of each: a class never gets more than it has.
+    one = int(limit >= len(present))
+    counts = apportion(limit, sizes[present] - one, floor=one)
+    chosen = []
+    for label, count in zip(present, counts, strict=True):
+        member = dataset.labels == label
+        sides = [rng.permutation(np.flatnonzero(member & (dataset.official_test == test))) for test in (False, True)]
+        shares = apportion(int(count), np.array([len(side) for side in sides], dtype=np.float64))
+        chosen += [side[:share] for side, share in zip(sides, shares, strict=True)]
+    kept = merged(chosen)
+    return assemble(
+        dataset.name,
+        np.asarray(dataset.images[kept]),
+        dataset.labels[kept],
+        dataset.official_test[kept],
+        dataset.num_classes,
+        None if dataset.writers is None else dataset.writers[kept],
+    )
 
 
 def _from_folder(source: Source, config: DataConfig, cache: Path | None) -> Dataset:
-    root = _root(config)
+    folder = config.root or os.environ.get("PFLMPI_DATA")  # which is read nowhere else
+    if not folder:
+        raise DataError(f"dataset {config.name!r} is read from files, and no data folder is set; {SHARED_FOLDER}")
+    root = Path(folder).expanduser()
     if config.download:
         try:
             source.files(root)
         except DataError:
             source.fetch(root)
     return cached(source.name, source.files(root), lambda: source.read(root), cache)
-
-
-def _root(config: DataConfig) -> Path:
-    """Return the data folder: `data.root`, else PFLMPI_DATA, which is read nowhere else."""
-    folder = config.root or os.environ.get("PFLMPI_DATA")
-    if not folder:
-        raise DataError(f"dataset {config.name!r} lies in files, and no data folder is set; {SHARED_FOLDER}")
-    return Path(folder).expanduser()

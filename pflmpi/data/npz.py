@@ -8,11 +8,11 @@ import numpy as np
 
 
 def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
-    """Return the named arrays.
+    """The named arrays.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: not an archive, an array that is missing or damaged, or one that only a pickle could restore.
+        ValueError: not an archive, or an array that is missing, damaged or pickled.
     """
     # Opened here: numpy leaves the file open when the archive is damaged.
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Who holds what, drawn for a terminal: one line for each client, one shaded cell for each class."""
+"""A partition drawn in the terminal: one line per client, one shaded cell per class."""
 
 import numpy as np
 from rich.console import Group, RenderableType
@@ -12,12 +12,9 @@ MAX_CLIENTS = 20
 
 
 def picture(federation: Federation, width: int, max_clients: int = MAX_CLIENTS) -> RenderableType:
-    """Return a drawing of the training samples of each client and class, at most `width` columns wide.
+    """Training samples of each client and class, drawn at most `width` columns wide, but at least 40.
 
-    Args:
-        federation: what is drawn.
-        width: of the terminal, in columns; at least 40.
-        max_clients: draw only the first so many.
+    Only the first `max_clients` are drawn.
     """
     counts = federation.class_counts
     shown = min(federation.num_clients, max_clients)
@@ -36,12 +33,12 @@ def picture(federation: Federation, width: int, max_clients: int = MAX_CLIENTS) 
 
 
 class _Cells:
-    """How a row of class counts is drawn in a number of columns."""
+    """Drawing of rows of class counts in a number of columns."""
 
     def __init__(self, counts: np.ndarray, columns: int) -> None:
         num_classes = counts.shape[1]
         digits = len(str(counts.max()))
-        self.per_cell = -(-num_classes // columns)  # classes drawn in one cell, where they are too many for one each
+        self.per_cell = -(-num_classes // columns)  # classes per cell, if there are too many for one each
         self.num_cells = -(-num_classes // self.per_cell)
         room = columns // self.num_cells
         self.numbers = room > digits and self.per_cell == 1  # a shade, the count and, where there is room, a space
@@ -49,13 +46,13 @@ class _Cells:
         self.largest = self._merge(counts).max()
 
     def _merge(self, counts: np.ndarray) -> np.ndarray:
-        """Return counts [..., cells] with neighbouring classes added up."""
+        """Counts [..., cells] with neighbouring classes summed."""
         padding = self.num_cells * self.per_cell - counts.shape[-1]
         padded = np.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(0, padding)])
         return np.asarray(padded.reshape(*counts.shape[:-1], self.num_cells, self.per_cell).sum(axis=-1))
 
     def row(self, counts: np.ndarray) -> str:
-        """Return the cells of one client, counts [K]."""
+        """Cells of one client with the given counts [K]."""
         drawn = []
         for count in self._merge(counts).tolist():
             shade = SHADES[-(-count * (len(SHADES) - 1) // int(self.largest))]
@@ -66,18 +63,18 @@ class _Cells:
         return "".join(drawn)
 
     def header(self) -> str:
-        """Return the numbers of the classes above their cells, as many as fit."""
+        """Class numbers above their cells, as many as fit."""
         line = ""
         for cell in range(self.num_cells):
             label = str(cell * self.per_cell)
-            start = cell * self.cell_width + int(self.numbers)  # above the count, where there is one
-            # A label may be wider than its cell: the next ones are left out until there is a space between.
+            start = cell * self.cell_width + int(self.numbers)  # above the count, if shown
+            # A label may be wider than its cell: the next ones are left out until there is a gap.
             if start >= len(line) + bool(line) and start + len(label) <= self.num_cells * self.cell_width:
                 line = line.ljust(start) + label
         return line
 
     def legend(self) -> str:
-        """Return what the shades mean."""
+        """Meaning of the shades."""
         together = f", {self.per_cell} classes to a cell" if self.per_cell > 1 else ""
         return f"shades: {SHADES[1:]} up to 1/4, 1/2, 3/4 and all of {self.largest}{together}"
 
@@ -93,7 +90,7 @@ def _summary(federation: Federation, cells: _Cells) -> list[str]:
         f"classes per client: {_range(held)} of {federation.dataset.num_classes}",
     ]
     if federation.num_shared:
-        lines.append(f"{federation.num_shared} samples are with more than one client")
+        lines.append(f"{federation.num_shared} samples are held by more than one client")
     return [*lines, f"hash {federation.digest}"]
 
 

@@ -15,7 +15,7 @@ from pflmpi.errors import DataError
 
 @dataclass(frozen=True)
 class SavedSplit:
-    """What a file holds: the samples of each client, and the digests of data and federation."""
+    """Contents of the file: the samples of each client, and the digests of data and federation."""
 
     dataset_digest: str
     digest: str
@@ -26,10 +26,10 @@ class SavedSplit:
 def write_split(
     path: Path, dataset_digest: str, digest: str, train: Sequence[np.ndarray], test: Sequence[np.ndarray]
 ) -> None:
-    """Write the file: next to its place first, to disk, then renamed into it.
+    """Write the file: to a temporary name beside it, flushed, then renamed.
 
     Raises:
-        DataError: the folder cannot be written, or the disk is full.
+        DataError: the folder is not writable, or the disk is full.
     """
     arrays = {"dataset_digest": np.array(dataset_digest), "digest": np.array(digest)}
     for name, parts in (("train", train), ("test", test)):
@@ -43,7 +43,7 @@ def write_split(
             np.savez_compressed(file, allow_pickle=False, **arrays)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; a partition is for sharing
+        os.chmod(temporary, 0o644)  # mkstemp makes it private; a partition is meant to be shared
         os.replace(temporary, path)
     except OSError as error:
         if temporary is not None and os.path.exists(temporary):
@@ -52,7 +52,7 @@ def write_split(
 
 
 def read_split(path: Path) -> SavedSplit:
-    """Return what a file holds.
+    """Contents of a file.
 
     Raises:
         DataError: no such file, or not one that `write_split` wrote.
@@ -70,7 +70,7 @@ def read_split(path: Path) -> SavedSplit:
 
 
 def _parts(samples: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Return the samples of each client from all in a row, or raise `ValueError`."""
+    """Samples of each client, cut from the flat array; `ValueError` if the lengths do not add up."""
     flat = samples.ndim == lengths.ndim == 1 and samples.dtype == lengths.dtype == np.int64
     if not flat or (lengths < 0).any() or lengths.sum() != len(samples):
         raise ValueError("its arrays do not belong together")

@@ -1,13 +1,13 @@
-"""Whole samples from fractional shares: the rounding that partitions, splits and subsets have in common."""
+"""Whole samples from fractional shares: the rounding that partitions, splits and limits share."""
 
 import numpy as np
 
 
 def apportion(total: int, weights: np.ndarray, floor: int = 0) -> np.ndarray:
-    """Return int64 counts [M] that sum to `total`, in proportion to the weights [M] (largest remainders).
+    """Counts int64 [M] that sum to `total`, in proportion to the weights [M] (largest remainders).
 
-    Everyone gets `floor` first and a share of the rest. Equal remainders go to the lower index; weights that are
-    all zero count as equal. A weight of zero among others gets nothing beyond the floor.
+    Each gets `floor` first and then a share of the rest. Equal remainders go to the lower index; weights that are all
+    zero count as equal. A weight of zero among others gets nothing beyond the floor.
 
     >>> apportion(10, np.array([1.0, 1.0, 2.0]))
     array([3, 2, 5])
@@ -25,10 +25,10 @@ def apportion(total: int, weights: np.ndarray, floor: int = 0) -> np.ndarray:
 
 
 def cut(samples: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
-    """Return consecutive pieces of `samples` with the given lengths; what is left over is dropped."""
+    """Consecutive pieces of `samples` with the given lengths; the rest is dropped."""
     return np.split(samples, np.cumsum(counts))[: len(counts)]
 
 
-def together(pieces: list[np.ndarray]) -> np.ndarray:
-    """Return the samples of all pieces as one ascending int64 array; no pieces give an empty one."""
+def merged(pieces: list[np.ndarray]) -> np.ndarray:
+    """The samples of all pieces as one ascending int64 array; no pieces give an empty one."""
     return np.sort(np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64))

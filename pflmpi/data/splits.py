@@ -1,28 +1,22 @@
-"""From a partition to training and test samples of each client: a split of its own samples, or the official one."""
-
-import logging
+"""Training and test samples of each client: a split of its own samples, or the official one."""
 
 import numpy as np
 
-from pflmpi.data.shares import apportion, cut, together
-
-logger = logging.getLogger(__name__)
+from pflmpi.data.shares import apportion, cut, merged
 
 
 def split_pooled(
     samples: np.ndarray, labels: np.ndarray, test_share: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the training and the test samples of one client, stratified by class.
+    """Training and test samples of one client, stratified by class.
 
     The test part has round(test_share m) of the m samples, but each class keeps a training sample, and a client with
-    two samples or more has a test sample. Where both cannot be (every sample of another class), the test sample goes
-    before: a client that cannot be evaluated is worth less than one with a class that it is only tested on.
+    two samples or more has a test sample. Where both are impossible (every sample of another class), the test sample
+    takes precedence: a client that cannot be evaluated is worth less than one with a class it is only tested on.
 
     Args:
         samples: int64 [m], m >= 1, indices into the dataset.
-        labels: int64 [m], their labels.
-        test_share: of the m samples.
-        rng: shuffles, class by class.
+        labels: int64 [m].
     """
     count = len(samples)
     classes, sizes = np.unique(labels, return_counts=True)
@@ -39,22 +33,21 @@ def split_pooled(
         pieces = cut(shuffled, np.array([kept, size - kept]))
         train.append(pieces[0])
         test.append(pieces[1])
-    return together(train), together(test)
+    return merged(train), merged(test)
 
 
 def official_by_class(
     train_counts: np.ndarray, test_labels: np.ndarray, test_samples: np.ndarray, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Return the official test samples of each client: every class is given to its holders by their training counts.
+    """Official test samples of each client: every class is divided among its holders by their training counts.
 
-    A client that would have none takes one, of a class that it holds, from the client that has most of all; with
-    fewer test samples than clients some stay without. Classes that nobody holds are left out.
+    A client that would have none takes one, of a class that it holds, from the client with the most; with fewer test
+    samples than clients some stay without. Classes that nobody holds are left out.
 
     Args:
         train_counts: int64 [N, K], training samples of each client and class.
         test_labels: int64 [m].
         test_samples: int64 [m], indices into the dataset.
-        rng: shuffles, class by class.
     """
     counts = np.zeros_like(train_counts)
     for label in np.flatnonzero(train_counts.sum(axis=0)).tolist():
@@ -66,7 +59,7 @@ def official_by_class(
         shuffled = rng.permutation(test_samples[test_labels == label])
         for own, piece in zip(pieces, cut(shuffled, counts[:, label]), strict=True):
             own.append(piece)
-    return [together(own) for own in pieces]
+    return [merged(own) for own in pieces]
 
 
 def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:
@@ -82,7 +75,7 @@ def _take_one(counts: np.ndarray, client: int, classes: np.ndarray) -> None:
 
 
 def official_by_writer(train: list[np.ndarray], writers: np.ndarray, test_samples: np.ndarray) -> list[np.ndarray]:
-    """Return the official test samples of each client: those of its writer.
+    """Official test samples of each client: those of its writer.
 
     Args:
         train: the training samples of each client, of one writer each.

@@ -46,7 +46,9 @@ def test_writers_need_no_number_of_clients_and_others_do() -> None:
 def test_a_saved_partition_stands_alone() -> None:
     config = validate_partition({"path": "parts.npz"})
     assert config == PartitionConfig(path="parts.npz") and config.resolved() == {"path": "parts.npz"}
-    with pytest.raises(ConfigError, match=r"partition\.path stands alone.*remove partition\.clients, partition\.name"):
+    with pytest.raises(
+        ConfigError, match=r"partition\.path must be the only key.*remove partition\.clients, partition\.name"
+    ):
         validate_partition({"path": "parts.npz", "name": "iid", "clients": 3})
     with pytest.raises(ConfigError, match=r"partition\.path = 3 is not a file name"):
         validate_partition({"path": 3})

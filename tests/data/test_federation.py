@@ -135,14 +135,14 @@ def test_writers_with_test_samples_only_are_clients_of_the_pool_and_not_of_the_o
 
 def test_an_official_split_between_writers_is_refused() -> None:
     data = written([1, 1, 2, 2, 3, 3], [False] * 4 + [True] * 2)
-    with pytest.raises(DataError, match=r"none of its 2 official test samples fits them; set data\.split: pooled"):
+    with pytest.raises(DataError, match=r"none of its 2 official test samples matches them; set data\.split: pooled"):
         federation("writers", "official", dataset=data)
 
 
 def test_data_without_writers_has_no_partition_by_writers() -> None:
     data = load(DataConfig(name="digits"), seed=0)
     with pytest.raises(
-        DataError, match=r"partition 'writers' needs to know .* dataset 'digits' does not say; use femnist"
+        DataError, match=r"partition 'writers' needs the writer .* dataset 'digits' does not have; use femnist"
     ):
         federation("writers", dataset=data)
 

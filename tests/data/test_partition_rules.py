@@ -8,9 +8,9 @@ import pytest
 
 from partition_helpers import counts_of, rng
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.partitions.by_label import deal_labels
 from pflmpi.data.partitions.dirichlet import draw_counts
 from pflmpi.data.partitions.exdir import draw_labels
-from pflmpi.data.partitions.holders import deal_labels
 from pflmpi.data.shares import apportion
 from pflmpi.errors import DataError
 
@@ -259,5 +259,5 @@ def test_writers_are_the_clients() -> None:
     assert [part.tolist() for part in PARTITIONS["writers"](who, None, rng(), min_samples=2)] == [[1, 4], [0, 2, 5]]
     choices = {tuple(int(who[part[0]]) for part in PARTITIONS["writers"](who, 2, rng(seed))) for seed in range(30)}
     assert choices == {(3, 7), (3, 9), (7, 9)}, "a seeded choice, in the order of the writers"
-    with pytest.raises(DataError, match=r"2 writers with at least 2 samples \(of 3\), 3 are asked for"):
+    with pytest.raises(DataError, match=r"2 writers with at least 2 samples \(of 3\), 3 are needed"):
         PARTITIONS["writers"](who, 3, rng(), min_samples=2)

@@ -1,10 +1,10 @@
 """Who holds which samples: pure functions, one file each; a line here is all that registers one.
 
-    f(labels [n], clients, rng, *, parameters) -> the ascending sample indices of each client
+    f(labels int64 [n], clients N, rng, *, parameters) -> the ascending sample indices of each client
 
-The signature is the declaration: keyword-only parameters, with their ranges and descriptions, are the keys of the
-`partition` section; a function whose first parameter is called `writers` is given the writer of each sample
-instead of its label; one whose `clients` may be None has a natural number of clients.
+`rng` is the only source of randomness. The signature is the declaration: keyword-only parameters, with their ranges
+and descriptions, are the keys of the `partition` section; a function whose first parameter is called `writers` is given
+the writer of each sample instead of its label; one whose `clients` may be None has a natural number of clients.
 """
 
 import inspect
@@ -38,5 +38,5 @@ PARTITIONS: Registry[Partition] = Registry(
 
 
 def divides(name: str) -> str:
-    """Return what a partition divides by, the name of its first parameter: `labels` or `writers`."""
+    """What a partition divides by, the name of its first parameter: `labels` or `writers`."""
     return next(iter(inspect.signature(PARTITIONS[name]).parameters))

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.counts import class_sizes, hand_out, require_samples
+from pflmpi.data.partitions.by_label import class_sizes, hand_out, require_samples
 from pflmpi.data.shares import apportion
 from pflmpi.errors import DataError
 
@@ -24,13 +24,10 @@ def dirichlet(
 ) -> list[np.ndarray]:
     """All labels for all clients, in proportions from Dir(beta), drawn for each class.
 
-    Complete and disjoint. Redrawn until every client has `min_samples`. `balanced_cap` is what widely used code does
-    and the textbook partition does not.
+    Complete and disjoint. Redrawn until every client has `min_samples`. Widely used code has
+    `balanced_cap`, the textbook partition does not.
 
     Args:
-        labels: int64 [n].
-        clients: N.
-        rng: the only source of randomness.
         beta: concentration of the Dirichlet distribution.
         balanced_cap: see `draw_counts`.
         min_samples: floor for each client.
@@ -52,10 +49,10 @@ def draw_until_enough(
     rng: np.random.Generator,
     symbol: str,
 ) -> np.ndarray:
-    """Return the first of at most `max_tries` draws of `draw_counts` that gives every client `min_samples`.
+    """First of at most `max_tries` draws of `draw_counts` that gives every client `min_samples`.
 
     Raises:
-        DataError: no such draw, or too few samples for one; `symbol` is what the configuration calls the concentration.
+        DataError: no such draw, or too few samples for one; `symbol` is the concentration's name in the configuration.
     """
     clients, total = len(holds), int(sizes.sum())
     require_samples(total, clients, min_samples)
@@ -75,16 +72,14 @@ def draw_until_enough(
 def draw_counts(
     sizes: np.ndarray, holds: np.ndarray, concentration: float, cap: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return int64 counts [N, K]: for each class, proportions over its holders from a Dirichlet distribution.
+    """Counts int64 [N, K]: for each class, proportions over its holders from a Dirichlet distribution.
 
-    With `cap`, a client that has n/N samples already gets none of the classes that follow; where that would leave a
-    class without anyone to take it, all its holders take it, since every sample is given out.
+    With `cap`, a client that already has n/N samples gets none of the following classes; a class that would then be
+    left without any taker goes to all its holders, since every sample is given out.
 
     Args:
         sizes: samples of each class [K].
         holds: bool [N, K], at least one holder for each class.
-        concentration: of the Dirichlet distribution.
-        cap: stop giving to clients that have their even share.
         rng: drawn from once for each class.
     """
     counts = np.zeros(holds.shape, dtype=np.int64)

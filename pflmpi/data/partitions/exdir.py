@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.counts import class_sizes, hand_out, require_classes
+from pflmpi.data.partitions.by_label import class_sizes, hand_out, require_classes
 from pflmpi.data.partitions.dirichlet import draw_until_enough
 from pflmpi.errors import DataError
 
@@ -30,14 +30,11 @@ def exdir(
     every client has `min_samples`. A client may get no sample of a label that it drew.
 
     FedGMH's text has no cap; the widely used code has one, and the published numbers were made with it. Where all
-    holders of a label have their share already, that code divides by zero; here the label goes to all its holders.
+    holders of a label already have their share, that code divides by zero; here the label goes to all its holders.
 
     Reference: Li and Lyu, 2023, arXiv 2311.03154.
 
     Args:
-        labels: int64 [n].
-        clients: N.
-        rng: the only source of randomness.
         classes_per_client: C.
         alpha: concentration of the Dirichlet distribution.
         balanced_cap: stop giving to a client that has n/N samples.
@@ -53,22 +50,22 @@ def exdir(
 def draw_labels(
     clients: int, classes_per_client: int, num_classes: int, max_tries: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return bool [N, K] with `classes_per_client` labels in every row and enough holders in every column (level 1).
+    """Holders bool [N, K]: `classes_per_client` labels in every row, enough holders in every column (level 1).
 
     Raises:
         DataError: impossible numbers, or no such draw among `max_tries`.
     """
     require_classes(clients, classes_per_client, num_classes)
-    wanted = max(1, classes_per_client * clients // num_classes // 2)
+    needed = max(1, classes_per_client * clients // num_classes // 2)
     for _ in range(max_tries):
         # The first C of a random order of the labels, for every client: C distinct labels, all sets equally likely.
         drawn = np.argsort(rng.random((clients, num_classes)), axis=1)[:, :classes_per_client]
         holds = np.zeros((clients, num_classes), dtype=bool)
         np.put_along_axis(holds, drawn, True, axis=1)
-        if holds.sum(axis=0).min() >= wanted:
+        if holds.sum(axis=0).min() >= needed:
             return holds
     raise DataError(
         f"{max_tries} draws of {classes_per_client} labels for each of {clients} clients gave no set in which each of "
-        f"{num_classes} labels has {wanted} holders; raise partition.classes_per_client, partition.clients or "
+        f"{num_classes} labels has {needed} holders; raise partition.classes_per_client, partition.clients or "
         f"partition.max_tries, or use the partition 'pathological', which deals the labels"
     )

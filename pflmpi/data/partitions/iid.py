@@ -5,8 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.counts import require_samples
-from pflmpi.data.partitions.holders import uneven
+from pflmpi.data.partitions.by_label import require_samples, uneven
 from pflmpi.data.shares import apportion, cut
 
 
@@ -23,9 +22,6 @@ def iid(
     from 0.1 to 1.
 
     Args:
-        labels: int64 [n].
-        clients: N.
-        rng: the only source of randomness.
         balanced: parts of equal size.
     """
     require_samples(len(labels), clients)

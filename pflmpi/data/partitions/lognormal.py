@@ -5,8 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.counts import class_sizes, hand_out, require_samples
-from pflmpi.data.partitions.holders import deal_labels, share_out
+from pflmpi.data.partitions.by_label import class_sizes, deal_labels, hand_out, require_samples, share_out
 
 
 def lognormal(
@@ -31,9 +30,6 @@ def lognormal(
     generators of such partitions (pFedMe's, for one) have sigma = 2.
 
     Args:
-        labels: int64 [n].
-        clients: N.
-        rng: the only source of randomness.
         classes_per_client: labels for each client.
         sigma: spread of the sizes.
         factor: width of the random factor.

@@ -6,8 +6,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.counts import class_sizes
-from pflmpi.data.shares import together
+from pflmpi.data.partitions.by_label import class_sizes
+from pflmpi.data.shares import merged
 from pflmpi.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -26,17 +26,14 @@ def nway_kshot(
     """About n labels for each client and about k samples of each; not complete, and disjoint while the pool lasts.
 
     A client's number of labels is uniform from max(2, n - stdev) to min(K, n + stdev), as in FedProto's code, whose
-    setting pFedPM takes over (1 is possible for n = 1); the labels are drawn without replacement. For each of them,
+    setting pFedPM adopts (1 is possible for n = 1); the labels are drawn without replacement. For each of them,
     uniform from k - noise to k + noise samples are drawn. The paper says "random noise" and gives no distribution.
 
-    Samples come from a shuffled pool for each class. When a pool is used up it is shuffled and used again: from then on
-    clients share samples (which is logged, and counted by `Federation.num_shared`), but never twice in one client.
+    Samples come from a shuffled pool for each class. A pool that runs out is shuffled and used again: from then on
+    clients share samples (logged, and counted by `Federation.num_shared`), but no client gets one twice.
     `k` counts the samples before a client's own train/test split; with `data.split: official` all are training samples.
 
     Args:
-        labels: int64 [n].
-        clients: N.
-        rng: the only source of randomness.
         n: labels for each client.
         k: samples for each label.
         stdev: spread of n, 2 in the paper for MNIST, 1 for FEMNIST and CIFAR-10.
@@ -61,7 +58,7 @@ def nway_kshot(
     for _ in range(clients):
         ways = rng.integers(low, high + 1)
         chosen = np.sort(rng.choice(len(classes), size=ways, replace=False))
-        result.append(together([pools[column].take(int(rng.integers(k - noise, k + noise + 1))) for column in chosen]))
+        result.append(merged([pools[column].take(int(rng.integers(k - noise, k + noise + 1))) for column in chosen]))
     given = sum(len(samples) for samples in result)
     shared = given - len(np.unique(np.concatenate(result)))
     if shared:
@@ -72,7 +69,7 @@ def nway_kshot(
 
 
 class _Pool:
-    """The samples of one class, handed out in random order, and again in another order when all are out."""
+    """The samples of one class, handed out in random order; when all are out, again in another order."""
 
     def __init__(self, samples: np.ndarray, rng: np.random.Generator) -> None:
         self._samples = samples
@@ -80,12 +77,12 @@ class _Pool:
         self._left = rng.permutation(samples)
 
     def take(self, count: int) -> np.ndarray:
-        """Return `count` distinct samples."""
+        """`count` distinct samples."""
         taken, self._left = self._left[:count], self._left[count:]
         short = count - len(taken)
         if short:
             again = self._rng.permutation(self._samples)
-            fresh = ~np.isin(again, taken)  # nothing that this client has just got
+            fresh = ~np.isin(again, taken)  # nothing that this client was just given
             position = np.flatnonzero(fresh)[:short]
             taken = np.concatenate([taken, again[position]])
             self._left = np.delete(again, position)

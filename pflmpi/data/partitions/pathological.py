@@ -5,8 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from pflmpi.data.partitions.counts import class_sizes, hand_out
-from pflmpi.data.partitions.holders import deal_labels, share_out, uneven
+from pflmpi.data.partitions.by_label import class_sizes, deal_labels, hand_out, share_out, uneven
 
 
 def pathological(
@@ -17,15 +16,12 @@ def pathological(
     classes_per_client: Annotated[int, Field(ge=1, description="labels that every client holds, exactly")],
     balanced: Annotated[bool, Field(description="cut a label evenly among its holders, instead of unevenly")] = False,
 ) -> list[np.ndarray]:
-    """Few labels for each client, exactly as many as said; a label is cut evenly or unevenly among its holders.
+    """Exactly `classes_per_client` labels for each client; a label is cut evenly or unevenly among its holders.
 
     Complete and disjoint. Labels are dealt so that their numbers of holders differ by at most one. Unevenly cut
     pieces have sizes in proportion to a uniform draw from 0.1 to 1, and at least one sample.
 
     Args:
-        labels: int64 [n].
-        clients: N.
-        rng: the only source of randomness.
         classes_per_client: labels for each client.
         balanced: pieces of equal size.
     """

@@ -20,9 +20,6 @@ def writers(
     Disjoint; complete when all writers are clients. With fewer clients than writers, the clients are a random choice.
 
     Args:
-        writers: int64 [n], who wrote each sample.
-        clients: N, or None for all writers.
-        rng: the only source of randomness.
         min_samples: writers with fewer are left out before the choice.
     """
     if clients is not None and clients < 1:
@@ -32,7 +29,7 @@ def writers(
     if len(enough) < (clients or 1):
         raise DataError(
             f"partition 'writers' has {len(enough)} writers with at least {min_samples} samples (of {len(who)}), "
-            f"{clients or 1} are asked for; lower partition.clients or partition.min_samples"
+            f"{clients or 1} are needed; lower partition.clients or partition.min_samples"
         )
     if clients is not None:
         enough = np.sort(rng.choice(enough, size=clients, replace=False))

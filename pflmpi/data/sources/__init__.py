@@ -1,9 +1,10 @@
 """Where data comes from, one file for each kind; a line here is all that registers a source."""
 
 from pflmpi.data.sources.base import Source
+from pflmpi.data.sources.cifar import CIFAR10, CIFAR100
 from pflmpi.data.sources.digits import Digits
 from pflmpi.data.sources.femnist import Femnist
-from pflmpi.data.sources.torchvision_sets import CIFAR10, CIFAR100, FASHION_MNIST, MNIST
+from pflmpi.data.sources.idx import FASHION_MNIST, MNIST
 from pflmpi.registry import Registry
 
 SOURCES: Registry[Source] = Registry(

@@ -1,4 +1,4 @@
-"""What a source of data is, and the words that all of them use when something is wrong."""
+"""The contract of a data source, and the errors that all sources raise."""
 
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in `data.name`."""
+        """Name in the configuration."""
 
     @property
     def summary(self) -> str:
@@ -22,25 +22,24 @@ class Source(Protocol):
 
     @property
     def embedded(self) -> bool:
-        """True where no folder is needed."""
+        """Whether no folder is needed."""
 
     def files(self, root: Path) -> list[Path]:
-        """Return the files that decide the content; `DataError` where any is missing."""
+        """Files that determine the content; `DataError` if any is missing."""
 
     def fetch(self, root: Path) -> None:
-        """Get the files from the network; `DataError` where that fails or is not possible."""
+        """Download the files; `DataError` if that fails or is impossible."""
 
     def read(self, root: Path) -> Dataset:
-        """Return the dataset; `DataError` naming the file that cannot be read."""
+        """The dataset; `DataError` naming the file that cannot be read."""
 
 
 def missing(name: str, looked_in: Path, wanted: str, by_network: str) -> DataError:
-    """Return the error for a dataset that is not there, with the two ways to get it.
+    """The error for a dataset that was not found, with the two ways to get it.
 
     Args:
-        name: of the dataset.
         looked_in: the folder that was searched.
-        wanted: which files belong where.
+        wanted: the files expected, and where.
         by_network: the first way, such as `data.download: true`.
     """
     return DataError(
@@ -50,6 +49,6 @@ def missing(name: str, looked_in: Path, wanted: str, by_network: str) -> DataErr
 
 
 def unreadable(name: str, file: Path, reason: object) -> DataError:
-    """Return the error for a file that is there and cannot be used."""
+    """The error for a file that exists but cannot be used."""
     text = str(reason) or type(reason).__name__
     return DataError(f"dataset {name!r}: {file} cannot be read ({text}); put a good copy in its place, or delete it")

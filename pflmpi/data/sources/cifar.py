@@ -1,6 +1,5 @@
-"""CIFAR-10 and CIFAR-100: the python pickles, read by torchvision after it has compared their checksums."""
+"""CIFAR-10 and CIFAR-100: the Python pickles, read by torchvision after it has verified their checksums."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from pflmpi.data.sources.download import downloading
 
 @dataclass(frozen=True)
 class CifarSource:
-    """One of the two CIFAR sets; `reader` is torchvision's class name, `folder` where its files lie under ROOT.
+    """One of the two CIFAR sets; `reader` is torchvision's class name, `folder` holds its files under ROOT.
 
-    Pickles run code when they are opened. torchvision opens a file only if its MD5 is the published one.
+    Pickles run code when opened; torchvision opens a file only if its MD5 is the published one.
     """
 
     name: str
@@ -28,7 +27,7 @@ class CifarSource:
     embedded: bool = False
 
     def files(self, root: Path) -> list[Path]:
-        """Return the batch files and the file of class names."""
+        """The batch files and the file of class names."""
         paths = [root / self.folder / part for part in self.parts]
         for path in paths:
             if not path.is_file():
@@ -36,12 +35,12 @@ class CifarSource:
         return paths
 
     def fetch(self, root: Path) -> None:
-        """Let torchvision download and unpack the archive."""
+        """Download and unpack the archive with torchvision."""
         with downloading(self.name, root):
             self._class()(str(root), download=True)
 
     def read(self, root: Path) -> Dataset:
-        """Return the dataset with the fine labels, training samples first."""
+        """The dataset with the fine labels, training samples first."""
         paths = self.files(root)
         try:
             train, test = (self._class()(str(root), train=train) for train in (True, False))
@@ -58,13 +57,27 @@ class CifarSource:
         return getattr(datasets, self.reader)
 
     def _damaged(self, paths: list[Path]) -> Path | None:
-        """Return the first file whose checksum is wrong; torchvision says only that one of them is."""
+        """First file whose checksum is wrong; torchvision says only that one of them is."""
         from torchvision.datasets.utils import check_integrity
 
-        sums = dict(self._checksums())
+        reader = self._class()
+        sums = dict([*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])])
         return next((path for path in paths if not check_integrity(path, sums.get(path.name))), None)
 
-    def _checksums(self) -> Iterator[tuple[str, str]]:
-        reader = self._class()
-        yield from ((file, checksum) for file, checksum in [*reader.train_list, *reader.test_list])
-        yield reader.meta["filename"], reader.meta["md5"]
+
+CIFAR10 = CifarSource(
+    name="cifar10",
+    reader="CIFAR10",
+    folder="cifar-10-batches-py",
+    parts=(*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"),
+    num_classes=10,
+    summary="60000 small photographs, 3x32x32, 10 classes",
+)
+CIFAR100 = CifarSource(
+    name="cifar100",
+    reader="CIFAR100",
+    folder="cifar-100-python",
+    parts=("train", "test", "meta"),
+    num_classes=100,
+    summary="60000 small photographs, 3x32x32, 100 (fine) classes",
+)

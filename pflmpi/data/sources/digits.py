@@ -15,7 +15,7 @@ class Digits:
     """scikit-learn's 1797 digits.
 
     The set has no official split. The first 1500 samples are called training, the last 297 test: they come in the
-    order in which people wrote them, so this keeps most writers on one side.
+    order in which people wrote them, so this keeps most writers on one side of the split.
     """
 
     name: str = "digits"
@@ -23,14 +23,14 @@ class Digits:
     embedded: bool = True
 
     def files(self, root: Path) -> list[Path]:
-        """Return nothing: there are no files."""
+        """None: there are no files."""
         return []
 
     def fetch(self, root: Path) -> None:
-        """Do nothing: the digits are installed with scikit-learn."""
+        """Nothing to fetch: the digits are installed with scikit-learn."""
 
     def read(self, root: Path) -> Dataset:
-        """Return the digits; 0..16 becomes 0..255, rounded half up in integers."""
+        """The digits; 0..16 becomes 0..255, rounded half up in integers."""
         from sklearn.datasets import load_digits
 
         bunch = load_digits()

@@ -1,4 +1,4 @@
-"""Downloads: one process at a time, and one error where the network does not answer."""
+"""Downloads: one process at a time, and one kind of error when they fail."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pflmpi.errors import DataError
 
-# URLError and timeouts are OSErrors; a web page instead of a file ends as a bad archive, a wrong checksum, or an
+# URLError and timeouts are OSErrors; a web page instead of a file ends in a bad archive, a wrong checksum, or an
 # assertion in torchvision's parser.
 FAILURES = (
     OSError,
@@ -27,16 +27,16 @@ FAILURES = (
 
 @contextmanager
 def downloading(name: str, root: Path) -> Iterator[None]:
-    """Hold the download lock of a data folder, and turn what a failed download raises into a `DataError`.
+    """Hold the download lock of a data folder, and turn the errors of a failed download into a `DataError`.
 
-    Ranks that come second wait here, and then find the files in place.
+    Later ranks wait here, and then find the files in place.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = os.open(root / ".pflmpi-download.lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise DataError(
-            f"dataset {name!r} cannot be downloaded to {root} ({error}); set data.root to a folder that can be written"
+            f"dataset {name!r} cannot be downloaded to {root} ({error}); set data.root to a writable folder"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

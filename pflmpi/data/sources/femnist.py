@@ -1,4 +1,4 @@
-"""FEMNIST: characters by the people who wrote them, as LEAF prepares them, or a sample of that in one file."""
+"""FEMNIST: handwritten characters by writer, as LEAF prepares them, or a sample of them in one file."""
 
 import json
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ HOW = (
 class Femnist:
     """LEAF's FEMNIST; ink is dark on white (paper is 255), the opposite of MNIST, as LEAF has it.
 
-    `official_test` is LEAF's own split inside each writer. Writers are numbered by their sorted names. Where only the
-    test part of a writer is there, as in the sample, the pooled split makes it a client like any other, and the
-    official split leaves it out, since partitions are drawn on training samples.
+    `official_test` is LEAF's own split within each writer. Writers are numbered by their sorted names. A writer with
+    only a test part, as in the sample, is a client like any other under the pooled split; the official split leaves it
+    out, since partitions are drawn on training samples.
     """
 
     name: str = "femnist"
@@ -36,7 +36,7 @@ class Femnist:
     embedded: bool = False
 
     def files(self, root: Path) -> list[Path]:
-        """Return LEAF's JSON files, training first, else the one-file sample."""
+        """LEAF's JSON files, training first, else the one-file sample."""
         for folder in (root / name / below for name in FOLDERS for below in ("", "data")):
             train, test = (sorted((folder / part).glob("*.json")) for part in ("train", "test"))
             if train and test:
@@ -44,19 +44,18 @@ class Femnist:
             if train or test:
                 part = "test" if train else "train"
                 raise missing(self.name, folder, f"{part}/*.json", HOW)
-        samples = [root / name / SAMPLE for name in FOLDERS]
-        for path in samples:
+        for path in (root / name / SAMPLE for name in FOLDERS):
             if path.is_file():
                 return [path]
         wanted = f"femnist/train/*.json with femnist/test/*.json, or FEMNIST/{SAMPLE},"
         raise missing(self.name, root, wanted, HOW)
 
     def fetch(self, root: Path) -> None:
-        """Raise `DataError` unless the files are there: LEAF has no place to download them from."""
+        """Raise `DataError` unless the files are there: LEAF offers no download."""
         self.files(root)
 
     def read(self, root: Path) -> Dataset:
-        """Return the dataset from whichever form is there."""
+        """The dataset, from whichever form is there."""
         files = self.files(root)
         return self._sample(files[0]) if files[0].suffix == ".npz" else self._leaf(files)
 
@@ -89,7 +88,7 @@ class Femnist:
 
 
 def _users(name: str, path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return (user, uint8 [m, 1, 28, 28], int64 [m]) for every user of one JSON file, in the file's order."""
+    """(user, uint8 [m, 1, 28, 28], int64 [m]) for every user of one JSON file, in the file's order."""
     try:
         content = json.loads(path.read_bytes())
         return [(user, *_samples(content["user_data"][user])) for user in content["users"]]

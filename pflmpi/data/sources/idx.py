@@ -17,7 +17,7 @@ from pflmpi.errors import DataError
 
 PARTS = ("train", "t10k")
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
-# What gzip, torchvision's parser and numpy raise for files that are cut short or hold something else.
+# What gzip, torchvision's parser and numpy raise for files that are truncated or hold something else.
 DAMAGE = (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, IndexError, AssertionError, RuntimeError)
 
 
@@ -32,7 +32,7 @@ class IdxSource:
     embedded: bool = False
 
     def files(self, root: Path) -> list[Path]:
-        """Return the four idx files (plain before compressed), and writers.npz where it is there."""
+        """The four idx files (plain before compressed), and writers.npz if it exists."""
         raw = root / self.folder / "raw"
         found = []
         for stem in (f"{part}-{kind}" for part in PARTS for kind in KINDS):
@@ -44,14 +44,14 @@ class IdxSource:
         return [*found, writers] if writers.is_file() else found
 
     def fetch(self, root: Path) -> None:
-        """Let torchvision download the files."""
+        """Download the files with torchvision."""
         with downloading(self.name, root):
             from torchvision import datasets
 
             getattr(datasets, self.folder)(str(root), download=True)
 
     def read(self, root: Path) -> Dataset:
-        """Return the dataset, with writers where ROOT/<folder>/writers.npz tells them."""
+        """The dataset, with writers if ROOT/<folder>/writers.npz exists."""
         files = self.files(root)
         train_x, train_y, test_x, test_y = (self._read(path) for path in files[:4])
         for path, x, y in ((files[1], train_x, train_y), (files[3], test_x, test_y)):
@@ -73,7 +73,7 @@ class IdxSource:
         try:
             if path.suffix != ".gz":
                 return np.asarray(reader(str(path)).numpy())
-            # torchvision unpacks beside the archive; the data folder may be read-only, so unpack elsewhere.
+            # torchvision unpacks beside the archive; the data folder may be read-only.
             with tempfile.NamedTemporaryFile() as plain:
                 with gzip.open(path) as packed:
                     shutil.copyfileobj(packed, plain)
@@ -83,7 +83,7 @@ class IdxSource:
             raise unreadable(self.name, path, error) from error
 
     def _writers(self, path: Path, train_y: np.ndarray, test_y: np.ndarray) -> np.ndarray:
-        """Return who wrote each sample, training first, after checking that the file is about these labels."""
+        """Writer of each sample int64 [n], training first, after checking that the file describes these labels."""
         try:
             names = ("train_writer", "test_writer", "train_label", "test_label")
             train, test, *labels = read_npz(path, names)
@@ -95,3 +95,9 @@ class IdxSource:
                     f"dataset {self.name!r}: {path} describes other samples than the idx files beside it; delete it"
                 )
         return np.concatenate([train, test]).astype(np.int64)
+
+
+MNIST = IdxSource(
+    "mnist", "MNIST", "70000 handwritten digits, 1x28x28, 10 classes; with writers where MNIST/writers.npz is"
+)
+FASHION_MNIST = IdxSource("fashion_mnist", "FashionMNIST", "70000 pieces of clothing, 1x28x28, 10 classes")

@@ -1,0 +1,106 @@
+"""Steps that the partitions by label share: check the numbers, deal labels, cut classes, hand out samples."""
+
+import numpy as np
+
+from pflmpi.data.shares import apportion, cut, merged
+from pflmpi.errors import DataError
+
+
+def class_sizes(labels: np.ndarray, clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels that occur [K] and how often [K]; K counts those, not the ones a dataset could have.
+
+    Raises:
+        DataError: no client, or fewer samples than clients.
+    """
+    require_samples(len(labels), clients)
+    classes, sizes = np.unique(labels, return_counts=True)
+    return classes, sizes.astype(np.int64)
+
+
+def require_samples(samples: int, clients: int, each: int = 1) -> None:
+    """Raise `DataError` unless every client can have `each` samples."""
+    if clients < 1:
+        raise DataError(f"partition.clients = {clients}: at least one client is needed")
+    if samples < clients * each:
+        raise DataError(
+            f"{clients} clients with at least {each} samples each need {clients * each} samples, the data has "
+            f"{samples}; lower partition.clients{' or min_samples' if each > 1 else ''}, or use more data"
+        )
+
+
+def require_classes(clients: int, classes_per_client: int, num_classes: int) -> None:
+    """Raise `DataError` unless clients can hold that many classes each and, together, every class."""
+    if classes_per_client > num_classes:
+        raise DataError(
+            f"partition.classes_per_client = {classes_per_client}, but the data has {num_classes} classes; "
+            f"allowed are 1..{num_classes}"
+        )
+    if clients * classes_per_client < num_classes:
+        raise DataError(
+            f"{clients} clients with {classes_per_client} classes each hold {clients * classes_per_client} classes at "
+            f"most, the data has {num_classes}; raise partition.clients or partition.classes_per_client"
+        )
+
+
+def deal_labels(clients: int, classes_per_client: int, num_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Holders bool [N, K], with exactly `classes_per_client` labels in every row.
+
+    Each client takes the labels with the fewest holders so far, at random among equals; so the numbers of holders
+    differ by at most one, and every label has a holder.
+
+    Raises:
+        DataError: more classes per client than there are, or too few to cover all.
+    """
+    require_classes(clients, classes_per_client, num_classes)
+    holds = np.zeros((clients, num_classes), dtype=bool)
+    for client in range(clients):
+        shuffled = rng.permutation(num_classes)
+        fewest_first = shuffled[np.argsort(holds.sum(axis=0)[shuffled], kind="stable")]
+        holds[client, fewest_first[:classes_per_client]] = True
+    return holds
+
+
+def uneven(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Weights between 0.1 and 1: the largest of unevenly cut pieces is at most ten times the smallest."""
+    return rng.uniform(0.1, 1.0, shape)
+
+
+def share_out(classes: np.ndarray, sizes: np.ndarray, holds: np.ndarray, weights: np.ndarray, floor: int) -> np.ndarray:
+    """Counts int64 [N, K]: every class cut among its holders, `floor` samples each and the rest by weight.
+
+    Args:
+        classes: the labels that occur [K], for messages.
+        sizes: samples of each [K].
+        holds: bool [N, K].
+        weights: positive [N, K]; ignored for clients that do not hold the class.
+        floor: samples of the class that every holder gets.
+
+    Raises:
+        DataError: a class with too few samples for the floor.
+    """
+    counts = np.zeros(holds.shape, dtype=np.int64)
+    for column, (label, size) in enumerate(zip(classes, sizes, strict=True)):
+        holders = np.flatnonzero(holds[:, column])
+        if size < floor * len(holders):
+            raise DataError(
+                f"class {label} has {size} samples for {len(holders)} clients that hold it, at least {floor} each are "
+                f"needed; lower partition.clients, partition.classes_per_client"
+                f"{' or partition.min_samples' if floor > 1 else ''}, or use more data"
+            )
+        counts[holders, column] = apportion(int(size), weights[holders, column], floor)
+    return counts
+
+
+def hand_out(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Ascending sample indices of each of N clients: the samples of each class, shuffled and cut by `counts`.
+
+    Args:
+        labels: int64 [n].
+        counts: int64 [N, K] for the K labels that occur, ascending; columns sum to at most the size of the class.
+    """
+    pieces: list[list[np.ndarray]] = [[] for _ in range(len(counts))]
+    for column, label in enumerate(np.unique(labels)):
+        samples = rng.permutation(np.flatnonzero(labels == label))
+        for own, piece in zip(pieces, cut(samples, counts[:, column]), strict=True):
+            own.append(piece)
+    return [merged(own) for own in pieces]
