@@ -1,4 +1,4 @@
-"""What the arrays of a model are called in an ordinary torch module; also where there is no torch."""
+"""Names that a model's arrays have in an ordinary torch module; needs no torch."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ _PARTS = ("body/", "head/", "stats/")
 
 
 def module_names(paths: Iterable[str]) -> dict[str, str]:
-    """Return path -> name in a module.
+    """Path -> name in a module.
 
-    A model's body and statistics have no prefix; its head is called "head", and in a residual network as torchvision
-    calls it, "fc" ("fc.2" after a hidden layer). What is no model keeps its path, with dots.
+    A model's body and statistics have no prefix; its head is "head", and in a residual network, as in torchvision, "fc"
+    ("fc.2" after a hidden layer). Arrays outside a model keep their path, with dots.
 
     >>> module_names(["body/fc1/weight", "head/bias", "means"])
     {'body/fc1/weight': 'fc1.weight', 'head/bias': 'head.bias', 'means': 'means'}

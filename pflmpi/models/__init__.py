@@ -2,8 +2,7 @@
 
 from pflmpi.models.base import Architecture, Model
 from pflmpi.models.cnn import CNN
-from pflmpi.models.dnn import DNN
-from pflmpi.models.mlp import MLP
+from pflmpi.models.mlp import DNN, MLP
 from pflmpi.models.protocnn import ProtoCNN
 from pflmpi.models.resnet18 import ResNet18
 from pflmpi.registry import Registry

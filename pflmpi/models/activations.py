@@ -1,4 +1,4 @@
-"""What the layers of a model put out for a batch of images."""
+"""Layer outputs of a model for a batch of images."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,21 +13,20 @@ from pflmpi.tree import Tree, part
 
 
 def activations(architecture: Architecture, model: Tree, x: Tensor, see: Callable[[str, Tensor], None]) -> None:
-    """Send a batch through a model as it predicts, and show the output of each of its layers as it comes.
+    """Run a model's prediction on a batch and pass each layer's output to `see`, in order.
 
     Args:
-        architecture: of the model.
-        model: its weights, on the device of x.
+        model: weights of the architecture, on the device of x.
         x: prepared images, [B, C, H, W].
-        see: is called with a layer of `architecture.layers` and what it puts out, [B, ...], before a nonlinearity.
+        see: called with a layer of `architecture.layers` and its output [B, ...], before any nonlinearity.
     """
     weights = {layer: tree.at(model, f"{layer}/weight") for layer in architecture.layers}
-    with torch.no_grad(), _Watching(weights.items(), see):
+    with torch.no_grad(), _LayerOutputs(weights.items(), see):
         architecture.logits(part(model, "head"), architecture.features(model, x, training=False))
 
 
-class _Watching(TorchFunctionMode):
-    """While it is entered, notices the calls that have a layer's weight among their arguments, after the input."""
+class _LayerOutputs(TorchFunctionMode):
+    """While active, reports the results of calls that take a layer's weight as an argument after the input."""
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], see: Callable[[str, Tensor], None]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a model is: fields in a configuration, bound to images and classes, becomes a body and a head on trees."""
+"""The contract of a model: configuration fields, bound to images and classes, give a body and a head on trees."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Architecture(ABC):
         name: the model's name in a configuration.
         shape: (C, H, W) of an image.
         num_classes: K.
-        num_features: d, the width of what the body returns.
+        num_features: d, the width of the body's output.
         has_batch_norm: whether the weights have a part "stats".
-        has_convolution: whether one call for many clients means grouped convolutions.
+        has_convolution: whether one call for many clients uses grouped convolutions.
     """
 
     has_batch_norm: ClassVar[bool] = False
@@ -42,29 +42,25 @@ class Architecture(ABC):
     @property
     @abstractmethod
     def layers(self) -> tuple[str, ...]:
-        """The paths of the modules that own parameters, in the order in which an image meets them; "head" is last.
+        """Paths of the modules that own parameters, in forward order; "head" is last.
 
-        Each has a "weight" and most have a "bias". Batch norm is a module of its own; its statistics are no parameters.
+        Each has a "weight" and most have a "bias". Batch norm counts as a module; its statistics are not parameters.
         """
 
     @abstractmethod
     def init(self, rng: np.random.Generator) -> Tree:
-        """Return initial weights on the host, by PyTorch's default law; all draws come from `rng`."""
+        """Initial weights on the host, from PyTorch's default distributions; all draws come from `rng`."""
 
     @abstractmethod
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
-        """Return z = f(body; x), [B, d].
+        """z = f(body; x), [B, d], for x: [B, C, H, W] float; the head in `params` is not needed.
 
-        Nothing is changed, but with `training` the running statistics in `params["stats"]` are updated in place.
-
-        Args:
-            params: weights; the head is not needed.
-            x: [B, C, H, W] float.
-            training: whether batch norm uses the batch's own statistics.
+        With `training`, batch norm uses the batch's own statistics, and the running statistics in `params["stats"]` are
+        updated in place; nothing else is changed.
         """
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
-        """Return the scores [B, K] of features z: [B, d]."""
+        """Scores [B, K] of features z: [B, d]."""
         return F.linear(z, leaf(head, "weight"), leaf(head, "bias"))
 
 
@@ -73,7 +69,7 @@ class Model(ABC):
     """The `model` section of a configuration: the fields of a subclass are its keys besides `name`.
 
     Attributes:
-        name: what the configuration calls it.
+        name: in the configuration.
         summary: one line for `pflmpi list`.
     """
 
@@ -84,4 +80,4 @@ class Model(ABC):
 
     @abstractmethod
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        """Return the architecture for images (C, H, W) and K classes; `ConfigError` where the images are unfit."""
+        """The architecture for images (C, H, W) and K classes; `ConfigError` if the images are unsuitable."""

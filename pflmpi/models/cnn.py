@@ -1,4 +1,4 @@
-"""The convolutional network that most work on personalised federated learning shares."""
+"""The convolutional network used by most work on personalised federated learning."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

@@ -1,4 +1,4 @@
-"""Initial weights: PyTorch's laws, drawn from a NumPy generator instead of a global state."""
+"""Initial weights: PyTorch's distributions, drawn from a NumPy generator instead of a global state."""
 
 import math
 
@@ -10,9 +10,9 @@ from pflmpi.tree import Tree
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Tensor:
-    """Return a tensor from U(-b, b) with b = 1 / sqrt(fan_in).
+    """Tensor from U(-b, b) with b = 1 / sqrt(fan_in).
 
-    This is what PyTorch's layers start with: `kaiming_uniform_` with a = sqrt(5) has b = sqrt(6 / ((1 + a^2) fan_in)).
+    PyTorch's layers start with this: `kaiming_uniform_` with a = sqrt(5) has b = sqrt(6 / ((1 + a^2) fan_in)).
     """
     values = rng.random(shape, dtype=np.float32)
     values *= 2
@@ -22,12 +22,12 @@ def uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Te
 
 
 def linear(rng: np.random.Generator, inputs: int, outputs: int) -> Tree:
-    """Return `{"weight": [outputs, inputs], "bias": [outputs]}` as `nn.Linear` starts."""
+    """`{"weight": [outputs, inputs], "bias": [outputs]}`, initialised like `nn.Linear`."""
     return {"weight": uniform(rng, (outputs, inputs), inputs), "bias": uniform(rng, (outputs,), inputs)}
 
 
 def conv(rng: np.random.Generator, inputs: int, outputs: int, kernel: int) -> Tree:
-    """Return `{"weight": [outputs, inputs, kernel, kernel], "bias": [outputs]}` as `nn.Conv2d` starts."""
+    """`{"weight": [outputs, inputs, kernel, kernel], "bias": [outputs]}`, initialised like `nn.Conv2d`."""
     fan_in = inputs * kernel * kernel
     return {
         "weight": uniform(rng, (outputs, inputs, kernel, kernel), fan_in),
@@ -36,7 +36,7 @@ def conv(rng: np.random.Generator, inputs: int, outputs: int, kernel: int) -> Tr
 
 
 def kaiming_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Return a convolution's weight from N(0, 2 / fan_out), as in ResNets.
+    """Convolution weight from N(0, 2 / fan_out), as in ResNets.
 
     Args:
         shape: (outputs, inputs, kernel height, kernel width).

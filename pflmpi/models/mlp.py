@@ -1,4 +1,4 @@
-"""A perceptron with one hidden layer."""
+"""Perceptrons with one hidden layer: `mlp`, and `dnn` as pFedCFR names it."""
 
 from dataclasses import dataclass
 from math import prod
@@ -42,3 +42,16 @@ class MLP(Model):
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
         return Perceptron(name=self.name, shape=shape, num_classes=num_classes, num_features=self.hidden)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DNN(MLP):
+    """Two fully connected layers with a ReLU between: a feature layer (the body) and a decision layer (the head).
+
+    The paper says "2-layer fully connected units" with one of the two fused as a feature layer (r = 1): one hidden
+    layer, as `mlp` has. It gives no width; 100 is assumed. The name is separate so that a configuration says which
+    paper it follows.
+    """
+
+    name: ClassVar[str] = "dnn"
+    summary: ClassVar[str] = "two fully connected layers (pFedCFR on MNIST and Fashion-MNIST)"

@@ -1,4 +1,4 @@
-"""A model as an ordinary torch module: what an exported state dict loads into."""
+"""A model as an ordinary torch module, which an exported state dict loads into."""
 
 import numpy as np
 from torch import Tensor, nn
@@ -10,9 +10,9 @@ from pflmpi.tree import Tree, part
 
 
 class ModelModule(nn.Module):
-    """An architecture with weights of its own, under plain names: "conv1.weight", "head.bias"; as torchvision's ResNet.
+    """An architecture with its own weights under plain names: "conv1.weight", "head.bias"; ResNets as in torchvision.
 
-    It starts with zeros: load a state dict.
+    The weights start as zeros: load a state dict.
 
     >>> from pflmpi.models import MODELS
     >>> module = ModelModule(MODELS["mlp"](hidden=3).bind((1, 8, 8), 10))
@@ -35,7 +35,7 @@ class ModelModule(nn.Module):
                 owner.register_parameter(last, nn.Parameter(value))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores [B, K] of images x [B, C, H, W], prepared as in training: bytes as x / 127.5 - 1."""
+        """Scores [B, K] of images x [B, C, H, W], prepared as in training: bytes as x / 127.5 - 1."""
         values = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         model: Tree = tree.unflatten({path: values[name] for path, name in self._names.items()})
         features = self._architecture.features(model, x, self.training)
@@ -43,7 +43,7 @@ class ModelModule(nn.Module):
 
 
 def _owner(module: nn.Module, name: str) -> nn.Module:
-    """Return the submodule of a dotted name, made where there is none."""
+    """Submodule of a dotted name, created if missing."""
     for part_name in filter(None, name.split(".")):
         if part_name not in module._modules:
             module.add_module(part_name, nn.Module())

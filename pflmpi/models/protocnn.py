@@ -1,4 +1,4 @@
-"""The small convolutional network of prototype methods, in several widths with the same features."""
+"""The small convolutional network of prototype methods, in several widths with equal features."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -16,7 +16,7 @@ class ProtoCNN(Model):
     Clients may differ in `channels` (18, 20 or 22 in pFedPM's "-mh" runs, cycling over clients): d = 50 for all, so
     their class means agree in shape.
 
-    The paper gives neither activations nor dropout. Read here: a ReLU after each convolution's pool and after the
+    The paper gives neither activations nor dropout. Assumed here: a ReLU after each convolution's pool and after the
     layer of 50, whose output is the feature; no dropout, which would need random numbers in the forward pass.
     """
 

@@ -1,4 +1,4 @@
-"""ResNet-18: torchvision's module, without weights of its own, called on trees."""
+"""ResNet-18: torchvision's module without its own weights, called on trees."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -19,15 +19,15 @@ POOLED_FEATURES = 512
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualNetwork(Architecture):
-    """torchvision's ResNet-18; the head is its last layer, `fc`, the body and the statistics keep its names.
+    """torchvision's ResNet-18; the head is its last layer, `fc`; body and statistics keep torchvision's names.
 
-    With `hidden` there is a fully connected layer with a ReLU between, `fc/0` of the body.
+    With `hidden` a fully connected layer with a ReLU precedes the head, as `fc/0` of the body.
 
     Attributes:
         stem: "imagenet" is a 7x7 convolution and a 3x3 max-pool, "small" a 3x3 convolution.
         stem_stride: of the first convolution.
         first_stage_stride: of the first residual block.
-        hidden: width of the layer between pool and head, d; None: there is none, and d is 512.
+        hidden: width of the layer between pool and head, d; None: no such layer, and d is 512.
     """
 
     has_batch_norm: ClassVar[bool] = True
@@ -37,7 +37,7 @@ class ResidualNetwork(Architecture):
     stem_stride: int
     first_stage_stride: int
     hidden: int | None
-    # Skeletons on the device "meta": names and shapes alone. One for each mode, so that no call changes either.
+    # Skeletons on the device "meta": only names and shapes. One per mode, so that no call changes either.
     _training: nn.Module = field(init=False, repr=False, compare=False)
     _evaluation: nn.Module = field(init=False, repr=False, compare=False)
 
@@ -47,7 +47,7 @@ class ResidualNetwork(Architecture):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        # torchvision registers its modules in the order of their calls, a shortcut after the two convolutions it spans.
+        # torchvision registers its modules in call order, a shortcut after the two convolutions it spans.
         owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in self._training.named_parameters())
         return *("body/" + name.replace(".", "/") for name in owners), "head"
 
@@ -80,7 +80,7 @@ class ResidualNetwork(Architecture):
         return -(-self.shape[1] // stride), -(-self.shape[2] // stride)
 
     def _skeleton(self) -> nn.Module:
-        from torchvision.models import resnet  # here, since it takes longer to import than torch and few runs need it
+        from torchvision.models import resnet  # here: it takes longer to import than torch, and few runs need it
 
         with torch.device("meta"):
             module: nn.Module = resnet.resnet18()
@@ -104,11 +104,11 @@ class ResidualNetwork(Architecture):
 class ResNet18(Model):
     """torchvision's ResNet-18, d = 512, with a stem for small images by default (CIFAR-10 and CIFAR-100 in the papers).
 
-    The strides are what differs between clients in pFedPM's "-mh" runs; d stays 512. A first stage with a stride gets
-    the shortcut that the later stages have (1x1 convolution and batch norm).
+    In pFedPM's "-mh" runs clients differ in the strides; d stays 512. A first stage with a stride gets the shortcut
+    that the later stages have (1x1 convolution and batch norm).
 
     With `hidden` the body ends in a fully connected layer of that width with a ReLU, so that the decision part has two
-    layers and the model 64 tensors, which is how pFedCFR counts them (60 of convolutions and batch norms, and 4).
+    layers and the model 64 tensors, as pFedCFR counts them (60 of convolutions and batch norms, and 4).
     """
 
     name: ClassVar[str] = "resnet18"

@@ -7,8 +7,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.models.base import Architecture
 from pflmpi.models.cnn import CNN
-from pflmpi.models.dnn import DNN
-from pflmpi.models.mlp import MLP
+from pflmpi.models.mlp import DNN, MLP
 from pflmpi.models.protocnn import ProtoCNN
 from pflmpi.rng import stream
 from pflmpi.tree import Tree

@@ -24,8 +24,7 @@ from pflmpi import tree
 from pflmpi.errors import ConfigError
 from pflmpi.models import MODELS
 from pflmpi.models.cnn import CNN
-from pflmpi.models.dnn import DNN
-from pflmpi.models.mlp import MLP
+from pflmpi.models.mlp import DNN, MLP
 from pflmpi.models.protocnn import ProtoCNN
 from pflmpi.models.resnet18 import ResNet18
 
