@@ -1,1 +1,1 @@
-"""What would break a run here: facts of every rank are collected, judged and shown, each apart from the others."""
+"""Problems of the environment, found before a run: facts of every rank are collected, checked, and shown as a table."""

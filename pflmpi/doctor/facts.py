@@ -1,173 +1,112 @@
-"""What the doctor knows about each rank: plain values, which travel to rank 0 as JSON."""
+"""What the doctor knows about each rank: plain values, sent to rank 0 as JSON."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class _Facts(BaseModel):
-    # Ranks may run different versions of pflmpi, which is one of the things to find out: keys that are not known are
-    # dropped, and those that are missing have their defaults.
+    # Ranks may have different versions of pflmpi, which is one of the problems to find: unknown keys are dropped, and
+    # missing ones get their defaults.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Asked(_Facts):
-    """What a run would be asked for.
+class Settings(_Facts):
+    """What the configuration says, or its defaults without one."""
 
-    Attributes:
-        error: why the configuration cannot be used; "" if it can.
-        digest: of the resolved configuration; "" without one.
-        transport, device, threads, faults: of its section `runtime`.
-    """
-
-    error: str = ""
-    digest: str = ""
-    transport: str = "auto"
+    error: str = ""  # why the configuration cannot be used
+    digest: str = ""  # of the resolved configuration
+    transport: str = "auto"  # this and what follows: of its section `runtime`
     device: str = "auto"
     threads: int = 1
     faults: str = "stop"
 
 
 class Machine(_Facts):
-    """The part of a host that a rank may use; bytes, of which 0 is for unknown.
-
-    Attributes:
-        cores: that the rank may use.
-        omp: the text of OMP_NUM_THREADS, None where it is not set.
-        memory, memory_free: of the host, or of the control group (a job, a container) where that has less.
-        shared_free: of /dev/shm.
-        temporary, temporary_free: the folder for temporary files.
-    """
+    """The part of a host that a rank may use; sizes in bytes, 0 where unknown."""
 
     cores: tuple[int, ...] = ()
-    omp: str | None = None
-    memory: int = 0
+    omp: str | None = None  # text of OMP_NUM_THREADS, None where it is not set
+    memory: int = 0  # of the host, or of its control group (a job, a container) where that has less
     memory_free: int = 0
-    shared_free: int | None = None
-    temporary: str = ""
+    shared_free: int | None = None  # of /dev/shm, None where there is none
+    temporary: str = ""  # the folder for temporary files
     temporary_free: int = 0
 
 
 class Device(_Facts):
-    """Where a rank computes.
+    """Where a rank computes, and what torch can use."""
 
-    Attributes:
-        name: "CPU", or the GPU's; "" if there is an error.
-        gpus: that torch finds.
-        uuid: of the GPU.
-        memory, memory_free: bytes of the GPU.
-        visible: the text of CUDA_VISIBLE_DEVICES, None where it is not set.
-        error: why it cannot compute.
-        gloo, nccl: what torch.distributed can use; nccl with its version, "" without.
-    """
-
-    name: str = ""
-    gpus: int = 0
-    uuid: str = ""
-    memory: int = 0
+    name: str = ""  # "CPU", or the GPU's
+    gpus: int = 0  # that torch finds
+    uuid: str = ""  # of the GPU
+    memory: int = 0  # bytes of the GPU
     memory_free: int = 0
-    visible: str | None = None
-    error: str = ""
-    gloo: bool = False
-    nccl: str = ""
+    visible: str | None = None  # text of CUDA_VISIBLE_DEVICES, None where it is not set
+    error: str = ""  # why the rank cannot compute
+    gloo: bool = False  # whether torch.distributed has it
+    nccl: str = ""  # its version, "" without
 
 
 class Mpi(_Facts):
-    """The MPI library.
+    """The MPI library."""
 
-    Attributes:
-        used: whether it is what connects the ranks, or would be.
-        library: name and version; "" if there is none.
-        world: how many ranks it sees; 0 if it was not started.
-        device_buffers: whether it can send from a GPU's memory; None if it does not say.
-        fault_tolerance: whether it was built with ULFM.
-        fault_tolerant: whether mpirun was told how ranks can go on when one dies.
-        error: why it cannot be used.
-    """
-
-    used: bool = False
-    library: str = ""
-    world: int = 0
-    device_buffers: bool | None = None
-    fault_tolerance: bool = False
-    fault_tolerant: bool = False
-    error: str = ""
+    used: bool = False  # whether it connects the ranks
+    library: str = ""  # name and version, "" without one
+    world: int = 0  # the number of ranks that it sees, 0 if it was not started
+    device_buffers: bool | None = None  # whether it sends from a GPU's memory, None if it does not say
+    fault_tolerance: bool = False  # whether it was built with ULFM
+    fault_tolerant: bool = False  # whether it was started with the settings for ULFM
+    error: str = ""  # why it cannot be used
 
 
 class Folder(_Facts):
-    """The folder of a run, or the nearest one above it that exists.
-
-    Attributes:
-        path: that was looked at.
-        error: why it cannot be written.
-        flock, hdf5: why files in it cannot be locked, by the system's call and by HDF5; "" if they can.
-        seen: whether a file that rank 0 made is there; None if it made none.
-        lock_seen: whether rank 0's lock on it holds here; None if that cannot be tried.
-        free: bytes.
-        unfinished: files that a process which is gone has left half-written; known to rank 0 only, as is the rest.
-        flagged: HDF5 files that are marked as being written, and that no process of this host has open.
-        locked: lock files that somebody holds, with the processes of this host that do.
-    """
+    """The folder of a run, or its nearest parent that exists."""
 
     path: str = ""
-    error: str = ""
-    flock: str = ""
-    hdf5: str = ""
-    seen: bool | None = None
-    lock_seen: bool | None = None
-    free: int = 0
-    unfinished: tuple[str, ...] = ()
-    flagged: tuple[str, ...] = ()
-    locked: dict[str, tuple[int, ...]] = {}
+    error: str = ""  # why it cannot be written
+    flock: str = ""  # why the system cannot lock a file in it
+    hdf5: str = ""  # why HDF5 cannot lock a file in it
+    seen: bool | None = None  # whether rank 0's file is there, None if rank 0 could make none
+    lock_seen: bool | None = None  # whether rank 0's lock on that file holds here, None if unknown
+    free: int = 0  # bytes
+    # On rank 0 only:
+    unfinished: tuple[str, ...] = ()  # half-written files that no process of this host has open
+    flagged: tuple[str, ...] = ()  # HDF5 files marked as being written that no process of this host has open
+    locked: dict[str, tuple[int, ...]] = {}  # lock files that are held -> the processes of this host that hold them
 
 
 class Data(_Facts):
-    """The files of the dataset.
+    """The files of the dataset."""
 
-    Attributes:
-        name: of the dataset; "" without a configuration.
-        root: the data folder; "" if none is set.
-        files: their number; digest: over their names and sizes.
-        error: what is missing; download: whether a run would fetch it.
-    """
-
-    name: str = ""
-    root: str = ""
-    files: int = 0
-    digest: str = ""
-    error: str = ""
-    download: bool = False
+    name: str = ""  # of the dataset, "" without a configuration
+    root: str = ""  # the data folder, "" if none is set
+    files: int = 0  # their number
+    digest: str = ""  # of their names and sizes
+    error: str = ""  # what is missing
+    download: bool = False  # whether a run would fetch what is missing
 
 
 class Clock(_Facts):
-    """How many seconds a rank's clock is ahead of rank 0's, give or take `within`."""
+    """Seconds that a rank's clock is ahead of rank 0's, give or take `within`."""
 
     ahead: float = 0.0
     within: float = 0.0
 
 
-class Facts(_Facts):
-    """All about one rank.
+class RankFacts(_Facts):
+    """All that is known about one rank."""
 
-    Attributes:
-        rank, size: of the whole run, as the launcher says.
-        launcher: "alone", "mpi", "torchrun" or "slurm"; "unclear" if its variables contradict each other.
-        connection: why this rank has no connection to the others; "" if it has.
-        slurm: Slurm's variables, shortened; empty outside of a job.
-        versions: of each package; "" if it is not there.
-        broken: packages that are there and cannot be imported, with the reason.
-    """
-
-    rank: int = 0
+    rank: int = 0  # this and `size` as the launcher says
     size: int = 1
-    launcher: str = "alone"
+    launcher: str = "alone"  # or "mpi", "torchrun", "slurm"; "unclear" if its variables contradict each other
     host: str = ""
-    connection: str = ""
-    asked: Asked = Asked()
+    connection: str = ""  # why this rank has no connection to the others
+    settings: Settings = Settings()
     machine: Machine = Machine()
     device: Device = Device()
     mpi: Mpi = Mpi()
     folder: Folder = Folder()
     data: Data = Data()
     clock: Clock = Clock()
-    slurm: dict[str, str] = {}
-    versions: dict[str, str] = {}
-    broken: dict[str, str] = {}
+    slurm: dict[str, str] = {}  # Slurm's variables by short names, empty outside of a job
+    versions: dict[str, str] = {}  # package -> version, "" if it is not installed
+    broken: dict[str, str] = {}  # package that cannot be imported -> the reason

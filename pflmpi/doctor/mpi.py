@@ -1,4 +1,4 @@
-"""What MPI there is: asked in this process where MPI has started it, otherwise in a process of its own."""
+"""The MPI library: asked in this process where MPI has started it, otherwise in a process of its own."""
 
 import subprocess
 import sys
@@ -8,28 +8,47 @@ from collections.abc import Mapping
 from pflmpi.doctor.facts import Mpi
 from pflmpi.text import first_line
 from pflmpi.transports import mpi_library
+from pflmpi.transports.detect import Launch
 
 _LIMIT = 30.0  # seconds for MPI to start with one rank
-_OF_LAUNCHERS = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
+_LAUNCHERS = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
 
 
-def here() -> Mpi:
-    """Return what MPI says in this process; it is started if it was not."""
+def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
+    """The MPI library that connects the ranks; without a launcher, the one that is installed."""
+    if launch.kind == "alone":
+        return in_another_process(environ)
+    connects = launch.kind == "mpi" if transport == "auto" else transport == "mpi"
+    if connects and launch.kind != "torchrun":  # MPI cannot connect torchrun's ranks, and asking it would start it
+        return in_this_process().model_copy(update={"fault_tolerant": launch.fault_tolerant})
+    return Mpi()
+
+
+def in_this_process() -> Mpi:
+    """MPI as this process sees it; importing starts it."""
     try:
-        from pflmpi.transports import mpi
+        from pflmpi.transports.mpi import world_size
     except (ImportError, RuntimeError, OSError) as error:
         return Mpi(used=True, error=first_line(error))
-    return _asked(mpi.world_size())
+    library = mpi_library.loaded()
+    if library is None:
+        return Mpi(used=True, library="unknown", world=world_size())
+    return Mpi(
+        used=True,
+        library=library.name,
+        world=world_size(),
+        device_buffers=library.device_buffers,
+        fault_tolerance=library.fault_tolerance,
+    )
 
 
-def elsewhere(environ: Mapping[str, str]) -> Mpi:
-    """Return what MPI says in a process of its own, with one rank: starting it may end a process, or never end."""
-    for_one = {name: text for name, text in environ.items() if not name.startswith(_OF_LAUNCHERS)}
-    command = [sys.executable, "-m", "pflmpi.doctor.mpi"]
+def in_another_process(environ: Mapping[str, str]) -> Mpi:
+    """MPI as a process of one rank sees it: starting MPI may end a process, or hang."""
+    for_one = {name: text for name, text in environ.items() if not name.startswith(_LAUNCHERS)}
     try:
         with tempfile.TemporaryDirectory() as folder:  # Open MPI leaves empty folders behind
             done = subprocess.run(
-                command,
+                [sys.executable, "-m", "pflmpi.doctor.mpi"],
                 env={**for_one, "TMPDIR": folder},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -47,27 +66,10 @@ def elsewhere(environ: Mapping[str, str]) -> Mpi:
     return Mpi(error=f"it did not start: {said[-1]}")
 
 
-def _asked(world: int) -> Mpi:
-    library = mpi_library.loaded()
-    if library is None:
-        return Mpi(used=True, library="unknown", world=world)
-    return Mpi(
-        used=True,
-        library=library.name,
-        world=world,
-        device_buffers=library.device_buffers,
-        fault_tolerance=library.fault_tolerance,
-    )
-
-
-def _main() -> None:
-    answer = here()
+if __name__ == "__main__":
+    answer = in_this_process()
     if answer.world:
         from pflmpi.transports.mpi import MpiTransport
 
-        MpiTransport(_LIMIT).close()  # without an end in order it may leave shared memory behind
+        MpiTransport(_LIMIT).close()  # without it, MPI may leave shared memory behind
     print(answer.model_dump_json())
-
-
-if __name__ == "__main__":
-    _main()

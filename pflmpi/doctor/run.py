@@ -1,126 +1,159 @@
-"""One visit of the doctor: on every rank, with a table by rank 0, or by each rank if it cannot reach the others."""
+"""The order of things: collect on every rank, check and show on rank 0, or on each rank if they cannot be connected."""
 
+import faulthandler
 import logging
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from pflmpi.doctor.checks import judge
-from pflmpi.doctor.collect import by_itself, together, unconnected
-from pflmpi.doctor.facts import Facts
-from pflmpi.doctor.limit import limited
-from pflmpi.doctor.problem import Problem, line
-from pflmpi.doctor.starting import cure_of_no_connection
-from pflmpi.doctor.table import say, show
-from pflmpi.doctor.wanted import Wanted, wanted
+from pflmpi.doctor import consistency_checks, launch_checks, resource_checks
+from pflmpi.doctor.collect import all_facts, rank_facts
+from pflmpi.doctor.facts import RankFacts
+from pflmpi.doctor.mpi import find_mpi
+from pflmpi.doctor.problems import Problem, line
+from pflmpi.doctor.requested import read_config
+from pflmpi.doctor.run_folder import inspect_folder
+from pflmpi.doctor.table import show, show_problems
 from pflmpi.errors import ConfigError, PflmpiError, UserError
 from pflmpi.text import first_line
-from pflmpi.transports import open_transport
+from pflmpi.transports import Name, open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.process_exit import exit_process, flush_output
 from pflmpi.transports.text import from_root
 
+CHECKS = (*launch_checks.CHECKS, *consistency_checks.CHECKS, *resource_checks.CHECKS)  # causes before what follows
+
 _FOUND = 1  # the exit code of a problem
 _LIMIT = 60.0  # seconds for the other ranks to come, and to answer
-_HEAD_START = 3.0  # seconds that other ranks have to report too: a launcher stops them once one has ended
+_HEAD_START = 3.0  # seconds for the other ranks to report too: a launcher stops them once one has ended
+_TELL = "import select, sys\nif not select.select([0], [], [], float(sys.argv[1]))[0]: print(sys.argv[2], flush=True)"
 _log = logging.getLogger(__name__)
 
 
-def visit(config: Path | None, run: Path | None, environ: Mapping[str, str]) -> int:
-    """Look at this rank, and with the others at all; return the exit code, or end the process with it.
+def check_environment(config: Path | None, run: Path | None, environ: Mapping[str, str]) -> int:
+    """Show facts and problems of all ranks; return the exit code, or end the process with it.
 
     Args:
         config: a configuration that is to be run.
-        run: the folder of a run, also of one to come; None for where runs are by default.
+        run: the folder of a run, or of one to come; None for the default folder.
         environ: the environment of this process.
 
     Raises:
-        ConfigError: this is alone, and the configuration cannot be used.
+        ConfigError: there is one rank only, and the configuration cannot be used.
     """
     launch, unclear = _launch(environ)
-    asked = wanted(config, run)
-    if launch.kind == "alone" and config is not None and asked.asked.error:
-        raise ConfigError(asked.asked.error)
+    requested, settings = read_config(config, run)
+    if launch.kind == "alone" and config is not None and settings.error:
+        raise ConfigError(settings.error)
     folder = (run or Path("runs")).absolute()
-    facts = by_itself(launch, asked, environ)
+    facts = rank_facts(launch, requested, settings, environ)
     if unclear:
         facts = facts.model_copy(update={"launcher": "unclear"})
-        return _report(unconnected(facts, launch, folder, environ, unclear), launch, environ)
+        return _report_unconnected(facts, unclear, launch, folder, environ)
     try:
-        transport = _connect(launch, asked, facts)
-        everyone = together(facts, transport, launch, folder, environ)
-        code = _shared(transport, _verdict(everyone, config, environ) if everyone else 0)
+        transport = _connect(launch, requested.runtime.transport if requested else "auto", facts)
+        everyone = all_facts(facts, transport, launch, folder, environ)
+        code = int(from_root(transport, str(_verdict(everyone, config, environ)) if everyone else ""))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
         _log.debug("not connected", exc_info=error)
-        return _report(unconnected(facts, launch, folder, environ, first_line(error)), launch, environ)
+        return _report_unconnected(facts, first_line(error), launch, folder, environ)
     if launch.size > 1:
         exit_process(transport, code)
     transport.close()
     return code
 
 
+def find_problems(everyone: Sequence[RankFacts]) -> list[Problem]:
+    """The problems of these ranks; those that several ranks have in the same words are one."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for check in CHECKS:
+        for problem in check(everyone):
+            found.setdefault((problem.what, problem.cure), set()).update(problem.ranks)
+    return [Problem(what, cure, tuple(sorted(ranks))) for (what, cure), ranks in found.items()]
+
+
+@contextmanager
+def hard_timeout(seconds: float, text: str) -> Iterator[None]:
+    """Print the text and end this process with exit code 1 unless the block ends in time.
+
+    MPI_Init waits for all ranks without a limit, and holds Python's lock meanwhile. So another process prints the
+    text, and faulthandler, which needs no lock, ends this one.
+    """
+    teller = subprocess.Popen([sys.executable, "-I", "-S", "-c", _TELL, str(seconds), text], stdin=subprocess.PIPE)
+    assert teller.stdin is not None
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(seconds + 2, exit=True, file=nowhere)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            teller.stdin.close()
+            teller.wait()
+
+
 def _launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
-    """Return how this was started, and why that is unclear if it is."""
+    """How this was started, and why that is unclear if it is."""
     try:
         return detect(environ), ""
     except ConfigError as error:
         return ALONE, str(error)
 
 
-def _connect(launch: Launch, asked: Wanted, facts: Facts) -> Transport:
-    """Return the transport that a run would use."""
+def _connect(launch: Launch, name: Name, facts: RankFacts) -> Transport:
+    """The transport that a run would use."""
     if launch.size == 1:
         return open_transport("inprocess", ALONE, _LIMIT)
-    mpi = launch.kind == "mpi"
     late = Problem(
         f"not all ranks have come within {_LIMIT:.0f} s, or the library that connects them hangs",
-        cure_of_no_connection(mpi),
+        launch_checks.cure_of_no_connection(launch.kind == "mpi"),
         (launch.rank,),
     )
-    # Somewhat later than the transport's own limit, which says more.
-    with limited(_LIMIT + 5, f"problem: {line(late, [facts])}"):
-        transport = open_transport(asked.runtime.transport, launch, _LIMIT)
-    # So that a time-out names the hosts of those that it waits for.
+    # Somewhat later than the transport's own limit, whose error says more.
+    with hard_timeout(_LIMIT + 5, f"problem: {line(late, [facts])}"):
+        transport = open_transport(name, launch, _LIMIT)
+    # So that a timeout names the hosts of the ranks that it waits for.
     transport.introduce("cuda" if facts.device.uuid else "cpu", len(facts.machine.cores))
     return transport
 
 
-def _verdict(everyone: list[Facts], config: Path | None, environ: Mapping[str, str]) -> int:
-    """Show what was found, and return the exit code."""
-    if config is not None and all(one.asked.error for one in everyone):
-        print(f"pflmpi: {everyone[0].asked.error}", file=sys.stderr)
-        return _told(UserError.exit_code, environ)
-    problems = judge(everyone)
-    show(everyone, problems)
+def _verdict(everyone: list[RankFacts], config: Path | None, environ: Mapping[str, str]) -> int:
+    """Show what was found; return the exit code."""
+    if config is not None and all(one.settings.error for one in everyone):
+        print(f"pflmpi: {everyone[0].settings.error}", file=sys.stderr)
+        code = UserError.exit_code
+    else:
+        problems = find_problems(everyone)
+        show(everyone, problems)
+        code = _FOUND if problems else 0
     flush_output()
-    return _told(_FOUND if problems else 0, environ)
+    return _written(code, environ)
 
 
-def _told(code: int, environ: Mapping[str, str]) -> int:
-    """Leave rank 0's exit code in the file that a launcher whose own says nothing wants it in, and return it."""
+def _report_unconnected(facts: RankFacts, error: str, launch: Launch, folder: Path, environ: Mapping[str, str]) -> int:
+    """Show what this rank knows, with the table on rank 0 only; end the process if there are others."""
+    library, place = find_mpi(launch, facts.settings.transport, environ), inspect_folder(folder, "")
+    facts = facts.model_copy(update={"connection": error, "mpi": library, "folder": place})
+    problems = find_problems([facts])
+    if launch.rank == 0:
+        show([facts], problems)
+        _written(_FOUND, environ)
+    else:
+        show_problems([facts], problems)
+    flush_output()
+    if launch.size > 1:
+        time.sleep(_HEAD_START)
+        os._exit(_FOUND)  # a transport that is half connected may hang when it is closed
+    return _FOUND
+
+
+def _written(code: int, environ: Mapping[str, str]) -> int:
+    """The exit code, left in the file from which a launcher that loses it takes it."""
     path = environ.get("PFLMPI_EXIT_FILE")
     if path:
         Path(path).write_text(f"{code}\n")
     return code
-
-
-def _shared(transport: Transport, code: int) -> int:
-    return int(from_root(transport, str(code)))
-
-
-def _report(facts: Facts, launch: Launch, environ: Mapping[str, str]) -> int:
-    """Show what this rank knows, with the table on rank 0 only; end the process if there are others."""
-    problems = judge([facts])
-    if launch.rank == 0:
-        show([facts], problems)
-        _told(_FOUND, environ)
-    else:
-        say([facts], problems)
-    flush_output()
-    if launch.size > 1:
-        time.sleep(_HEAD_START)
-        os._exit(_FOUND)  # what is half connected may not let go in order
-    return _FOUND

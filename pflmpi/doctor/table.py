@@ -1,4 +1,4 @@
-"""The table: a row for each rank, and below it what most ranks have in common, with the ranks that have not."""
+"""What is shown: a row for each rank, what most ranks have in common with the ranks that differ, and the problems."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pflmpi.doctor.facts import Facts
-from pflmpi.doctor.problem import Problem, by, line, numbers
+from pflmpi.doctor.facts import RankFacts
+from pflmpi.doctor.problems import Problem, by, line, numbers
 from pflmpi.text import gibibytes, share, some, spans
 
-_EACH = 16  # ranks that have a row of their own; of more, those that are alike share one
+_ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
 _WIDTH = 120  # where there is no terminal
 
 
-def show(everyone: Sequence[Facts], problems: Sequence[Problem]) -> None:
-    """Print the table, and each problem in a line."""
+def show(everyone: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
+    """Print the tables and the problems."""
     # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
     width = shutil.get_terminal_size((_WIDTH, 0)).columns
     console = Console(force_terminal=False, width=width, highlight=False, markup=False, emoji=False)
-    for table in (_ranks(everyone), _common(everyone)):
-        console.print(table)
-    say(everyone, problems)
+    console.print(_ranks(everyone))
+    console.print(_common(everyone))
+    show_problems(everyone, problems)
 
 
-def say(everyone: Sequence[Facts], problems: Sequence[Problem]) -> None:
+def show_problems(everyone: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
     """Print each problem in a line of its own, however long, or that there is none."""
     for problem in problems:
         print(f"problem: {line(problem, everyone)}")
@@ -32,50 +32,44 @@ def say(everyone: Sequence[Facts], problems: Sequence[Problem]) -> None:
         print("no problems found")
 
 
-def _ranks(everyone: Sequence[Facts]) -> Table:
+def _ranks(everyone: Sequence[RankFacts]) -> Table:
     table = Table("rank", "host", "device", "free memory", "threads", "cores", "clock, ms ahead")
-    groups = by(everyone, _row if len(everyone) > _EACH else lambda one: (str(one.rank),))
+    groups = by(everyone, _row if len(everyone) > _ROWS else lambda one: (str(one.rank),))
     for group in groups.values():
-        hosts = list(dict.fromkeys(one.host for one in group))
-        tightest = min(group, key=lambda one: one.machine.memory_free)
-        fullest = min(group, key=lambda one: one.device.memory_free)
-        off = max(group, key=lambda one: abs(one.clock.ahead))
+        memory = min((one.machine for one in group), key=lambda each: each.memory_free)
         cores = {one.machine.cores for one in group}
         table.add_row(
             spans(numbers(group)),
-            some(hosts, most=2),
-            _device(fullest),
-            share(tightest.machine.memory_free, tightest.machine.memory),
+            some(list(dict.fromkeys(one.host for one in group)), most=2),
+            _device(min(group, key=lambda one: one.device.memory_free)),
+            share(memory.memory_free, memory.memory),
             _threads(group[0]),
             spans(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
-            _clock(off),
+            _clock(max(group, key=lambda one: abs(one.clock.ahead))),
         )
     return table
 
 
-def _row(one: Facts) -> tuple[str, ...]:
-    """Return what ranks in the same row have in common."""
+def _row(one: RankFacts) -> tuple[str, ...]:
+    """What ranks in the same row have in common."""
     return one.device.name, gibibytes(one.machine.memory), _threads(one), str(len(one.machine.cores))
 
 
-def _device(one: Facts) -> str:
+def _device(one: RankFacts) -> str:
     if not one.device.uuid:
         return one.device.name or "none"
     return f"{one.device.name}, {share(one.device.memory_free, one.device.memory)}"
 
 
-def _threads(one: Facts) -> str:
-    omp = "not set" if one.machine.omp is None else one.machine.omp
-    return f"{one.asked.threads}, OMP {omp}"
+def _threads(one: RankFacts) -> str:
+    return f"{one.settings.threads}, OMP {'not set' if one.machine.omp is None else one.machine.omp}"
 
 
-def _clock(one: Facts) -> str:
-    if one.rank == 0:
-        return "0"
-    return f"{1000 * one.clock.ahead:.1f} within {1000 * one.clock.within:.1f}"
+def _clock(one: RankFacts) -> str:
+    return f"{1000 * one.clock.ahead:.1f} within {1000 * one.clock.within:.1f}" if one.rank else "0"
 
 
-def _common(everyone: Sequence[Facts]) -> Table:
+def _common(everyone: Sequence[RankFacts]) -> Table:
     table = Table("", "", "ranks", show_header=False)
     for name, text in _TEXTS.items():
         for value, group in by(everyone, text).items():
@@ -86,17 +80,17 @@ def _common(everyone: Sequence[Facts]) -> Table:
         "/dev/shm": [one.machine.shared_free for one in everyone if one.machine.shared_free is not None],
     }
     least = ", ".join(f"{name} {gibibytes(min(sizes))}" for name, sizes in free.items() if sizes)
-    table.add_row("free, the least", least, "all")
+    table.add_row("least free space", least, "all")
     return table
 
 
-def _launcher(one: Facts) -> str:
-    by_whom = {"mpi": "mpirun or srun with MPI", "slurm": "srun without MPI", "alone": "nothing"}
+def _launcher(one: RankFacts) -> str:
+    names = {"mpi": "mpirun or srun with MPI", "slurm": "srun without MPI", "alone": "nothing"}
     count = f"{one.size} rank{'s' if one.size > 1 else ''}"
-    return f"{by_whom.get(one.launcher, one.launcher)}, {count}" + (", not connected" if one.connection else "")
+    return f"{names.get(one.launcher, one.launcher)}, {count}" + (", not connected" if one.connection else "")
 
 
-def _mpi(one: Facts) -> str:
+def _mpi(one: RankFacts) -> str:
     if one.mpi.error:
         return f"none ({one.mpi.error})"
     if not one.mpi.library:
@@ -106,15 +100,7 @@ def _mpi(one: Facts) -> str:
     return f"{one.mpi.library}; sends GPU buffers: {buffers}; fault tolerance (ULFM): {ulfm}"
 
 
-def _torch(one: Facts) -> str:
-    return f"gloo: {'yes' if one.device.gloo else 'no'}; NCCL: {one.device.nccl or 'no'}"
-
-
-def _slurm(one: Facts) -> str:
-    return ", ".join(f"{name} {text}" for name, text in one.slurm.items() if text) or "no job"
-
-
-def _folder(one: Facts) -> str:
+def _folder(one: RankFacts) -> str:
     if one.folder.error:
         return f"{one.folder.path}: {one.folder.error}"
     same = {True: "the same for all ranks; ", False: "not rank 0's; ", None: ""}[
@@ -124,7 +110,7 @@ def _folder(one: Facts) -> str:
     return f"{one.folder.path}: written; {same}{locks}"
 
 
-def _data(one: Facts) -> str:
+def _data(one: RankFacts) -> str:
     if one.data.error:
         return "missing, to be downloaded" if one.data.download else "missing"
     if one.data.name:
@@ -132,16 +118,12 @@ def _data(one: Facts) -> str:
     return one.data.root or "no data folder is set"
 
 
-def _versions(one: Facts) -> str:
-    return ", ".join(f"{name} {version or 'missing'}" for name, version in one.versions.items())
-
-
-_TEXTS: dict[str, Callable[[Facts], str]] = {
+_TEXTS: dict[str, Callable[[RankFacts], str]] = {
     "started by": _launcher,
     "MPI": _mpi,
-    "torch.distributed": _torch,
-    "Slurm": _slurm,
+    "torch.distributed": lambda one: f"gloo: {'yes' if one.device.gloo else 'no'}; NCCL: {one.device.nccl or 'no'}",
+    "Slurm": lambda one: ", ".join(f"{name} {text}" for name, text in one.slurm.items() if text) or "no job",
     "run folder": _folder,
     "data": _data,
-    "versions": _versions,
+    "versions": lambda one: ", ".join(f"{name} {version or 'missing'}" for name, version in one.versions.items()),
 }

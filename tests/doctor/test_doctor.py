@@ -1,6 +1,7 @@
 """`pflmpi doctor` as it is used: sound set-ups pass, and each broken one is named with its cure."""
 
 import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,11 +45,16 @@ def write(folder: Path, **sections: object) -> Path:
     return path
 
 
+def first_in_path(folder: Path) -> str:
+    """A PYTHONPATH with this folder before what there is."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 def patch(folder: Path, code: str) -> str:
-    """Write code that Python runs first where this folder is in PYTHONPATH."""
+    """Write code that Python runs first with this PYTHONPATH."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
-    return str(folder)
+    return first_in_path(folder)
 
 
 # --- sound ---------------------------------------------------------------------------------------------------------
@@ -90,7 +96,7 @@ def test_the_exit_code_goes_where_a_launcher_wants_it(tmp_path: Path) -> None:
 def test_no_mpi_is_named_by_every_rank(way: str, tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('there is no MPI')")
-    code, printed = doctor(way, tmp_path, PYTHONPATH=str(tmp_path))
+    code, printed = doctor(way, tmp_path, PYTHONPATH=first_in_path(tmp_path))
     found = problems(printed)
     assert code == 1 and len(found) == (1 if way == "alone" else 2), printed
     assert printed.count("┃ rank ┃") == 1
@@ -136,11 +142,11 @@ def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
     one_for_all = patch(
         tmp_path / "patch",
         "import torch\n"
-        "from pflmpi.doctor import device\n"
+        "from pflmpi.doctor import collect\n"
         "from pflmpi.runtime import devices\n"
         "devices.choose = lambda *_: torch.device('cuda', 0)\n"
-        "device.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
-        "                             'memory': 1 << 33, 'memory_free': 1 << 32}\n",
+        "collect.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
+        "                              'memory': 1 << 33, 'memory_free': 1 << 32}\n",
     )
     code, printed = doctor("torchrun", tmp_path, PYTHONPATH=one_for_all)
     assert code == 1 and len(problems(printed)) == 1, printed
@@ -215,7 +221,7 @@ def test_what_dead_processes_have_left_is_named(tmp_path: Path) -> None:
     assert f"stale: {torn}, left half-written" in found[0] and "`pflmpi resume RUN` removes" in found[0]
     assert f"stale: {flagged}, marked as being written" in found[1] and "h5clear --status" in found[1]
     for line, lock in zip(found[2:], (cell, sweep), strict=True):
-        assert f"{lock} is locked by a sweep at work" in line and "wait for it, or end" in line
+        assert f"{lock} is locked by a running sweep" in line and "wait for it, or end" in line
 
 
 @pytest.mark.parametrize(
@@ -262,7 +268,7 @@ def test_a_torch_that_is_broken_is_named_whatever_needs_it(tmp_path: Path) -> No
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "torch.py").write_text("raise ImportError('libcublas.so is missing')")
     config = write(tmp_path)
-    code, printed = doctor("alone", tmp_path, "--config", config, PYTHONPATH=str(tmp_path / "lib"))
+    code, printed = doctor("alone", tmp_path, "--config", config, PYTHONPATH=first_in_path(tmp_path / "lib"))
     assert code == 1, printed
     assert "torch cannot be imported (libcublas.so is missing); install the package again" in printed
 

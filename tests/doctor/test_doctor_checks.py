@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from pflmpi.doctor import table
-from pflmpi.doctor.checks import judge
-from pflmpi.doctor.facts import Facts
-from pflmpi.doctor.problem import Problem, line
+from pflmpi.doctor.facts import RankFacts
+from pflmpi.doctor.problems import Problem, line
+from pflmpi.doctor.run import find_problems
 
 GIB = 1 << 30
 GPU = {"name": "A100", "gpus": 1, "uuid": "GPU-1", "memory": 80 * GIB, "memory_free": 70 * GIB, "gloo": True}
@@ -35,8 +35,8 @@ def sound(rank: int = 0, size: int = 1, **changes: Any) -> dict[str, Any]:
 
 def told(everyone: list[dict[str, Any]]) -> list[str]:
     """The lines that are shown for these facts, which travel as text."""
-    facts = [Facts.model_validate_json(json.dumps(one)) for one in everyone]
-    return [line(problem, facts) for problem in judge(facts)]
+    facts = [RankFacts.model_validate_json(json.dumps(one)) for one in everyone]
+    return [line(problem, facts) for problem in find_problems(facts)]
 
 
 def world(*changes: dict[str, Any], size: int = 4) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def test_sound_ranks_have_no_problems() -> None:
     assert told(world(*bound)) == []
 
 
-CONTINUE = {"asked": {"faults": "continue"}}
+CONTINUE = {"settings": {"faults": "continue"}}
 MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
 
 
@@ -74,7 +74,7 @@ MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
         ),
         pytest.param(
             [{}, {"connection": "refused"}, {}],
-            "rank 1 on node1: it has no connection to the other ranks (refused); see in the launcher's output",
+            "rank 1 on node1: no connection to the other ranks (refused); see in the launcher's output",
             id="no connection",
         ),
         pytest.param(
@@ -83,7 +83,7 @@ MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
             id="no ULFM",
         ),
         pytest.param(
-            [CONTINUE], "runtime.faults = 'continue' needs MPI's ranks, but torchrun has", id="no MPI's ranks"
+            [CONTINUE], "runtime.faults = 'continue' needs ranks of MPI, but torchrun has", id="no MPI's ranks"
         ),
         pytest.param([{"device": {"gloo": False}}], "torch.distributed has neither gloo nor", id="no backend"),
         pytest.param(
@@ -111,18 +111,18 @@ MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
             id="libraries",
         ),
         pytest.param(
-            [{}, {"asked": {"error": "cannot read x.yaml"}}, {}],
+            [{}, {"settings": {"error": "cannot read x.yaml"}}, {}],
             "rank 1 on node1: the configuration cannot be used here (cannot read x.yaml); keep it on",
             id="configuration missing",
         ),
         pytest.param(
-            [{"asked": {"digest": "a"}}, {"asked": {"digest": "b"}}, {"asked": {"digest": "a"}}],
-            "rank 1 on node1: the configuration is another one than on ranks 0, 2-3; keep",
+            [{"settings": {"digest": "a"}}, {"settings": {"digest": "b"}}, {"settings": {"digest": "a"}}],
+            "rank 1 on node1: the configuration is not that of ranks 0, 2-3; keep",
             id="configurations",
         ),
         pytest.param(
             [{}, {}, {"clock": {"ahead": -12.34, "within": 0.1}}],
-            "ranks 2-3 on node2: the clock is 12.3 s behind rank 0's; have the host's time service looked at",
+            "ranks 2-3 on node2: the clock is 12.3 s behind rank 0's; check the host's time service",
             id="clock",
         ),
         pytest.param(
@@ -157,7 +157,9 @@ MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
             id="threads not set",
         ),
         pytest.param(
-            [{"asked": {"threads": 4}}], "export OMP_NUM_THREADS=2 and set runtime.threads=2, or", id="runtime.threads"
+            [{"settings": {"threads": 4}}],
+            "export OMP_NUM_THREADS=2 and set runtime.threads=2, or",
+            id="runtime.threads",
         ),
         pytest.param(
             [{"machine": {"cores": [0]}}],
@@ -231,7 +233,7 @@ def test_facts_of_another_version_are_read() -> None:
 
 
 def show(capsys: pytest.CaptureFixture[str], everyone: list[dict[str, Any]]) -> list[str]:
-    facts = [Facts.model_validate(one) for one in everyone]
+    facts = [RankFacts.model_validate(one) for one in everyone]
     table.show(facts, [Problem("something is wrong", "put it right", (0, 1))])
     return capsys.readouterr().out.splitlines()
 

@@ -1,4 +1,4 @@
-"""What only running can tell: facts on their way, clocks, memory, folders, leftovers."""
+"""What only running can tell: facts on their way, clocks, memory, folders, stale files."""
 
 import fcntl
 import threading
@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import thread_transport
-from pflmpi.doctor import clocks as clock_module
-from pflmpi.doctor import leftovers
+from pflmpi.doctor import collect, run_folder
 from pflmpi.doctor.facts import Clock
-from pflmpi.doctor.run_folder import beacon, existing, flock_error, hdf5_error, look
+from pflmpi.doctor.run_folder import existing, flock_error, hdf5_error, inspect_folder, probe_file
 from pflmpi.machine import memory
 from pflmpi.transports.base import Transport
 
@@ -22,9 +21,9 @@ def test_the_clock_of_each_rank_is_compared_with_rank_0s(monkeypatch: pytest.Mon
 
     def clocks(one: Transport) -> list[Clock]:
         fast[threading.get_ident()] = 100.0 * one.rank
-        return clock_module.clocks(one)
+        return collect.compare_clocks(one)
 
-    monkeypatch.setattr(clock_module.time, "time", lambda: real() + fast[threading.get_ident()])
+    monkeypatch.setattr(collect.time, "time", lambda: real() + fast[threading.get_ident()])
     found = thread_transport.run_ranks(3, clocks)
     assert found[1:] == [[], []]
     for rank, clock in enumerate(found[0]):
@@ -78,14 +77,14 @@ def test_a_file_that_somebody_has_locked_is_noticed(tmp_path: Path) -> None:
 
 
 def test_rank_0s_file_is_looked_for(tmp_path: Path) -> None:
-    with beacon(tmp_path) as name:
-        found = look(tmp_path, name)
+    with probe_file(tmp_path) as name:
+        found = inspect_folder(tmp_path, name)
         assert (found.seen, found.lock_seen) == (True, True)
         (tmp_path / name).unlink()
         (tmp_path / name).touch()  # as with locks that hold on another host only
-        found = look(tmp_path, name)
+        found = inspect_folder(tmp_path, name)
         assert (found.seen, found.lock_seen) == (True, False)
-        assert look(tmp_path, "other").seen is False
+        assert inspect_folder(tmp_path, "other").seen is False
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,7 +96,7 @@ def test_a_file_that_is_being_written_is_not_left_behind(tmp_path: Path) -> None
     for path in (dead, growing, held):
         path.touch()
     with held.open("ab"):
-        before = leftovers.unfinished(tmp_path)
+        before = run_folder.unfinished(tmp_path)
         assert before.keys() == {str(dead), str(growing), str(held)}
         growing.write_bytes(b"more")
-        assert leftovers.abandoned(before, leftovers.unfinished(tmp_path)) == (str(dead),)
+        assert run_folder.stale_files(tmp_path, before)["unfinished"] == (str(dead),)
