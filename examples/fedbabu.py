@@ -1,0 +1,66 @@
+"""FedBABU, an algorithm that is not in the package: one file against the contract in `pflmpi/algorithms/base.py`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from pflmpi.algorithms.shared_parts import WeightedSharedParts
+from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Messages
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(WeightedSharedParts):
+    """Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
+
+    Clients train the body alone, under the head that was drawn at the start and is the same for all; the server
+    averages the bodies. A client is tested with the fresh body and that head after fine-tuning both on its own data.
+
+    Up: the body (mean). Down: the body (shared). Persists: server: the body; client: the initial head, and its
+    batch-norm statistics with `training.bn: local`. Evaluated: the fine-tuned model, which is not kept.
+    """
+
+    summary: ClassVar[str] = "a shared body under a fixed head, fine-tuned to be tested"
+    paper: ClassVar[str] = "Oh et al., ICLR 2022"
+    shared: ClassVar[tuple[str, ...]] = ("body",)
+    message: ClassVar[str] = "body"
+    state: ClassVar[str] = "body"
+    predicts_with: ClassVar[tuple[str, ...]] = ("body",)
+    adapts_with: ClassVar[tuple[str, ...]] = ("fine_tuning",)
+
+    fine_tuning_epochs: Annotated[int, Field(ge=1)] = 5
+
+    def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
+        return {"train": Pass(), "fine_tuning": Pass(epochs=self.fine_tuning_epochs)}
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        return self.to_keep(task, self.init_model(task))  # the server's draw: one head for all
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        model = train(
+            task,
+            self.whole(client, down["body"]),
+            data.passes["train"],
+            model_loss(task),
+            data.learning_rate,
+            frozen=("head",),
+        )
+        return self.to_keep(task, model), {"body": self.to_share(task, model)}
+
+    def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+        start = self.whole(client, down["body"])
+        return train(task, start, data.passes["fine_tuning"], model_loss(task), data.learning_rate)
+
+    def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
+        return task.predict(client, x)
+
+    def personal(self, task: Task) -> Personal:
+        return NotAModel("a model that it fine-tunes on its own data", nearest=Merge((Received("body"), Kept())))
