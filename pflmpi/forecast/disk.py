@@ -1,6 +1,5 @@
 """What the checkpoints of a run take on disk: each of them, and all that stay, over the whole run; and what time."""
 
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,11 +9,10 @@ from time import thread_time
 
 import numpy as np
 
-from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.sizes import state_sizes
 from pflmpi.learning.task import HOST
 from pflmpi.run.build import Experiment, client_templates
-from pflmpi.run.execute import RankContext, recorded
+from pflmpi.run.execute import RankContext, attributes
 from pflmpi.runtime import checkpoints as saving
 from pflmpi.runtime.evaluation import Scores
 from pflmpi.runtime.progress import Progress
@@ -136,10 +134,7 @@ def _checkpoints(experiment: Experiment, setup: Setup, overhead: _Overhead) -> I
 def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> tuple[list[int], float]:
     """Return the bytes of the round files, and the seconds of the processor for one."""
     templates = saving.templates(client_templates(experiment))
-    place = RankContext(InProcessTransport(), ALONE, HOST, 1)
-    attributes: dict[str, str | int | float] = {"config": dump(experiment.config.resolved())}
-    for name, value in recorded(experiment, place).items():
-        attributes[name] = value if isinstance(value, str | int) else json.dumps(value)
+    described = attributes(experiment, RankContext(InProcessTransport(), ALONE, HOST, 1))
     server = state_sizes(experiment).server
     stand_in = {path: np.zeros(min(count, _SMALL), dtype) for path, (count, dtype) in server.items()}
     left_out = sum((count - len(stand_in[path])) * dtype.itemsize for path, (count, dtype) in server.items())
@@ -151,7 +146,7 @@ def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> tupl
         metrics, moved = ({}, {}) if told is None else (told.arrays(), told.bytes)
         with tempfile.TemporaryDirectory() as folder:
             began = thread_time()
-            write_round(Path(folder), RoundContent(round, stand_in, metrics, moved), one.layout, templates, attributes)
+            write_round(Path(folder), RoundContent(round, stand_in, metrics, moved), one.layout, templates, described)
             seconds.append(thread_time() - began)
             sizes.append(round_path(Path(folder), round).stat().st_size + left_out)
     return [int(size) for size in np.interp(np.arange(len(checkpoints)), written, sizes)], float(np.median(seconds))

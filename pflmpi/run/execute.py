@@ -14,6 +14,8 @@ import torch
 import pflmpi
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, RankLost
+from pflmpi.learning import diagnostics, personal
+from pflmpi.messages.kinds import Own
 from pflmpi.run.build import Experiment, client_templates, kept_reply, setup
 from pflmpi.runtime import checkpoints as saving
 from pflmpi.runtime import rounds, tensorboard
@@ -137,6 +139,29 @@ def recorded(experiment: Experiment, context: RankContext) -> dict[str, Any]:
     }
 
 
+def attributes(experiment: Experiment, context: RankContext) -> dict[str, str | int | float]:
+    """What every round file says of its run: the configuration, what it depends on, and how to read its state."""
+    algorithm, task = experiment.config.algorithm, experiment.tasks[0]
+    described = {
+        "algorithm_class": f"{type(algorithm).__module__}:{type(algorithm).__qualname__}",
+        "summary": algorithm.summary,
+        "paper": algorithm.paper,
+        "personal": personal.to_json(algorithm.personal(task)),
+        "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
+    }
+    values = {"config": dump(experiment.config.resolved()), **recorded(experiment, context), **described}
+    return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
+
+
+def _received(experiment: Experiment) -> dict[str, bool]:
+    """Messages to store beside the server's state: name -> whether each client has a row of its own."""
+    if kept_reply(experiment.config):
+        return {}
+    algorithm, task = experiment.config.algorithm, experiment.tasks[0]
+    names = personal.messages(algorithm.personal(task))
+    return {name: isinstance(algorithm.downlink(task)[name], Own) for name in sorted(names)}
+
+
 def _ready(experiment: Experiment, context: RankContext) -> tuple[Setup, Population]:
     transport = context.transport
     ready = setup(experiment, replace(context.launch, rank=transport.rank, size=transport.size), context.slots)
@@ -211,13 +236,12 @@ def _checkpoints(run: Path, experiment: Experiment, context: RankContext, resume
         rank=context.transport.rank,
         cohort=experiment.cohort,
         templates=saving.templates(client_templates(experiment)),
-        attributes={
-            "config": dump(experiment.config.resolved()),
-            **{
-                key: value if isinstance(value, str | int) else json.dumps(value)
-                for key, value in recorded(experiment, context).items()
-            },
-        },
+        attributes=attributes(experiment, context),
         keep=experiment.config.checkpoint.keep,
+        received=_received(experiment),
+        partition={
+            "train_samples": experiment.federation.num_train,
+            "test_samples": experiment.federation.num_test,
+        },
     )
     return Checkpoints(fixed, resume_point.layout, resume_point.done)

@@ -2,14 +2,16 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.errors import RunError
+from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.progress import Progress
@@ -17,7 +19,7 @@ from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import cohort_name, shard_path
-from pflmpi.store.round_file import RoundContent, write_round
+from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.run_folder import prune
 from pflmpi.store.shard import write_shard
 from pflmpi.store.writer import Writer
@@ -38,6 +40,9 @@ class Fixed:
         templates: for each cohort name, path -> (shape, dtype) of what a client keeps.
         attributes: written into every round file.
         keep: how many of the newest checkpoints stay; 0 for all.
+        received: names of the messages that are stored beside the server's state, because personal models are put
+            together from them and clients do not keep them; true where each client has a row of its own.
+        partition: samples of each client, by name.
     """
 
     run: Path
@@ -46,6 +51,25 @@ class Fixed:
     templates: dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]
     attributes: dict[str, str | int | float]
     keep: int
+    received: Mapping[str, bool] = field(default_factory=dict)
+    partition: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerRound:
+    """What rank 0 knows of a round; the other ranks know nothing of it.
+
+    Attributes:
+        server: its state.
+        published: what the clients receive.
+        measured: diagnostics by name.
+        progress: None before the first round.
+    """
+
+    server: Tree
+    published: Messages | None
+    measured: Mapping[str, Tensor] = field(default_factory=dict)
+    progress: Progress | None = None
 
 
 @dataclass
@@ -76,14 +100,13 @@ class Checkpoints:
             metrics_file.append(self._fixed.run, progress.line())
             self._join(shards_done)
 
-    def save(self, now: RoundSchedule, server: Tree, population: Population, progress: Progress | None) -> None:
+    def save(self, now: RoundSchedule, seen: ServerRound, population: Population) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
 
         Args:
             now: the round.
-            server: rank 0 only.
+            seen: what rank 0 has of it.
             population: the clients that live here.
-            progress: of the round, on rank 0; None for the checkpoint before the first round.
         """
         fixed, round = self._fixed, now.round
         with self._standing_still():
@@ -92,9 +115,7 @@ class Checkpoints:
             self._layout = self._layout.updated(round, now.rows, fixed.cohort)
             if fixed.rank != 0:
                 return
-            arrays = {name: to_numpy(leaf).copy() for name, leaf in tree.leaves(server)}
-            metrics, moved = ({}, {}) if progress is None else (progress.arrays(), progress.bytes)
-            self._pending.append(_Pending(RoundContent(round, arrays, metrics, moved), self._layout))
+            self._pending.append(_Pending(self._content(round, seen), self._layout))
             if len(now.rows) == 1:  # its shard is before it in the queue
                 self._join(round)
 
@@ -130,6 +151,29 @@ class Checkpoints:
         while self._pending and all((run / name).exists() for name in self._pending[0].layout.files):
             self._join(self._pending[0].content.round)
             self._writer.flush()
+
+    def _content(self, round: int, seen: ServerRound) -> RoundContent:
+        """Copies of what rank 0 stores; a tensor that is both in the server's state and published is copied once."""
+        copies: dict[int, np.ndarray] = {}
+        published = seen.published or {}
+
+        def copied(state: Tree) -> Arrays:
+            for _, leaf in tree.leaves(state):
+                if id(leaf) not in copies:
+                    copies[id(leaf)] = to_numpy(leaf).copy()
+            return {path: copies[id(leaf)] for path, leaf in tree.leaves(state)}
+
+        return RoundContent(
+            round,
+            server=copied(seen.server),
+            metrics={} if seen.progress is None else seen.progress.arrays(),
+            bytes={} if seen.progress is None else seen.progress.bytes,
+            received={
+                name: ReceivedMessage(copied(published[name]), own) for name, own in self._fixed.received.items()
+            },
+            diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
+            partition=dict(self._fixed.partition),
+        )
 
     def _write_shard(self, rows: dict[str, tuple[np.ndarray, Arrays]], round: int) -> None:
         if rows:

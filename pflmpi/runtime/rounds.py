@@ -1,6 +1,9 @@
 """The loop of a run, for every rank: there is no other."""
 
+from collections.abc import Mapping
+
 import numpy as np
+from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
@@ -11,9 +14,10 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime import report
-from pflmpi.runtime.checkpoints import Checkpoints
+from pflmpi.runtime.checkpoints import Checkpoints, ServerRound
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
+from pflmpi.runtime.contract import calling, check_state
 from pflmpi.runtime.evaluation import Scores, evaluate
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
@@ -63,7 +67,9 @@ def run(
 
         up = send_up(transport, setup.declared, ups, now.training, now.round)
         del ups  # memory
+        measured = _diagnose(setup, server, up, now)
         server = _update_server(setup, server, up, now)
+        del up  # memory
         published = _publish(setup, transport, server, now)
         reply = send_down(transport, setup.declared, published, now.receiving)
         for group in now.training[rank]:
@@ -94,7 +100,7 @@ def run(
         if setup.timeout is None:
             transport.timeout = max(LEAST_TIMEOUT, _PATIENCE * stop.longest)
         if now.saves or stopping:
-            checkpoints.save(now, server, population, progress)
+            checkpoints.save(now, ServerRound(server, published, measured, progress), population)
         if stopping:
             checkpoints.finish(transport)
             raise Stopped(f"{stop.reason or 'another rank was asked to stop'}: stopped after round {now.round}")
@@ -117,12 +123,13 @@ def _open(
             for group in opening.training[transport.rank]
         ]
         server = _update_server(setup, server, send_up(transport, setup.declared, ups, opening.training, 0), opening)
-    reply = send_down(transport, setup.declared, _publish(setup, transport, server, opening), opening.receiving)
+    published = _publish(setup, transport, server, opening)
+    reply = send_down(transport, setup.declared, published, opening.receiving)
     if opening.saves:
         everyone = setup.placement.assign(np.arange(setup.task.num_clients))
         for group in everyone[transport.rank] if population.kept_reply else ():
             population.keep_reply(group, reply)
-        checkpoints.save(opening, server, population, None)
+        checkpoints.save(opening, ServerRound(server, published), population)
     return server, reply
 
 
@@ -140,11 +147,30 @@ def _train(
 def _update_server(setup: Setup, server: Tree, up: Messages | None, now: RoundSchedule) -> Tree:
     if up is None:
         return server
-    return setup.algorithm.server_update(setup.task, server, up, Round(now.round, now.participants, setup.task.seed))
+    with calling(setup.algorithm, "server_update", now.round):
+        new = setup.algorithm.server_update(setup.task, server, up, _seen_by_server(setup, now))
+    check_state(setup.algorithm, "server_update", new, server)
+    return new
+
+
+def _diagnose(setup: Setup, server: Tree, up: Messages | None, now: RoundSchedule) -> Mapping[str, Tensor]:
+    """What the algorithm measures in a round with a checkpoint; rank 0 only."""
+    if up is None or not now.saves:
+        return {}
+    with calling(setup.algorithm, "diagnose", now.round):
+        return setup.algorithm.diagnose(setup.task, server, up, _seen_by_server(setup, now))
 
 
 def _publish(setup: Setup, transport: Transport, server: Tree, now: RoundSchedule) -> Messages | None:
-    return setup.algorithm.publish(setup.task, server, now.receivers) if transport.rank == 0 else None
+    """What the clients receive; None but on rank 0."""
+    if transport.rank != 0:
+        return None
+    with calling(setup.algorithm, "publish", now.round):
+        return setup.algorithm.publish(setup.task, server, now.receivers)
+
+
+def _seen_by_server(setup: Setup, now: RoundSchedule) -> Round:
+    return Round(now.round, now.participants, setup.task.seed)
 
 
 def _moved(transport: Transport, now: RoundSchedule) -> dict[str, np.ndarray]:

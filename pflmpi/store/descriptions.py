@@ -9,6 +9,7 @@ GROUPS = {
     "metrics": "figures of the round",
     "bytes": "traffic of the round",
     "diagnostics": "values measured in the round; the attribute `diagnostics` of the file describes them",
+    "partition": "how many samples each client has",
     "layout": "in which file and row the newest state of each client is",
 }
 METRICS = {
@@ -30,13 +31,17 @@ BYTES = {
     "wire_up": ("bytes", "moved to rank 0 by collective calls"),
     "wire_down": ("bytes", "moved from rank 0 by collective calls"),
 }
+PARTITION = {
+    "train_samples": ("samples", "[N] training samples of each client"),
+    "test_samples": ("samples", "[N] test samples of each client"),
+}
 
 
 def describe(file: File) -> None:
     """Put the descriptions beside what is in a round file."""
     for name, text in GROUPS.items():
         file[name].attrs["description"] = text
-    for group, described in (("metrics", METRICS), ("bytes", BYTES)):
+    for group, described in (("metrics", METRICS), ("bytes", BYTES), ("partition", PARTITION)):
         for name, (unit, text) in described.items():
             if name in file[group]:
                 file[group][name].attrs.update({"unit": unit, "description": text})

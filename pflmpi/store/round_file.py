@@ -46,6 +46,7 @@ class RoundContent:
         received: what personal models are put together from and clients do not keep: messages by name. An array that
             is the very object in `server` is stored as a link to it.
         diagnostics: measured values by name.
+        partition: samples of each client, by name; see `descriptions.PARTITION`.
     """
 
     round: int
@@ -54,6 +55,7 @@ class RoundContent:
     bytes: Arrays = field(default_factory=dict)
     received: Mapping[str, ReceivedMessage] = field(default_factory=dict)
     diagnostics: Arrays = field(default_factory=dict)
+    partition: Arrays = field(default_factory=dict)
 
 
 def write_round(
@@ -80,7 +82,8 @@ def write_round(
         for name, value in attributes.items():
             file.attrs[name] = value
         sections = {"server": content.server, "metrics": content.metrics, "bytes": content.bytes}
-        for section, arrays in {**sections, "diagnostics": content.diagnostics}.items():
+        further = {"diagnostics": content.diagnostics, "partition": content.partition}
+        for section, arrays in {**sections, **further}.items():
             group = file.create_group(section)
             for path in sorted(arrays):
                 checked_hdf5.put(group, path, arrays[path])
