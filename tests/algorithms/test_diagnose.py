@@ -1,0 +1,61 @@
+"""What algorithms measure for a checkpoint is what they computed with."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import harness
+from pflmpi.store import run_folder
+
+NAMES = ["fedamp", "fedamp-cosine", "pfedcfr-module", "pfedcfr-tensor"]
+OPTIONS = {
+    "fedamp": {"alpha": 0.5, "sigma": 2.0},
+    "fedamp-cosine": {"weighting": "cosine"},
+    "pfedcfr-module": {"alpha": 0.5, "sigma": 2.0, "num_personal_layers": 2},
+    "pfedcfr-tensor": {"alpha": 0.5, "sigma": 2.0, "num_personal_layers": 3, "layer_unit": "tensor"},
+}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    algorithm = {"name": request.param.split("-")[0], **OPTIONS[request.param]}
+    harness.run(harness.settings(algorithm=algorithm, checkpoint={"keep": 0}), folder, ranks=2)
+    return request.param, folder
+
+
+def rows(folder: Path, round: int, participants: np.ndarray) -> dict[str, np.ndarray]:
+    (_, arrays) = run_folder.read_clients(folder, round, participants)["cohort0"]
+    return {path.removeprefix("model/"): array for path, array in arrays.items()}
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_the_measured_weights_give_the_models_that_the_server_keeps(run: tuple[str, Path], round: int) -> None:
+    name, folder = run
+    participants = run_folder.read_metrics(folder, round)["participants"]
+    measured, server = run_folder.read_diagnostics(folder, round), run_folder.read_server(folder, round)
+    uploaded = rows(folder, round, participants)
+    layers = {
+        "fedamp": {"fusion_weights": list(uploaded)},
+        "pfedcfr-module": {
+            "fusion_weights_body_fc1": ["body/fc1/weight", "body/fc1/bias"],
+            "fusion_weights_head": ["head/weight", "head/bias"],
+        },
+        "pfedcfr-tensor": {
+            "fusion_weights_body_fc1_weight": ["body/fc1/weight"],
+            "fusion_weights_head_weight": ["head/weight"],
+        },
+    }[name.removesuffix("-cosine")]
+    assert measured.keys() == layers.keys()
+    kept = "cloud" if "fedamp" in name else "fused"
+    for key, paths in layers.items():
+        assert measured[key].shape == (len(participants), len(participants))
+        np.testing.assert_allclose(measured[key].sum(1), 1, rtol=1e-12)
+        for path in paths:
+            mixed = np.tensordot(measured[key], uploaded[path].astype(np.float64), 1)
+            np.testing.assert_allclose(server[f"{kept}/{path}"][participants], mixed, rtol=1e-5, atol=1e-7)
+
+
+def test_nothing_is_measured_before_the_first_round(run: tuple[str, Path]) -> None:
+    assert run_folder.read_diagnostics(run[1], 0) == {}

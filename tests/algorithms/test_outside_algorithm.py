@@ -1,0 +1,79 @@
+"""An algorithm that is not in the package, one file: it keeps every promise without another line changed."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+from alike import state_of
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.cli import main
+from pflmpi.store import run_folder
+from project import ROOT
+
+N = harness.QUICK["partition"]["clients"]
+
+
+@pytest.fixture(autouse=True)
+def fedbabu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """FedBABU under a name."""
+    spec = importlib.util.spec_from_file_location("fedbabu", ROOT / "examples" / "fedbabu.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(__import__("sys").modules, "fedbabu", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(ALGORITHMS._objects, "fedbabu", module.FedBABU)  # type: ignore[attr-defined]
+    return module.FedBABU
+
+
+def settings(**sections: Any) -> dict[str, Any]:
+    return harness.settings(algorithm={"name": "fedbabu", "fine_tuning_epochs": 2}, **sections)
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_same_bits_on_any_number_of_ranks_and_after_a_stop(executor: str, tmp_path: Path) -> None:
+    raw = settings(runtime={"executor": executor, "lanes": 3})
+    alone = harness.run(raw, tmp_path / "1")
+    assert harness.run(raw, tmp_path / "3", 3) == alone
+    harness.run(settings(training={"rounds": 1}, runtime={"executor": executor, "lanes": 3}), tmp_path / "parts", 2)
+    assert harness.resume(tmp_path / "parts", ("training.rounds=3",)) == alone
+
+
+def test_loop_and_lanes_agree_within_rounding(tmp_path: Path) -> None:
+    for executor in ("loop", "lanes"):
+        harness.run(settings(runtime={"executor": executor, "lanes": 4}), tmp_path / executor)
+    loop, lanes = (state_of(tmp_path / executor) for executor in ("loop", "lanes"))
+    assert loop.keys() == lanes.keys()
+    for path, array in loop.items():
+        np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
+
+
+def test_the_head_never_changes_and_only_the_body_travels(tmp_path: Path) -> None:
+    harness.run(settings(checkpoint={"keep": 0}), tmp_path / "run")
+    first, last = (state_of(tmp_path / "run", round) for round in (0, 3))
+    assert np.array_equal(first["clients/head/weight"], last["clients/head/weight"])
+    assert (first["clients/head/weight"] == first["clients/head/weight"][0]).all(), "one head for all"
+    assert not np.array_equal(first["server/body/body/fc1/weight"], last["server/body/body/fc1/weight"])
+    body = sum(array.nbytes for path, array in last.items() if path.startswith("server/"))
+    moved, participants = run_folder.read_bytes(tmp_path / "run", 3), run_folder.read_metrics(tmp_path / "run", 3)
+    assert moved["up"].tolist() == np.where(np.isin(np.arange(N), participants["participants"]), body, 0).tolist()
+
+
+def test_it_is_tested_with_a_fine_tuned_model(tmp_path: Path) -> None:
+    accuracies = []
+    for epochs in (1, 8):
+        raw = harness.settings(algorithm={"name": "fedbabu", "fine_tuning_epochs": epochs})
+        accuracies.append(harness.run(raw, tmp_path / str(epochs)) and _accuracy(tmp_path / str(epochs)))
+    assert accuracies[0] < accuracies[1]
+
+
+def test_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0 and "fedbabu" in capsys.readouterr().out
+    assert main(["schema"]) == 0 and "fine_tuning_epochs" in capsys.readouterr().out
+
+
+def _accuracy(folder: Path) -> float:
+    return float(run_folder.read_metrics(folder, 3)["accuracy_mean"])
