@@ -1,6 +1,8 @@
 """What every algorithm must keep: the same bits everywhere, exact continuation, only what was declared travels."""
 
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 
 import alike
 import harness
-from every_algorithm import every_algorithm
+from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.config import load as configuration
 from pflmpi.run.build import prepare
@@ -17,25 +19,57 @@ from pflmpi.store import run_folder
 
 CASES = every_algorithm()
 KEEPS_REPLY = [name for name, case in CASES.items() if ALGORITHMS[case["algorithm"]["name"]].predicts_with]
+EXECUTORS = ("loop", "lanes")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, str]]:
+    """The folder and the digest of a case's run; each run is made once."""
+
+    @cache
+    def get(case: str, executor: str, ranks: int, server: str = "auto") -> tuple[Path, str]:
+        folder = tmp_path_factory.mktemp(case) / "run"
+        # Three participants in lanes of two: several groups, and one that is padded.
+        raw = harness.settings(CASES[case], runtime={"executor": executor, "lanes": 2, "server": server})
+        return folder, harness.run(raw, folder, ranks)
+
+    return get
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("executor", ["loop", "lanes"])
-def test_same_bits_on_any_number_of_ranks(case: str, executor: str, tmp_path: Path) -> None:
-    raw = harness.settings(CASES[case], runtime={"executor": executor, "lanes": 3})
-    alone = harness.run(raw, tmp_path / "1")
-    for ranks in (2, 3):
-        assert harness.run(raw, tmp_path / str(ranks), ranks) == alone, f"{ranks} ranks"
-    dedicated = harness.settings(raw, runtime={"server": "dedicated"})
-    assert harness.run(dedicated, tmp_path / "dedicated", 5) == alone
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_same_bits_on_any_number_of_ranks(case: str, executor: str, finished: Callable[..., tuple[Path, str]]) -> None:
+    alone = finished(case, executor, 1)[1]
+    for ranks in (2, 3, 5) if case in MESSAGE_KINDS else (3,):
+        assert finished(case, executor, ranks)[1] == alone, f"{ranks} ranks"
+
+
+@pytest.mark.parametrize("case", MESSAGE_KINDS)
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_same_bits_with_a_rank_for_the_server_alone(
+    case: str, executor: str, finished: Callable[..., tuple[Path, str]]
+) -> None:
+    assert finished(case, executor, 5, "dedicated")[1] == finished(case, executor, 1)[1]
+
+
+def test_every_kind_of_message_is_among_those_on_more_ranks() -> None:
+    def kinds(case: str) -> set[object]:
+        experiment = prepare(configuration.parse(harness.settings(CASES[case])), torch.device("cpu"))
+        task, algorithm = experiment.tasks[0], experiment.config.algorithm
+        messages = [*algorithm.uplink(task).values(), *algorithm.downlink(task).values()]
+        return {*map(type, messages), *(["introduces"] if algorithm.introduces else [])}
+
+    assert set().union(*map(kinds, MESSAGE_KINDS)) == set().union(*map(kinds, CASES))
 
 
 @pytest.mark.parametrize(
-    "case, absent", [*((name, "latest") for name in CASES), *((name, "last_received") for name in KEEPS_REPLY)]
+    "case, absent",
+    [(name, "last_received" if name in KEEPS_REPLY else "latest") for name in CASES]
+    + [(name, "latest") for name in MESSAGE_KINDS if name in KEEPS_REPLY],
 )
 def test_a_continued_run_has_the_bits_of_an_unbroken_one(case: str, absent: str, tmp_path: Path) -> None:
     raw = harness.settings(CASES[case], training={"rounds": 4, "momentum": 0.5}, evaluation={"absent": absent})
-    whole = harness.run(raw, tmp_path / "whole", 2)
+    whole = harness.run(raw, tmp_path / "whole")
     harness.run(harness.settings(raw, training={"rounds": 1}), tmp_path / "parts", 3)
     harness.resume(tmp_path / "parts", ("training.rounds=3",), ranks=1)
     assert harness.resume(tmp_path / "parts", ("training.rounds=4",), ranks=2) == whole
@@ -45,12 +79,9 @@ def test_a_continued_run_has_the_bits_of_an_unbroken_one(case: str, absent: str,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_loop_and_lanes_agree_within_rounding(case: str, tmp_path: Path) -> None:
+def test_loop_and_lanes_agree_within_rounding(case: str, finished: Callable[..., tuple[Path, str]]) -> None:
     # 1e-5: float32 sums in another order, over some twenty steps.
-    for executor in ("loop", "lanes"):
-        raw = harness.settings(CASES[case], training={"rounds": 2}, runtime={"executor": executor, "lanes": 4})
-        harness.run(raw, tmp_path / executor)
-    loop, lanes = (alike.state_of(tmp_path / executor, 2) for executor in ("loop", "lanes"))
+    loop, lanes = (alike.state_of(finished(case, executor, 1)[0], 2) for executor in EXECUTORS)
     assert loop.keys() == lanes.keys()
     for path, array in loop.items():
         # Which entries of a client's head are critical may flip between equals.
@@ -59,17 +90,13 @@ def test_loop_and_lanes_agree_within_rounding(case: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_counted_bytes_are_the_declared_ones(case: str, tmp_path: Path) -> None:
-    raw = harness.settings(CASES[case])
-    harness.run(raw, tmp_path / "run", 3)
-    experiment = prepare(configuration.parse(raw), torch.device("cpu"))
+def test_counted_bytes_are_the_declared_ones(case: str, finished: Callable[..., tuple[Path, str]]) -> None:
+    folder = finished(case, "loop", 3)[0]
+    experiment = prepare(configuration.parse(harness.settings(CASES[case])), torch.device("cpu"))
     task, kind = experiment.tasks[0], experiment.config.algorithm
     held = (experiment.federation.class_counts > 0).sum(1)
     for round in (1, 2, 3):
-        metrics, moved = (
-            run_folder.read_metrics(tmp_path / "run", round),
-            run_folder.read_bytes(tmp_path / "run", round),
-        )
+        metrics, moved = run_folder.read_metrics(folder, round), run_folder.read_bytes(folder, round)
         for way, messages in (("up", kind.uplink(task)), ("down", kind.downlink(task))):
             each = np.array([sum(one.client_bytes(int(n)) for one in messages.values()) for n in held])
             expected = np.where(np.isin(np.arange(7), metrics["participants"]), each, 0)
