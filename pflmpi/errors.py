@@ -1,15 +1,15 @@
-"""What can go wrong, and the exit code that each kind ends the program with.
+"""Errors and the exit code of each.
 
     PflmpiError
-    ├── UserError (2)            something the user can put right before the run starts
+    ├── UserError (2)            something the user can fix before the run starts
     │   ├── ConfigError          a key, a type, a value, or a combination of them
-    │   ├── DataError            a dataset or a partition that cannot be had
-    │   └── CheckpointError      a run on disk that is damaged or does not fit
-    ├── RunError (3)             a fault while the run was going on
+    │   ├── DataError            a dataset or partition that is missing, unreadable or impossible
+    │   └── CheckpointError      a run on disk that is damaged or does not match
+    ├── RunError (3)             a fault during the run
     │   ├── AlgorithmError       an algorithm that broke its contract
     │   └── TransportError       a rank died, left, or did not answer in time
-    │       └── RankLost         a rank died, and the others can go on without it
-    └── Stopped (75)             asked to stop, and did so after a complete round
+    │       └── RankLost         a rank died, and the others can continue without it
+    └── Stopped (75)             the run was asked to stop and did so after a complete round
 
 Each message says what is wrong, the value found, what is allowed, and what to do.
 """
@@ -22,7 +22,7 @@ class PflmpiError(Exception):
 
 
 class UserError(PflmpiError):
-    """Wrong input: nothing has been started, nothing is lost."""
+    """Invalid input: nothing was started, nothing is lost."""
 
     exit_code = 2
 
@@ -36,13 +36,11 @@ class DataError(UserError):
 
 
 class CheckpointError(UserError):
-    """A run folder that is damaged, or that does not fit the configuration."""
+    """A run folder that is damaged or does not match the configuration."""
 
 
 class RunError(PflmpiError):
-    """A fault during the run; what is on disk stays good."""
-
-    exit_code = 3
+    """A fault during the run; what is on disk stays intact."""
 
 
 class AlgorithmError(RunError):
@@ -54,10 +52,10 @@ class TransportError(RunError):
 
 
 class RankLost(TransportError):
-    """A rank died, and the transport can go on without it."""
+    """A rank died, and the transport can continue without it."""
 
 
 class Stopped(PflmpiError):
-    """The run was asked to stop and has done so after a complete round."""
+    """The run was asked to stop and did so after a complete round."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later

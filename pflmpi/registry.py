@@ -1,4 +1,4 @@
-"""Names to objects, with a suggestion when a name is almost right."""
+"""Names to objects, with a suggestion for a name that is almost right."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def unknown(kind: str, name: str, known: list[str]) -> str:
-    """Return the error text for a name that is not known, with the nearest known one."""
+    """Error text for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     return f"unknown {kind} {name!r}{hint} known: {', '.join(sorted(known))}"

@@ -1,4 +1,4 @@
-"""Randomness is data: every draw comes from a stream named by what it is for, never from a global state."""
+"""Randomness is data: every draw comes from a stream named by its purpose, never from global state."""
 
 import hashlib
 
@@ -6,10 +6,10 @@ import numpy as np
 
 
 def stream(seed: int, round: int, client: int, purpose: str) -> np.random.Generator:
-    """Return the generator of one purpose, for one client in one round.
+    """Generator for one purpose, client and round.
 
-    The stream is counter-based (Philox) and depends on nothing but its four arguments: not on the rank, the
-    order of calls, or the number of draws made elsewhere. Use `client=-1` for what concerns all clients.
+    The stream is counter-based (Philox) and depends only on its four arguments: not on the rank, the order of calls,
+    or the number of draws made elsewhere. Use `client=-1` for what concerns all clients.
 
     >>> stream(0, 3, 7, "batches").integers(1000) == stream(0, 3, 7, "batches").integers(1000)
     True

@@ -24,21 +24,21 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def part(tree: Mapping[str, Tensor | Tree], key: str) -> Tree:
-    """Return the subtree of that name."""
+    """Subtree of that name."""
     value = tree[key]
     assert isinstance(value, dict), f"{key} is a tensor"
     return value
 
 
 def leaf(tree: Mapping[str, Tensor | Tree], key: str) -> Tensor:
-    """Return the tensor of that name."""
+    """Tensor of that name."""
     value = tree[key]
     assert not isinstance(value, dict), f"{key} is a tree"
     return value
 
 
 def at(tree: Tree, path: str) -> Tensor:
-    """Return the leaf of a path."""
+    """Leaf at a path."""
     *parents, last = path.split("/")
     for key in parents:
         tree = part(tree, key)
@@ -46,7 +46,7 @@ def at(tree: Tree, path: str) -> Tensor:
 
 
 def unflatten(flat: dict[str, Tensor]) -> Tree:
-    """Build the tree whose leaves have the given paths; the inverse of `dict(leaves(tree))`."""
+    """Tree whose leaves have the given paths; the inverse of `dict(leaves(tree))`."""
     root: Tree = {}
     for path in sorted(flat):
         *parents, last = path.split("/")
@@ -60,7 +60,7 @@ def unflatten(flat: dict[str, Tensor]) -> Tree:
 
 
 def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
-    """Return a tree of the same structure with `function` applied leaf by leaf.
+    """Tree of the same structure with `function` applied leaf by leaf.
 
     >>> map(lambda a, b: a + b, {"w": torch.ones(2)}, {"w": torch.ones(2)})
     {'w': tensor([2., 2.])}
@@ -77,32 +77,32 @@ def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
 
 
 def clone(tree: Tree) -> Tree:
-    """Return a copy whose leaves own their memory (and are aligned, which decides bits in some kernels)."""
+    """Copy whose leaves own their memory (and are aligned, which affects bits in some kernels)."""
     return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
 
 
 def like(tree: Tree) -> Tree:
-    """Return the shapes and dtypes of a tree as tensors without memory (device "meta")."""
+    """Shapes and dtypes of a tree as tensors without memory (device "meta")."""
     return map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype, device="meta"), tree)
 
 
 def num_bytes(tree: Tree) -> int:
-    """Return the bytes of all leaves together."""
+    """Bytes of all leaves."""
     return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
 
 
 def stack(trees: list[Tree]) -> Tree:
-    """Return one tree whose leaves have the given trees' leaves along a new first axis."""
+    """Tree whose leaves hold the given trees' leaves along a new first axis."""
     return map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
 
 
 def row(tree: Tree, index: int) -> Tree:
-    """Return row `index` of every leaf, as tensors that own their memory."""
+    """Row `index` of every leaf, as tensors that own their memory."""
     return map(lambda leaf: leaf[index].clone(), tree)
 
 
 def differences(tree: Tree, other: Tree) -> list[str]:
-    """Return what differs in structure, shape or dtype, one line for each leaf; empty when alike."""
+    """Differences in structure, shape or dtype, one line per leaf."""
     a, b = dict(leaves(tree)), dict(leaves(other))
     found = []
     for path in sorted(a.keys() | b.keys()):
@@ -113,10 +113,10 @@ def differences(tree: Tree, other: Tree) -> list[str]:
 
 
 def to(tree: Tree, device: torch.device) -> Tree:
-    """Return the tree on a device; leaves that are there already are not copied."""
+    """Tree on a device; leaves already there are not copied."""
     return map(lambda leaf: leaf.to(device), tree)
 
 
 def to_host(tree: Tree) -> Tree:
-    """Return the tree detached, contiguous and in host memory."""
+    """Tree detached, contiguous and in host memory."""
     return map(lambda leaf: leaf.detach().cpu().contiguous(), tree)

@@ -1,4 +1,4 @@
-"""A configuration: read from YAML, overridden by `-s section.key=value`, validated, written back resolved."""
+"""Configurations: read from YAML, overridden by `-s section.key=value`, validated, written back resolved."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """A validated configuration; every value is there."""
+    """A validated configuration; every value is set."""
 
     seed: int
     data: DataConfig
@@ -48,7 +48,7 @@ class Config:
     runtime: RuntimeConfig
 
     def resolved(self) -> dict[str, Any]:
-        """Return the whole configuration as plain values, as it is written into the run."""
+        """The whole configuration as plain values, as written into the run."""
         models = [_named(MODELS, model) for model in self.models]
         return {
             "seed": self.seed,
@@ -61,12 +61,12 @@ class Config:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the configuration in a YAML file, with `section.key=value` overrides applied."""
+    """The configuration in a YAML file, with `section.key=value` overrides applied."""
     return parse(override(read(path), overrides))
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """Return the validated configuration."""
+    """The validated configuration."""
     for key in raw:
         if key not in KEYS:
             raise ConfigError(unknown("key", str(key), list(KEYS)))
@@ -88,7 +88,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 
 def named(name: str, registry: Registry[type[T]], value: object) -> T:
-    """Return the object that a section with a `name` and the fields of that class describes."""
+    """The object described by a section: its class by `name`, and values for its fields."""
     values = mapping(name, value)
     if not isinstance(values.get("name"), str):
         raise ConfigError(f"{name}.name is missing; known: {', '.join(registry)}")
@@ -97,7 +97,7 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
 
 
 def fields_model(kind: type) -> type[BaseModel]:
-    """Return a pydantic model with the fields of a dataclass, their ranges and defaults."""
+    """Pydantic model with the fields of a dataclass, their ranges and defaults."""
     hints = get_type_hints(kind, include_extras=True)
     fields: dict[str, Any] = {
         field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)

@@ -1,4 +1,4 @@
-"""Sections of a configuration as plain values: put together, overridden, and checked one by one."""
+"""Sections of a configuration as plain values: merged, overridden, and validated one by one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -15,9 +15,9 @@ KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluati
 
 
 def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a raw configuration with sections put over it.
+    """Raw configuration with sections merged into it.
 
-    A section that has a `name`, a list or a scalar takes the place of what was there; another is merged key by key.
+    A section with a `name`, a list or a scalar replaces the old value; any other is merged key by key.
 
     >>> merge({"model": {"name": "mlp", "hidden": 9}}, {"model": {"hidden": 5}, "training": {"lr": 0.1}})
     {'model': {'name': 'mlp', 'hidden': 5}, 'training': {'lr': 0.1}}
@@ -27,14 +27,16 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
         before = result.get(name)
         if before is not None and isinstance(value, Mapping) and "name" not in value:
             if not isinstance(before, Mapping):
-                raise ConfigError(f"{name} = {value!r} cannot be merged with {before!r}; give it whole, with its name")
+                raise ConfigError(
+                    f"{name} = {value!r} cannot be merged with {before!r}; give the whole section, with its name"
+                )
             value = {**before, **value}
         result[name] = value
     return result
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the raw configuration with each `section.key=value` (or `seed=value`) put in."""
+    """Raw configuration with each `section.key=value` (or `seed=value`) applied."""
     result = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
     for text in overrides:
         path, equals, value = text.partition("=")
@@ -50,13 +52,13 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             result[section] = {**result.get(section, {}), key: parsed}
         else:
             raise ConfigError(
-                f"override {text!r}: {section} is a list; give it whole, as {section}=[{{name: ...}}, ...]"
+                f"override {text!r}: {section} is a list; give the whole list, as {section}=[{{name: ...}}, ...]"
             )
     return result
 
 
 def section(name: str, kind: type[Section], value: object) -> Section:
-    """Return a validated section."""
+    """The validated section."""
     values = mapping(name, value)
     for key in values:
         if key not in kind.model_fields:
@@ -68,7 +70,7 @@ def section(name: str, kind: type[Section], value: object) -> Section:
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
-    """Return the keys and values of a section; an empty one has none."""
+    """Keys and values of a section; null is an empty one."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -77,7 +79,7 @@ def mapping(name: str, value: object) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one from dotted key to value."""
+    """Nested mappings as a flat one from dotted key to value."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         result.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
@@ -85,7 +87,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _explain(name: str, error: ValidationError) -> str:
-    """Return what is wrong in a section, each key with the value found and what is allowed."""
+    """Error text: each wrong key with the value found and what is allowed."""
     lines = []
     for problem in error.errors():
         where = ".".join([name, *(str(part) for part in problem["loc"])])

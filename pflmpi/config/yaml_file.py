@@ -1,4 +1,4 @@
-"""YAML as configurations and tables are written in it: read, and written back."""
+"""Reading and writing YAML for configurations and tables."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _Loader.add_implicit_resolver(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the contents of a YAML file that holds a mapping."""
+    """Contents of a YAML file that holds a mapping."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, where: str) -> Any:
-    """Return the value of a YAML text; `where` names its place in the error if it is not valid."""
+    """Value of a YAML text; `where` names its place in the error if it is invalid."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -45,6 +45,6 @@ def parse(text: str, where: str) -> Any:
 
 
 def dump(values: Mapping[str, Any]) -> str:
-    """Return plain values as YAML."""
+    """Plain values as YAML."""
     text: str = yaml.safe_dump(dict(values), sort_keys=False, default_flow_style=None, width=120)
     return text

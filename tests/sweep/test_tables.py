@@ -76,7 +76,7 @@ def test_a_section_with_a_name_and_a_list_replace_and_others_are_merged(before: 
 
 def test_keys_cannot_be_merged_into_a_list(tmp_path: Path) -> None:
     table = load(tmp_path, base={"model": [{"name": "mlp"}]}, columns={"C": {"model": {"hidden": 3}}})
-    with pytest.raises(ConfigError, match=r"FedAvg/C: model = .*give it whole"):
+    with pytest.raises(ConfigError, match=r"FedAvg/C: model = .*give the whole section"):
         cells(table, [], None)
 
 
