@@ -11,7 +11,7 @@ def stream(seed: int, round: int, client: int, purpose: str) -> np.random.Genera
     The stream is counter-based (Philox) and depends only on its four arguments: not on the rank, the order of calls,
     or the number of draws made elsewhere. Use `client=-1` for what concerns all clients.
 
-    >>> stream(0, 3, 7, "batches").integers(1000) == stream(0, 3, 7, "batches").integers(1000)
+    >>> int(stream(0, 3, 7, "batches").integers(1000)) == int(stream(0, 3, 7, "batches").integers(1000))
     True
     """
     name = f"{seed}/{round}/{client}/{purpose}".encode()

@@ -9,18 +9,18 @@ from pathlib import Path
 
 from pflmpi.store.names import TEMPORARY
 
-# Directories cannot be flushed on some network file systems; there the rename is as good as it gets.
+# Some network file systems cannot flush directories; there the rename has to suffice.
 _NO_FOLDER_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[int]:
-    """Give the descriptor of an empty file that, at the end of the block, is flushed and renamed to `path`.
+    """Yield the descriptor of an empty file that, at the end of the block, is flushed and renamed to `path`.
 
-    A file of that name is there unchanged until then. When the block or a step after it fails, nothing is left behind.
+    Until then an existing file of that name is unchanged. If the block or a later step fails, nothing is left behind.
 
     Raises:
-        OSError: it could not be written, with the name of the file.
+        OSError: the file could not be written; carries its name.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     try:
@@ -45,15 +45,15 @@ def replacing(path: Path) -> Iterator[int]:
 
 
 def write_at(descriptor: int, content: bytes | bytearray | memoryview, position: int) -> None:
-    """Write all of some bytes at a position of a file; other threads can compute meanwhile."""
+    """Write all of `content` at a position of a file; other threads can compute meanwhile."""
     rest = memoryview(content)
-    while rest:  # one call writes 2 GiB at most, and less when it is interrupted
+    while rest:  # one call writes at most 2 GiB, and less when interrupted
         written = os.pwrite(descriptor, rest, position)
         rest, position = rest[written:], position + written
 
 
 def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on disk, where the file system can do that."""
+    """Flush the names in a folder to disk, if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """HDF5 files with checksums, written in one go and checked when they are read.
 
-Before the HDF5 part of a file come 512 bytes (in HDF5's words a user block, which every HDF5 program skips). They hold
-one line of text with the length of what follows and its CRC-32. So a damaged file is found before the HDF5 library,
-which may crash on one, sees it.
+A file starts with an HDF5 user block of 512 bytes, which every HDF5 program skips. It holds one line of text with the
+length and the CRC-32 of the rest. So a damaged file is detected before the HDF5 library, which may crash on one, reads
+it.
 """
 
 import os
@@ -25,19 +25,16 @@ FORMAT_VERSION = 2  # 1: without `received`, `diagnostics` and descriptions
 _HEAD_BYTES = 512
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
 _CHUNK = 1 << 24
-_LIBRARY = ("v110", "v110")  # any HDF5 since 1.10 reads it, and its metadata have checksums of their own
+_LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 _HDF5_ERRORS = (OSError, KeyError, ValueError, RuntimeError)
 
 
 class NewerFormatError(CheckpointError):
-    """A file that only a newer pflmpi can read."""
+    """A file in a format of a newer pflmpi."""
 
 
 def write(path: Path, fill: Callable[[File], None]) -> None:
-    """Write an HDF5 file that appears whole or not at all.
-
-    Args:
-        fill: puts the content in.
+    """Write an HDF5 file atomically; `fill` writes the content.
 
     Raises:
         OSError: see `atomic.replacing`.
@@ -49,13 +46,13 @@ def write(path: Path, fill: Callable[[File], None]) -> None:
                 file.attrs["format_version"] = FORMAT_VERSION
                 fill(file)
         finally:
-            target.finish()  # an error of the disk comes before what it may have led to
+            target.finish()  # raises a disk error rather than what followed from it
         size, checksum = _measure(descriptor)
         atomic.write_at(descriptor, b"pflmpi bytes=%d crc32=%08x\n" % (size, checksum), 0)
 
 
 def _measure(descriptor: int) -> tuple[int, int]:
-    """Return the number and the CRC-32 of the bytes after the head."""
+    """Number and CRC-32 of the bytes after the head."""
     size, checksum = 0, 0
     while chunk := os.pread(descriptor, _CHUNK, _HEAD_BYTES + size):
         size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
@@ -76,7 +73,7 @@ def put(group: Group, path: str, array: np.ndarray) -> None:
 
 
 def get(group: Group, path: str) -> np.ndarray:
-    """Read an array and check it.
+    """Read an array and verify its checksum.
 
     Raises:
         CheckpointError: its bytes are not those that were written.
@@ -92,7 +89,7 @@ def get(group: Group, path: str) -> np.ndarray:
 
 
 def crc32(array: np.ndarray, start: int = 0) -> int:
-    """Return the CRC-32 of the bytes in C order, continuing from `start`."""
+    """CRC-32 of the bytes in C order, continued from `start`."""
     flat = np.ascontiguousarray(array).reshape(-1)
     return zlib.crc32(flat.view(np.uint8).data if flat.size else b"", start)
 
@@ -107,10 +104,10 @@ def names(group: Group, prefix: str = "") -> list[str]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[File]:
-    """Open a file to read.
+    """Open a file for reading.
 
     Raises:
-        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also when reading inside fails.
+        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also if reading in the block fails.
     """
     try:
         # No lock: the file never changes, and locks fail on some cluster file systems.
@@ -129,12 +126,12 @@ def reading(path: Path) -> Iterator[File]:
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with the bytes of a file, or None; every byte is read."""
+    """Problem with the bytes of a file, or None; every byte is read."""
     return _problem(path, whole=True)
 
 
 def cut_short(path: Path) -> str | None:
-    """Return what is wrong with the first bytes or the length of a file, or None; only its head is read."""
+    """Problem with the head or the length of a file, or None; only the head is read."""
     return _problem(path, whole=False)
 
 

@@ -1,13 +1,13 @@
-"""One SHA-256 over the state of a round, however the run was laid out.
+"""One SHA-256 over the state of a round, independent of how the run was laid out.
 
-It runs over these bytes. For each array of the server in sorted order of the paths, and then for each client that keeps
-anything, in ascending order, for each of its arrays in sorted order of the paths:
+It covers these bytes: for each array of the server in sorted order of the paths, and then for each client that keeps
+anything, in ascending order, for each of its arrays in sorted order of the paths,
 
     a line of ASCII, ended by a newline:    server <path> <dtype> <shape>    or    client <id> <path> <dtype> <shape>
     the elements in C order, little-endian; a bool is one byte
 
-where dtype is numpy's name (float32) and shape the extents joined by "x" (64x32x5x5), "scalar" when there are none. The
-shape of a client's array is without the client axis. Cohorts, shards and ranks leave no trace.
+where dtype is NumPy's name (float32) and shape the extents joined by "x" (64x32x5x5), "scalar" if there are none. The
+shape of a client's array excludes the client axis. Cohorts, shards and ranks leave no trace.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _CLIENTS_AT_ONCE = 64
 
 
 def digest(run: Path, round: int) -> str:
-    """Return the digest of a round on disk as 64 hexadecimal digits; few clients at a time are in memory.
+    """Digest of a round on disk, 64 hexadecimal digits; only a few clients at a time are in memory.
 
     Raises:
         CheckpointError: something is missing or damaged.
@@ -36,7 +36,7 @@ def digest(run: Path, round: int) -> str:
 
 
 def digest_of(server: Arrays, clients: ClientRows) -> str:
-    """Return the digest of a state in memory.
+    """Digest of a state in memory.
 
     Args:
         server: arrays by path.
@@ -49,15 +49,15 @@ def digest_of(server: Arrays, clients: ClientRows) -> str:
 
 
 def _digest(server: Arrays, blocks: Iterable[ClientRows]) -> str:
-    """Take in the server and then the blocks, of which each has higher ids than the one before."""
+    """Digest of the server and then the blocks, each with higher ids than the one before."""
     content = hashlib.sha256()
     for path in sorted(server):
         _update(content, f"server {path}", server[path])
     for block in blocks:
-        places = [
+        rows = [
             (int(client), cohort, row) for cohort, (ids, _) in block.items() for row, client in enumerate(ids.tolist())
         ]
-        for client, cohort, row in sorted(places):
+        for client, cohort, row in sorted(rows):
             leaves = block[cohort][1]
             for path in sorted(leaves):
                 _update(content, f"client {client} {path}", np.asarray(leaves[path][row]))

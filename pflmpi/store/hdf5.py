@@ -1,4 +1,4 @@
-"""The door to h5py, which has no type annotations; what they would be is said by the names below."""
+"""h5py, which has no type annotations; the names below stand in for its types."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where the newest row of each client is."""
+"""Where the newest row of each client is stored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ NOWHERE = -1
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the row of each client was written last.
+    """Where the newest row of each client is stored.
 
     Attributes:
         cohorts: for each cohort the ascending ids of its clients, int64.
-        file: [N] int64, index into `files`; -1 where a client has no row.
-        row: [N] int64, the row in that file, counted within the client's cohort; -1 where a client has no row.
-        files: names of shards relative to the run folder, sorted; each has a row that is still the newest.
+        file: [N] int64, index into `files`; -1 for a client without a row.
+        row: [N] int64, the row in that file, counted within the client's cohort; -1 for a client without a row.
+        files: names of shards relative to the run folder, sorted; each still holds a newest row.
     """
 
     cohorts: Mapping[str, np.ndarray]
@@ -30,17 +30,17 @@ class Layout:
 
     @classmethod
     def unwritten(cls, cohort_of: np.ndarray) -> "Layout":
-        """Return the layout before anything is written; `cohort_of` [N] is the number of each client's cohort."""
+        """Layout before anything is written; `cohort_of` [N] is the number of each client's cohort."""
         nowhere = np.full(len(cohort_of), NOWHERE, np.int64)
         return cls(_cohorts(cohort_of), nowhere, nowhere.copy(), ())
 
     def updated(self, round: int, rank_clients: Sequence[np.ndarray], cohort_of: np.ndarray) -> "Layout":
-        """Return the layout after each rank has written a shard with its changed clients.
+        """Layout after each rank has written a shard with its changed clients.
 
         The rows of a shard are counted within each cohort, in ascending order of the clients.
 
         Args:
-            rank_clients: for each rank the ids that changed; a rank without any writes no shard.
+            rank_clients: for each rank, the ids that changed; a rank without any writes no shard.
             cohort_of: [N] the number of each client's cohort.
 
         >>> cohort_of = np.array([0, 0, 1])
@@ -65,7 +65,7 @@ class Layout:
         return _tidy(_cohorts(cohort_of), file, row, files)
 
     def only(self, cohorts: Sequence[str]) -> "Layout":
-        """Return the layout in which only the clients of the given cohorts have rows."""
+        """Layout in which only the clients of the given cohorts have rows."""
         kept = np.zeros(len(self.file), bool)
         for cohort in cohorts:
             kept[self.cohorts[cohort]] = True
@@ -73,10 +73,10 @@ class Layout:
         return _tidy(self.cohorts, file, row, self.files)
 
     def shards(self, cohort: str, clients: np.ndarray | None = None) -> list[tuple[str, np.ndarray]]:
-        """Return the shards with rows of a cohort, each with the ascending ids [m] that have their row there.
+        """Shards with rows of a cohort, each with the ascending ids [m] whose rows it holds.
 
         Args:
-            clients: only of these; None for all.
+            clients: limits the ids to these.
         """
         members = self.cohorts[cohort]
         members = members if clients is None else np.intersect1d(members, clients)
@@ -98,7 +98,7 @@ def put(group: Group, layout: Layout) -> None:
 
 
 def get(group: Group) -> Layout:
-    """Read a layout and check it.
+    """Read a layout and verify its checksums.
 
     Raises:
         CheckpointError: it is damaged.
@@ -116,7 +116,7 @@ def _cohorts(cohort_of: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _tidy(cohorts: Mapping[str, np.ndarray], file: np.ndarray, row: np.ndarray, files: Sequence[str]) -> Layout:
-    """Return a layout with its files sorted and those dropped that no client needs."""
+    """Layout with its files sorted, without those that no client needs."""
     used = sorted(np.unique(file[file != NOWHERE]).tolist(), key=files.__getitem__)
     new = np.full(len(files) + 1, NOWHERE, np.int64)  # the last entry stands for index -1
     new[used] = np.arange(len(used))

@@ -1,11 +1,11 @@
-"""RUN/metrics.csv: one line per round, and none of a round that a continuation will run again."""
+"""RUN/metrics.csv: one line per round; resuming drops the lines of rounds that will run again."""
 
 import csv
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pflmpi.errors import RunError
+from pflmpi.store import atomic
 
 COLUMNS = (
     "round",
@@ -26,12 +26,12 @@ COLUMNS = (
 
 
 def path(run: Path) -> Path:
-    """Return where the metrics of a run are."""
+    """The metrics file of a run."""
     return run / "metrics.csv"
 
 
 def read(run: Path) -> list[dict[str, str]]:
-    """Return the complete lines of the file, one mapping from column to text for each round."""
+    """Complete lines of the file, one mapping from column to text per round."""
     if not path(run).exists():
         return []
     text = path(run).read_text()
@@ -40,26 +40,22 @@ def read(run: Path) -> list[dict[str, str]]:
 
 
 def restart(run: Path, done: int) -> None:
-    """Keep the lines of rounds 1 to `done` and drop the rest; makes the file where there is none."""
+    """Keep the lines of rounds 1 to `done` and drop the rest; creates the file if it is missing."""
     kept = [row for row in read(run) if int(row["round"]) <= done]
-    temporary = path(run).with_suffix(".tmp")
-    with open(temporary, "w", newline="") as file:
+    with atomic.replacing(path(run)) as descriptor, open(descriptor, "w", newline="", closefd=False) as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path(run))
 
 
 def append(run: Path, line: Sequence[str | int]) -> None:
-    """Add the line of a round, one value for each column."""
+    """Append the line of a round, one value per column."""
     assert len(line) == len(COLUMNS)
     try:
         with open(path(run), "a", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow(line)
     except OSError as error:
         raise RunError(
-            f"cannot write {path(run)}: {error.strerror}; the newest complete checkpoint is good: "
-            f"make room and continue with `pflmpi resume {run}`"
+            f"cannot write {path(run)}: {error.strerror}; the newest complete checkpoint is intact: "
+            f"free space and continue with `pflmpi resume {run}`"
         ) from error

@@ -1,4 +1,4 @@
-"""How the files of a run, and the cohorts in them, are called."""
+"""Names of the files of a run and of the cohorts in them."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ _SHARD = re.compile(r"round_(\d{5,})_rank_(\d{3,})\.h5")
 
 
 def round_path(run: Path, round: int) -> Path:
-    """Return the file of a round.
+    """Path of a round file.
 
     >>> round_path(Path("run"), 12).name
     'round_00012.h5'
@@ -20,7 +20,7 @@ def round_path(run: Path, round: int) -> Path:
 
 
 def shard_name(round: int, rank: int) -> str:
-    """Return the name of a shard relative to the run folder.
+    """Name of a shard relative to the run folder.
 
     >>> shard_name(12, 3)
     'shards/round_00012_rank_003.h5'
@@ -29,12 +29,12 @@ def shard_name(round: int, rank: int) -> str:
 
 
 def shard_path(run: Path, round: int, rank: int) -> Path:
-    """Return the file that a rank writes for a round."""
+    """Path of the shard that a rank writes for a round."""
     return run / shard_name(round, rank)
 
 
 def round_of(name: str) -> int | None:
-    """Return the round of a round file's or a shard's name; None for any other name.
+    """Round in the name of a round file or shard; None for any other name.
 
     >>> round_of("round_00012.h5"), round_of("round_00012_rank_003.h5"), round_of("notes.h5")
     (12, 12, None)
@@ -44,12 +44,12 @@ def round_of(name: str) -> int | None:
 
 
 def rounds(run: Path) -> list[int]:
-    """Return the rounds that have a file, ascending; whether it is good is not looked at."""
+    """Rounds that have a file, ascending; whether it is intact is not checked."""
     if not run.is_dir():
         return []
     return sorted(int(found[1]) for path in run.iterdir() if (found := _ROUND.fullmatch(path.name)))
 
 
 def cohort_name(number: int) -> str:
-    """Return the name of a cohort in checkpoints."""
+    """Name of a cohort in checkpoints."""
     return f"cohort{number}"

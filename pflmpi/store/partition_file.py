@@ -1,4 +1,4 @@
-"""RUN/partition.csv: how many samples of each class every client holds, for whoever looks at the run later."""
+"""RUN/partition.csv: number of samples of each class on every client, for later analysis."""
 
 import csv
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ class Counts:
 
 
 def path(run: Path) -> Path:
-    """Return where the partition of a run is."""
+    """The partition file of a run."""
     return run / "partition.csv"
 
 
 def write(run: Path, counts: Counts) -> None:
-    """Write a line for each class of each client that it holds samples of.
+    """Write a line for every client and class with samples.
 
-    The line of the last client and class is always there, so that the numbers of both can be read back.
+    The line of the last client and class is always written, so that the numbers of both can be read back.
     """
     held = (counts.train + counts.test) > 0
     held[-1, -1] = True
@@ -45,7 +45,7 @@ def write(run: Path, counts: Counts) -> None:
 
 
 def read(run: Path) -> Counts | None:
-    """Return the samples of each client and class; None for a run without the file.
+    """Samples of each client and class; None for a run without the file.
 
     Raises:
         CheckpointError: the file is damaged.

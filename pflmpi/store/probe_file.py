@@ -1,4 +1,4 @@
-"""RUN/probe_NNNNN.h5: how alike the layers of the clients' models of a round are on a batch of samples (CKA)."""
+"""RUN/probe_NNNNN.h5: similarity (CKA) of the layers of the clients' models of a round, on a batch of samples."""
 
 import re
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ _NAME = re.compile(r"probe_(\d{5,})\.h5")
 
 @dataclass(frozen=True, eq=False)
 class Alike:
-    """The CKA of one layer.
+    """CKA of one layer between clients.
 
     Attributes:
-        clients: [m] ascending ids of those that have the layer.
+        clients: [m] ascending ids of the clients that have the layer.
         cka: [m, m] float64.
     """
 
@@ -29,12 +29,12 @@ class Alike:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What a batch of samples has shown of the models of a round.
+    """Layer similarities of the models of a round.
 
     Attributes:
-        round: the checkpoint.
-        samples: how many there were.
-        layers: by name, in the order in which an image meets them.
+        round: of the checkpoint.
+        samples: number of samples in the batch.
+        layers: by name, in forward order.
     """
 
     round: int
@@ -43,7 +43,7 @@ class Probe:
 
 
 def path(run: Path, round: int) -> Path:
-    """Return where the probe of a round is.
+    """The probe file of a round.
 
     >>> path(Path("run"), 12).name
     'probe_00012.h5'
@@ -52,22 +52,22 @@ def path(run: Path, round: int) -> Path:
 
 
 def rounds(run: Path) -> list[int]:
-    """Return the rounds that have a probe, ascending."""
+    """Rounds that have a probe, ascending."""
     return sorted(int(found[1]) for file in run.iterdir() if (found := _NAME.fullmatch(file.name)))
 
 
 def write(run: Path, probe: Probe) -> None:
-    """Write the probe of a round, over one that is there.
+    """Write the probe of a round, replacing an older one.
 
     Raises:
-        OSError: it could not be written; see `atomic.replacing`.
+        OSError: the file could not be written; see `atomic.replacing`.
     """
 
     def fill(file: File) -> None:
         file.attrs["round"] = probe.round
         file.attrs["samples"] = probe.samples
-        for place, (name, layer) in enumerate(probe.layers.items()):
-            group = file.create_group(f"layers/{place:03d}")
+        for number, (name, layer) in enumerate(probe.layers.items()):
+            group = file.create_group(f"layers/{number:03d}")
             group.attrs["name"] = name
             checked_hdf5.put(group, "client", layer.clients)
             checked_hdf5.put(group, "cka", layer.cka)
@@ -76,10 +76,10 @@ def write(run: Path, probe: Probe) -> None:
 
 
 def read(run: Path, round: int) -> Probe:
-    """Return the probe of a round.
+    """The probe of a round.
 
     Raises:
-        CheckpointError: it is missing, damaged or of a newer format.
+        CheckpointError: it is missing, damaged or in a newer format.
     """
     if problem := checked_hdf5.damage(path(run, round)):
         raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")

@@ -1,7 +1,7 @@
-"""Deleting what no checkpoint needs any more.
+"""Deleting files that no checkpoint needs any more.
 
-Round files go before the shards that only they need, and their going is on disk before the first shard goes: whatever
-moment the process is killed at, every round file that is there finds its shards.
+Round files are deleted before the shards that only they need, and their deletion is flushed before the first shard is
+deleted: whenever the process is killed, every remaining round file finds its shards.
 """
 
 from collections.abc import Collection
@@ -15,14 +15,14 @@ from pflmpi.store.reading import read_layout
 
 
 def prune(run: Path, keep: int, protect: Collection[int] = ()) -> None:
-    """Delete all round files but the newest `keep`, and the shards that none of them needs.
+    """Delete all round files but the newest `keep`, and the shards that none of the rest needs.
 
-    It may run while other ranks write the shards of later rounds. A round file that cannot be read, or that misses a
-    shard, does not count as one of the newest; while one that cannot be read is there, no shards are deleted.
+    Safe while other ranks write the shards of later rounds. A round file that cannot be read, or that lacks a shard,
+    does not count as one of the newest; as long as one cannot be read, no shards are deleted.
 
     Args:
-        keep: how many; 0 for all.
-        protect: rounds that stay too.
+        keep: number of rounds; 0 for all.
+        protect: rounds to keep in any case.
 
     Raises:
         OSError: a file could not be deleted.
@@ -32,7 +32,7 @@ def prune(run: Path, keep: int, protect: Collection[int] = ()) -> None:
         return
     usable, old = 0, []
     needed: list[Layout] = []
-    certain = True  # what all remaining round files need is known
+    certain = True  # whether the shards that the remaining round files need are all known
     for round in reversed(rounds(run)):
         if usable >= keep and round not in protect:
             old.append(round_path(run, round))
@@ -46,15 +46,15 @@ def prune(run: Path, keep: int, protect: Collection[int] = ()) -> None:
         usable += all((run / name).exists() for name in layout.files)
     _delete(old[::-1], run)
     if certain:
-        # The shards after the newest round belong to a checkpoint that is not finished.
+        # Shards after the newest round belong to an unfinished checkpoint.
         newest = max(rounds(run), default=-1)
         _delete([path for path in _unneeded(run, needed) if _round(path) <= newest], run / SHARDS)
 
 
 def discard_after(run: Path, round: int) -> None:
-    """Delete what a run left behind after a round from which it is to continue: later rounds, shards, torn files.
+    """Delete what a run left behind after the round to resume from: later rounds, their shards, partial files.
 
-    No process may be writing the run.
+    No process may be writing to the run.
 
     Raises:
         CheckpointError: the layout of the round cannot be read.
@@ -68,7 +68,7 @@ def discard_after(run: Path, round: int) -> None:
 
 
 def _unneeded(run: Path, layouts: Collection[Layout]) -> list[Path]:
-    """Return the shards that none of the layouts names."""
+    """Shards that none of the layouts names."""
     needed = {name for layout in layouts for name in layout.files}
     return [
         path

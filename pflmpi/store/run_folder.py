@@ -1,7 +1,12 @@
-"""The folder of a run: which rounds it has, whether they are good, and what is in them."""
+"""The folder of a run: its rounds, whether they are intact, and what is in them."""
 
+from pathlib import Path
+
+from pflmpi.errors import CheckpointError
+from pflmpi.store import checked_hdf5
 from pflmpi.store.digest import digest, digest_of
-from pflmpi.store.names import rounds
+from pflmpi.store.layout import Layout
+from pflmpi.store.names import round_path, rounds
 from pflmpi.store.pruning import discard_after, prune
 from pflmpi.store.reading import (
     read_attributes,
@@ -14,7 +19,7 @@ from pflmpi.store.reading import (
     read_received,
     read_server,
 )
-from pflmpi.store.verification import newest_good, verify
+from pflmpi.store.shard import rows_problem
 
 __all__ = [
     "digest",
@@ -34,3 +39,50 @@ __all__ = [
     "rounds",
     "verify",
 ]
+
+
+def verify(run: Path, round: int) -> list[str]:
+    """Problems of a round, one line each; every byte of it is read."""
+    if problem := checked_hdf5.damage(round_path(run, round)):
+        return [problem]
+    try:
+        layout = read_layout(run, round)
+    except CheckpointError as error:
+        return [str(error)]
+    return _shard_problems(run, layout)
+
+
+def newest_good(run: Path) -> tuple[int, list[str]]:
+    """Newest round without problems, and the problems of the newer ones that were skipped.
+
+    Raises:
+        CheckpointError: the folder is not a run, or has no intact round.
+    """
+    if not run.is_dir():
+        raise CheckpointError(f"{run} is no folder; name the folder that `pflmpi run` printed")
+    present = rounds(run)
+    if not present:
+        found = ", ".join(sorted(path.name for path in run.iterdir())[:8]) or "nothing"
+        raise CheckpointError(
+            f"{run} has no checkpoint: it holds {found}, and no round_00000.h5 or later; name the folder that "
+            "`pflmpi run` printed, or start again with `pflmpi run`"
+        )
+    skipped: list[str] = []
+    for round in reversed(present):
+        problems = verify(run, round)
+        if not problems:
+            return round, skipped
+        skipped += problems
+    raise CheckpointError(
+        f"{run} has no good checkpoint among {len(present)}: {'; '.join(dict.fromkeys(skipped))}; restore the files "
+        "from a copy, or start again with `pflmpi run`"
+    )
+
+
+def _shard_problems(run: Path, layout: Layout) -> list[str]:
+    bad = {name: problem for name in layout.files if (problem := checked_hdf5.damage(run / name))}
+    for cohort in sorted(layout.cohorts):
+        for name, clients in layout.shards(cohort):
+            if name not in bad and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):
+                bad[name] = problem
+    return [bad[name] for name in sorted(bad)]

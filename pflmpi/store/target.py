@@ -1,8 +1,8 @@
-"""A file as HDF5 writes it through Python.
+"""A file object through which HDF5 writes.
 
-HDF5's own drivers hold Python's lock while they write, and its driver for memory needs the content three times over. So
-HDF5 is given this object: large writes go straight from the arrays to the file while other threads compute, and small
-ones are put together, because after each the thread may have to wait for the lock.
+HDF5's own drivers hold Python's global lock while they write, and its memory driver needs the content three times over.
+With this object large writes go straight from the arrays to the file while other threads compute; small ones are
+merged, because after each the thread may have to wait for the lock.
 """
 
 import os
@@ -14,20 +14,20 @@ _SMALL = 1 << 16
 
 
 class Target:
-    """What h5py asks of an object that it writes a file to; `finish` writes what is left.
+    """The file-like interface that h5py needs; `finish` writes what is still buffered.
 
-    Errors are not told to HDF5, because it cannot close a file that it cannot write, and crashes on it at exit. After
-    the first one nothing more is written.
+    Errors are hidden from HDF5, because it cannot close a file that it cannot write, and crashes on it at exit. After
+    the first error nothing more is written.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._position = 0
-        self._small: list[tuple[int, bytes]] = []  # in the order in which they came
+        self._small: list[tuple[int, bytes]] = []  # (position, content) in the order of the writes
         self._error: BaseException | None = None
 
     def finish(self) -> None:
-        """Write what is left, and raise the first error there was."""
+        """Write what is buffered, and raise the first error."""
         self._attempt(self._write_small)
         if self._error is not None:
             raise self._error
@@ -39,17 +39,17 @@ class Target:
         return self._position
 
     def tell(self) -> int:
-        """Return the position."""
+        """Current position."""
         return self._position
 
     def write(self, content: memoryview) -> int:
-        """Write at the position and move on."""
+        """Write at the position and advance."""
         self._attempt(lambda: self._write(content))
         self._position += len(content)
         return len(content)
 
     def read(self, size: int) -> bytes:
-        """Read at the position and move on; h5py takes only objects that can read."""
+        """Read at the position and advance; h5py requires a readable object."""
         self._attempt(self._write_small)
         found = os.pread(self._descriptor, size, self._position)
         self._position += len(found)
@@ -62,7 +62,7 @@ class Target:
         return size
 
     def flush(self) -> None:
-        """Do nothing: the file is flushed once, when it is whole."""
+        """Do nothing: the file is flushed once, when complete."""
 
     def _attempt(self, step: Callable[[], None]) -> None:
         if self._error is None:
@@ -79,18 +79,18 @@ class Target:
             atomic.write_at(self._descriptor, content, self._position)
 
     def _write_small(self) -> None:
-        for start, end in _near(self._small):
-            # What lies between them is there already, or beyond the end of the file.
-            together = bytearray(os.pread(self._descriptor, end - start, start).ljust(end - start, b"\0"))
+        for start, end in _regions(self._small):
+            # The gaps between the pieces are already in the file, or beyond its end.
+            merged = bytearray(os.pread(self._descriptor, end - start, start).ljust(end - start, b"\0"))
             for position, content in self._small:
                 if start <= position < end:
-                    together[position - start : position - start + len(content)] = content
-            atomic.write_at(self._descriptor, together, start)
+                    merged[position - start : position - start + len(content)] = content
+            atomic.write_at(self._descriptor, merged, start)
         self._small.clear()
 
 
-def _near(pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the regions in which the pieces are near each other."""
+def _regions(pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, int]]:
+    """Start and end of each region of neighbouring pieces."""
     ranges = sorted((position, position + len(content)) for position, content in pieces)
     while ranges:
         start, end = ranges.pop(0)

@@ -1,4 +1,4 @@
-"""A thread that writes while the rank computes."""
+"""A thread that writes checkpoints while the rank computes."""
 
 import atexit
 import contextlib
@@ -16,14 +16,14 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Writer:
-    """Runs jobs one after the other in a thread of its own, at most two waiting.
+    """Runs jobs one after the other in its own thread, with at most two waiting.
 
-    After an error no later job is run: a round file must not follow a shard that is not there. The error is raised by
-    the next call of `submit`, `check`, `flush` or `close`, and by every later one. At a normal end of the program the
-    jobs that were handed over are finished, also without `close`.
+    After an error no later job runs: a round file must not follow a missing shard. The error is raised by the next call
+    of `submit`, `check`, `flush` or `close`, and by every later one. At a normal end of the program the submitted jobs
+    are completed, even without `close`.
 
     Args:
-        run: the folder of the run, for the message of an error.
+        run: the folder of the run, for error messages.
     """
 
     def __init__(self, run: str | Path) -> None:
@@ -31,17 +31,16 @@ class Writer:
         self._waiting: deque[Callable[[], None]] = deque()
         self._running = False
         self._closed = False
-        self._done = 0
         self._error: BaseException | None = None
         self._changed = threading.Condition()
-        # A daemon, so that a program that fails never waits for a thread that waits for jobs; `atexit` sees to it that
-        # it is not stopped half-way.
+        # A daemon, so that a failing program never waits for a thread that waits for jobs; `atexit` ensures that it is
+        # not stopped half-way.
         self._thread = threading.Thread(target=self._work, name="checkpoint writer", daemon=True)
         self._thread.start()
         atexit.register(self._finish)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Hand over a job; wait while two others are waiting.
+        """Queue a job; blocks while two others are waiting.
 
         Raises:
             RunError: an earlier job failed; this one is dropped.
@@ -53,31 +52,26 @@ class Writer:
             self._waiting.append(job)
             self._changed.notify_all()
 
-    @property
-    def done_upto(self) -> int:
-        """How many jobs are done; they are done in the order in which they were handed over."""
-        return self._done
-
     def check(self) -> None:
-        """Raise what went wrong in an earlier job.
+        """Raise the error of an earlier job.
 
         Raises:
-            RunError: it could not be written; names the file, the last complete round, and what to do.
+            RunError: the job failed; names the file, the last complete round, and what to do.
         """
         with self._changed:
             self._raise()
 
     def flush(self) -> None:
-        """Wait until all jobs are done; raises as `check` does."""
+        """Wait until all jobs are done; raises like `check`."""
         with self._changed:
             self._changed.wait_for(self._idle)
             self._raise()
 
     def close(self, wait: bool = True) -> None:
-        """End the thread after the jobs handed over; raises as `check` does.
+        """End the thread after the submitted jobs; raises like `check`.
 
         Args:
-            wait: False drops the jobs that have not begun, without waiting for the one that has.
+            wait: False drops the jobs that have not begun and does not wait for the one that has.
         """
         with self._changed:
             if not wait:
@@ -90,7 +84,7 @@ class Writer:
         self.check()
 
     def abandon(self) -> None:
-        """End the thread after the job that is running, drop those that have not begun; never raises."""
+        """End the thread after the running job and drop those that have not begun; never raises."""
         with contextlib.suppress(PflmpiError):
             self.close(wait=False)
         self._finish()
@@ -115,13 +109,11 @@ class Writer:
                 self._running = True
                 self._changed.notify_all()
             error = _run(job)
-            del job  # and the arrays that it holds
+            del job  # frees the arrays that it holds
             with self._changed:
                 self._running = False
                 self._error = error
-                if error is None:
-                    self._done += 1
-                else:
+                if error is not None:
                     self._waiting.clear()
                 self._changed.notify_all()
             if error is not None:
@@ -139,15 +131,15 @@ class Writer:
 
     def _explain(self, error: OSError) -> str:
         what = error.strerror or str(error)
-        there = rounds(self._run)
-        last = f"the last complete round is {there[-1]}" if there else "no round is complete yet"
-        cure = "free space" if error.errno in _FULL else "put it right"
-        again = f"`pflmpi resume {self._run}`" if there else "start again"
+        present = rounds(self._run)
+        last = f"the last complete round is {present[-1]}" if present else "no round is complete yet"
+        cure = "free space" if error.errno in _FULL else "fix that"
+        again = f"`pflmpi resume {self._run}`" if present else "start again"
         return f"{what} while writing {error.filename or self._run}; {last}; {cure} and {again}"
 
 
 def _run(job: Callable[[], None]) -> BaseException | None:
-    """Return what the job raised; whatever it is, the main thread has to learn of it."""
+    """Exception that the job raised, of any kind: the main thread must learn of it."""
     try:
         job()
     except BaseException as error:

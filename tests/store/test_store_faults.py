@@ -148,7 +148,7 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world: 
     done, problems = run_folder.newest_good(world.run)
     assert done == 0 and len(problems) == 2
     shutil.rmtree(world.run / "shards")
-    with pytest.raises(CheckpointError, match=r"no good checkpoint among 3: .*round_00002.* is missing; put the files"):
+    with pytest.raises(CheckpointError, match=r"no good checkpoint among 3: .*round_00002.* is missing; restore"):
         run_folder.newest_good(world.run)
 
 
