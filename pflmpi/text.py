@@ -29,6 +29,15 @@ def ranks(numbers: Collection[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {spans(numbers)}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "rank"), counted(3, "core")
+    ('1 rank', '3 cores')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def size(count: float) -> str:
     """Bytes in the unit that suits them.
 

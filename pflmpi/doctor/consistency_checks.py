@@ -1,6 +1,6 @@
 """Checks of what must be the same on all ranks: packages, configuration, time, devices, threads, data."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Check, Found, Problem, each_host, each_rank, outliers, same_for_all
@@ -30,11 +30,7 @@ threads = same_for_all(
 def versions(everyone: Sequence[RankFacts]) -> Iterator[Problem]:
     """A package has another version on some ranks, or is missing there."""
     for package in dict.fromkeys(name for one in everyone for name in one.versions):
-
-        def version(one: RankFacts, package: str = package) -> str:
-            return one.versions.get(package) or "missing"
-
-        yield from same_for_all(package, version, _ONE_ENVIRONMENT)(everyone)
+        yield from same_for_all(package, _version(package), _ONE_ENVIRONMENT)(everyone)
 
 
 @each_rank
@@ -104,3 +100,7 @@ CHECKS: tuple[Check, ...] = (
     threads,
     data,
 )
+
+
+def _version(package: str) -> Callable[[RankFacts], str]:
+    return lambda one: one.versions.get(package) or "missing"

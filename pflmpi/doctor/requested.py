@@ -14,6 +14,8 @@ from pflmpi.errors import DataError, PflmpiError
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
 
+_OF_RUNTIME = {"transport", "device", "threads", "faults"}  # that `Settings` has
+
 
 def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", Settings]:
     """The configuration of a file, or else of a run, and what the checks need of it.
@@ -65,6 +67,3 @@ def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
         return Data(name=name, root=root, error=str(error), download=config.data.download)
     sizes = [(path.name, os.path.getsize(path)) for path in files]
     return Data(name=name, root=root, files=len(files), digest=hashlib.sha256(repr(sizes).encode()).hexdigest())
-
-
-_OF_RUNTIME = {"transport", "device", "threads", "faults"}

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Check, Found, Problem, by, each_host, each_rank, numbers
-from pflmpi.text import mebibytes, some
+from pflmpi.text import counted, mebibytes, some
 
 _MEMORY = 256 << 20  # bytes that a rank still needs once its libraries are loaded, for the smallest models
 _SHARED = 32 << 20  # bytes of /dev/shm per rank: what MPI and NCCL take for messages within a host
@@ -62,7 +62,7 @@ def threads_and_cores(group: Sequence[RankFacts]) -> Found:
     cure = f"export OMP_NUM_THREADS={fitting}"
     if any(one.settings.threads > fitting for one in group):
         cure += f" and set runtime.threads={fitting}"
-    what = f"{_ranks(group)} with {max(threads)} threads{each}{unset} on {_cores(num_cores)}"
+    what = f"{_ranks(group)} with {max(threads)} threads{each}{unset} on {counted(num_cores, 'core')}"
     yield what, f"{cure}, or give them more cores (--cpus-per-task)"
 
 
@@ -72,7 +72,7 @@ def ranks_and_cores(group: Sequence[RankFacts]) -> Found:
     num_cores = _num_cores(group)
     if 0 < num_cores < len(group):
         yield (
-            f"{_ranks(group)} on {_cores(num_cores)}",
+            f"{_ranks(group)} on {counted(num_cores, 'core')}",
             f"start at most {num_cores} on a host (--ntasks-per-node), or let them have more cores (--cpus-per-task; "
             "mpirun --bind-to none if they were bound to the same ones)",
         )
@@ -192,8 +192,4 @@ def _num_cores(group: Sequence[RankFacts]) -> int:
 
 
 def _ranks(group: Sequence[RankFacts]) -> str:
-    return f"{len(group)} rank{'s' if len(group) > 1 else ''}"
-
-
-def _cores(count: int) -> str:
-    return f"{count} core{'s' if count > 1 else ''}"
+    return counted(len(group), "rank")

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Problem, by, line, numbers
-from pflmpi.text import gibibytes, share, some, spans
+from pflmpi.text import counted, gibibytes, share, some, spans
 
 _ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
 _WIDTH = 120  # where there is no terminal
@@ -86,8 +86,9 @@ def _common(everyone: Sequence[RankFacts]) -> Table:
 
 def _launcher(one: RankFacts) -> str:
     names = {"mpi": "mpirun or srun with MPI", "slurm": "srun without MPI", "alone": "nothing"}
-    count = f"{one.size} rank{'s' if one.size > 1 else ''}"
-    return f"{names.get(one.launcher, one.launcher)}, {count}" + (", not connected" if one.connection else "")
+    return f"{names.get(one.launcher, one.launcher)}, {counted(one.size, 'rank')}" + (
+        ", not connected" if one.connection else ""
+    )
 
 
 def _mpi(one: RankFacts) -> str:

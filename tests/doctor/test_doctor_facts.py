@@ -1,4 +1,4 @@
-"""What only running can tell: facts on their way, clocks, memory, folders, stale files."""
+"""What only running can tell: clocks, folders, stale files."""
 
 import fcntl
 import threading
@@ -11,7 +11,6 @@ import thread_transport
 from pflmpi.doctor import collect, run_folder
 from pflmpi.doctor.facts import Clock
 from pflmpi.doctor.run_folder import existing, flock_error, hdf5_error, inspect_folder, probe_file
-from pflmpi.machine import memory
 from pflmpi.transports.base import Transport
 
 
@@ -28,38 +27,6 @@ def test_the_clock_of_each_rank_is_compared_with_rank_0s(monkeypatch: pytest.Mon
     assert found[1:] == [[], []]
     for rank, clock in enumerate(found[0]):
         assert abs(clock.ahead - 100.0 * rank) <= clock.within < 50.0
-
-
-@pytest.mark.parametrize(
-    ("group", "files", "total", "free"),
-    [
-        ("0::/job/step", {}, 1000, 600),
-        ("0::/job/step", {"job/memory.max": "500", "job/memory.current": "450"}, 500, 150),
-        ("0::/job/step", {"job/memory.max": "max", "job/memory.current": "450"}, 1000, 600),
-        (
-            "4:cpu,memory:/job",
-            {"memory/job/memory.limit_in_bytes": "300", "memory/job/memory.usage_in_bytes": "310"},
-            300,
-            90,
-        ),
-    ],
-)
-def test_the_memory_of_a_job_is_what_its_group_leaves(
-    group: str, files: dict[str, str], total: int, free: int, tmp_path: Path
-) -> None:
-    for name, text in {
-        "proc/meminfo": "MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  600 kB\n",
-        "proc/self/cgroup": f"1:name=systemd:/\n{group}\n",
-        **{
-            f"sys/fs/cgroup/{name}": str(1024 * int(text)) if text.isdecimal() else text for name, text in files.items()
-        },
-        "sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {1024 * 100}\n",
-        "sys/fs/cgroup/memory/job/memory.stat": f"cache 1\ntotal_inactive_file {1024 * 100}\n",
-    }.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert memory(tmp_path) == (1024 * total, 1024 * free)
 
 
 def test_the_folder_of_a_run_to_come_is_the_nearest_one_that_is_there(tmp_path: Path) -> None:

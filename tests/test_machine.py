@@ -1,0 +1,55 @@
+"""What this machine is: its memory as control groups leave it, its cores."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pflmpi.machine import cores, memory
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "total", "free"),
+    [
+        ("0::/job/step", {}, 1000, 600),
+        ("0::/job/step", {"job/memory.max": "500", "job/memory.current": "450"}, 500, 150),
+        ("0::/job/step", {"job/memory.max": "max", "job/memory.current": "450"}, 1000, 600),
+        (
+            "4:cpu,memory:/job",
+            {"memory/job/memory.limit_in_bytes": "300", "memory/job/memory.usage_in_bytes": "310"},
+            300,
+            90,
+        ),
+    ],
+)
+def test_the_memory_of_a_job_is_what_its_group_leaves(
+    group: str, files: dict[str, str], total: int, free: int, tmp_path: Path
+) -> None:
+    for name, text in {
+        "proc/meminfo": "MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  600 kB\n",
+        "proc/self/cgroup": f"1:name=systemd:/\n{group}\n",
+        **{
+            f"sys/fs/cgroup/{name}": str(1024 * int(text)) if text.isdecimal() else text for name, text in files.items()
+        },
+        "sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {1024 * 100}\n",
+        "sys/fs/cgroup/memory/job/memory.stat": f"cache 1\ntotal_inactive_file {1024 * 100}\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert memory(tmp_path) == (1024 * total, 1024 * free)
+
+
+def test_without_proc_all_memory_counts_as_free(tmp_path: Path) -> None:
+    total, free = memory(tmp_path)
+    assert total == free == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to cores")
+def test_a_bound_process_has_the_cores_it_is_bound_to() -> None:
+    last = cores()[-1]
+    code = f"import os; os.sched_setaffinity(0, [{last}]); from pflmpi.machine import cores; print(*cores())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == [str(last)]
