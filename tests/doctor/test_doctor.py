@@ -76,7 +76,7 @@ def test_a_sound_set_up_has_no_problems_and_one_table(way: str, tmp_path: Path) 
 @pytest.mark.slurm
 @pytest.mark.parametrize("mpi", ["none", "pmix"])
 def test_a_sound_job_has_no_problems(mpi: str, slurm: None, tmp_path: Path) -> None:
-    command = ["srun", f"--mpi={mpi}", "-N2", "--ntasks-per-node=1", *processes.PFLMPI, "doctor"]
+    command = ["srun", f"--mpi={mpi}", "-w", "node1,node2", "-N2", "--ntasks-per-node=1", *processes.PFLMPI, "doctor"]
     done = processes.call(command, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 0 and SOUND in done.stdout, done.stdout + done.stderr
     assert "node1" in done.stdout and "node2" in done.stdout and "tasks 2" in done.stdout
