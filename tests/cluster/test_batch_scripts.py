@@ -53,7 +53,7 @@ def golden(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_text_is_the_golden_one(name: str) -> None:
+def test_the_script_matches_the_golden_file(name: str) -> None:
     assert script(JOBS[name]) == golden(name).read_text()
 
 
@@ -65,13 +65,13 @@ def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
     assert len(options) == len(JOBS[name].options) and max(options) < first
 
 
-def test_a_line_that_sbatch_would_read_as_another_is_refused() -> None:
+def test_a_line_that_sbatch_would_misread_is_refused() -> None:
     for value in ("a\n#SBATCH --exclusive", "C:\\a"):
         with pytest.raises(ConfigError, match="cannot read a line break or a backslash"):
             script(Job({"job-name": value}, "python", RUN))
 
 
-def test_arguments_are_the_shells_words_again() -> None:
+def test_arguments_survive_the_shell() -> None:
     odd = ("run", "it's.yaml", "-s", "model={name: mlp}", "--out", "a b/$HOME")
     text = script(Job({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
@@ -116,7 +116,7 @@ def test_an_unknown_option_names_the_nearest_and_all_others() -> None:
 
 @pytest.mark.slurm
 @pytest.mark.usefixtures("slurm")
-def test_this_slurm_has_no_option_that_we_do_not_know() -> None:
+def test_every_option_of_this_slurm_is_known() -> None:
     shown = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=True).stdout
     known = {f"--{name}" for name in sbatch._KNOWN} | {"--array", "--requeue", "--help"}
     assert set(re.findall(r"^ .{5}(--[a-z][a-z-]+)", shown, re.MULTILINE)) <= known

@@ -161,7 +161,7 @@ def test_a_comment_leads_back_to_the_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
-def test_a_limit_that_is_no_time_is_none(text: str) -> None:
+def test_an_unlimited_time_is_none(text: str) -> None:
     assert queue.duration(text) is None
 
 
@@ -209,7 +209,7 @@ def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, fake: Path, capsys: 
     assert "round 0 of 9, no checkpoint yet" in capsys.readouterr().out
 
 
-def test_reading_goes_on_while_the_run_writes(tmp_path: Path) -> None:
+def test_a_run_can_be_read_while_it_writes(tmp_path: Path) -> None:
     write(tmp_path, rounds=100, done=0)
 
     def go_on() -> None:
@@ -254,7 +254,7 @@ def test_a_job_that_waits_says_why_and_for_what() -> None:
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "NODE_FAIL", "FAILED", "CANCELLED", "OUT_OF_MEMORY", "PREEMPTED"])
-def test_a_job_that_ended_too_early_says_how_to_go_on(state: str) -> None:
+def test_a_job_that_ended_too_early_says_how_to_continue(state: str) -> None:
     ended = job(state=state, reason=state, code=1)
     assert headline(ended) == f"job 12 {state} with exit code 1 on 2 nodes (node[1-2]), 0 restarts"
     assert "submit the same again" in list(course(far(), ended))[-1]
@@ -285,7 +285,7 @@ def test_a_run_that_fits_is_not_warned_of(fitting: Job) -> None:
     assert "FIT" not in "\n".join([*course(far(), fitting), in_short(far(), fitting)])
 
 
-def test_a_run_that_is_done_has_no_advice() -> None:
+def test_a_finished_run_has_no_advice() -> None:
     lines = list(course(far(round=30, checkpoint=30), job(state="COMPLETED")))
     assert lines[0].startswith("round 30 of 30") and len(lines) == 2 and "to the end" not in lines[1]
 
@@ -373,7 +373,7 @@ def test_a_sweep_is_shown_without_a_job(
 
 
 @pytest.mark.parametrize("what", ["nowhere", "notes.txt", "empty", "12_x", ""])
-def test_what_is_nothing_is_refused(
+def test_a_name_that_is_neither_run_nor_job_is_refused(
     what: str, tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -415,18 +415,18 @@ def test_a_forgotten_job_is_known_by_its_log(
     assert main(["status", "7"]) == 2
 
 
-def test_no_slurm_is_said(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_slurm_is_reported(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 2
     assert "there is no Slurm here" in capfd.readouterr().err
 
 
-def test_a_slurm_that_is_down_is_said(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_slurm_that_is_down_is_reported(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
     put(fake, "squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
     assert main(["status"]) == 3
     assert "Unable to contact slurm controller" in capfd.readouterr().err
 
 
-def test_a_slurm_that_hangs_is_not_waited_for(
+def test_a_hanging_slurm_is_not_waited_for(
     run: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(queue, "TIME_LIMIT", 0.5)

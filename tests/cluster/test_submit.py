@@ -67,7 +67,7 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder: Path, capfd: pytest
     assert (folder / "runs").is_dir()
 
 
-def test_it_says_what_was_submitted_and_how_to_watch_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_submit_says_what_was_submitted_and_how_to_watch_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "small.yaml", "--out", "first run"]) == 0
     assert capfd.readouterr().out.splitlines() == [
         "job 42: first run",
@@ -76,7 +76,7 @@ def test_it_says_what_was_submitted_and_how_to_watch_it(folder: Path, capfd: pyt
     ]
 
 
-def test_options_of_sbatch_take_the_place_of_ours(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_options_of_sbatch_override_ours(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ["-o", "logs/%j.txt", "-J", "mine", "--requeue", "--signal=USR2@300", "--open-mode=truncate"]
     assert main(["submit", *options, "small.yaml"]) == 0
     found = directives((folder / "script").read_text())
@@ -102,7 +102,7 @@ def test_a_requeueing_job_is_warned_and_requeues_itself(folder: Path) -> None:
     assert "--requeue" not in directives(text) and "scontrol" not in text
 
 
-def test_a_run_that_is_done_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     harness.run(harness.settings(), folder / "run")
     assert main(["submit", "small.yaml", "--out", "run"]) == 0
     assert capfd.readouterr().out == "all 3 rounds of run are done; nothing to submit\n"
@@ -157,7 +157,7 @@ def test_a_second_job_for_a_folder_must_wait_for_the_first(folder: Path, capfd: 
     assert main(["submit", "small.yaml", "--out", "runs/other"]) == 0
 
 
-def test_what_sbatch_refuses_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_sbatch_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     assert main(["submit", "small.yaml", "--partition=none"]) == 2
     shown = capfd.readouterr()
@@ -165,7 +165,7 @@ def test_what_sbatch_refuses_is_shown(folder: Path, capfd: pytest.CaptureFixture
     assert shown.out == ""
 
 
-def test_a_machine_without_slurm_is_told(
+def test_a_machine_without_slurm_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(folder / "bin")

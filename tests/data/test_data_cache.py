@@ -87,9 +87,7 @@ def test_changed_raw_files_are_read_anew(reader: Reader, tmp_path: Path) -> None
     assert reader.calls == 3
 
 
-def test_a_cache_that_cannot_be_made_is_done_without(
-    reader: Reader, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unwritable_cache_is_skipped(reader: Reader, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         data = reader.load(reader.files[0] / "below a file")
     assert alike(data, reader()) and data.images.flags.writeable
@@ -110,7 +108,7 @@ def test_a_full_disk_leaves_the_data_in_memory_and_nothing_behind(
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
-def test_what_a_killed_process_left_is_cleared_away(reader: Reader, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(reader: Reader, tmp_path: Path) -> None:
     reader.load(tmp_path / "cache")
     good = entry(tmp_path / "cache")
     leftover = good.with_name(good.name + ".tmp-dead")

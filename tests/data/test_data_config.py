@@ -43,7 +43,7 @@ def test_writers_need_no_number_of_clients_and_others_do() -> None:
         validate_partition({"name": "iid"})
 
 
-def test_a_saved_partition_stands_alone() -> None:
+def test_a_saved_partition_is_the_only_key() -> None:
     config = validate_partition({"path": "parts.npz"})
     assert config == PartitionConfig(path="parts.npz") and config.resolved() == {"path": "parts.npz"}
     with pytest.raises(
@@ -77,7 +77,7 @@ def test_a_wrong_section_is_refused_with_what_is_allowed(change: dict[str, objec
         validate_partition(section | change)
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_keys_are_named() -> None:
     with pytest.raises(ConfigError, match=r"partition\.classes_per_client is missing.*partition\.alpha is missing"):
         validate_partition({"name": "exdir", "clients": 3})
     with pytest.raises(ConfigError, match=r"partition\.name is missing; known: .*; or give partition\.path"):

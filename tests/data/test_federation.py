@@ -58,7 +58,7 @@ both_splits = pytest.mark.parametrize("split", ["pooled", "official"])
 
 @every_partition
 @both_splits
-def test_training_and_test_samples_are_apart_and_ascending(name: str, split: str) -> None:
+def test_training_and_test_samples_are_disjoint_and_ascending(name: str, split: str) -> None:
     found = federation(name, split)
     given = [*found.train, *found.test]
     assert all(part.dtype == np.int64 and (np.diff(part) > 0).all() for part in given)
@@ -73,7 +73,7 @@ def test_training_and_test_samples_are_apart_and_ascending(name: str, split: str
 
 @every_partition
 @both_splits
-def test_a_federation_is_decided_by_its_seed_alone(name: str, split: str) -> None:
+def test_a_federation_depends_on_its_seed_alone(name: str, split: str) -> None:
     first = federation(name, split, seed=1)
     np.random.default_rng(9).random(5)
     assert same(first, federation(name, split, seed=1))
@@ -107,7 +107,7 @@ def test_only_the_named_streams_are_drawn_from(monkeypatch: pytest.MonkeyPatch) 
     assert drawn == [(7, 0, -1, "partition")]
 
 
-def test_the_digest_is_over_the_data_and_all_indices() -> None:
+def test_the_digest_covers_the_data_and_all_indices() -> None:
     found = federation()
     digest = hashlib.sha256(f"dataset {found.dataset.digest}\n".encode())
     for kind, parts in (("train", found.train), ("test", found.test)):

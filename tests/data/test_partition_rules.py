@@ -36,7 +36,7 @@ def test_labels_are_dealt_evenly() -> None:
         assert holders.max() - holders.min() <= 1 and holders.sum() == clients * each
 
 
-def test_pathological_clients_hold_exactly_so_many_labels() -> None:
+def test_pathological_clients_hold_exactly_the_given_number_of_labels() -> None:
     labels = np.repeat(np.arange(10), 100)
     for balanced in (False, True):
         counts = counts_of(
@@ -93,7 +93,7 @@ def test_dirichlet_proportions_have_the_mean_and_variance_of_their_law() -> None
     assert abs(shares.var(axis=0) - 1 / 16).max() < 0.0064
 
 
-def test_the_floor_is_met_by_drawing_again() -> None:
+def test_the_floor_is_met_by_redrawing() -> None:
     labels = np.repeat(np.arange(10), 100)
     for seed in range(5):
         parts = PARTITIONS["dirichlet"](labels, 10, rng(seed), beta=0.2, min_samples=25)
@@ -146,7 +146,7 @@ def test_exdir_labels_have_at_least_half_their_mean_number_of_holders(
         assert holds.sum(axis=0).min() >= wanted == max(1, each * clients // classes // 2)
 
 
-def test_exdir_draws_all_label_sets_alike() -> None:
+def test_exdir_draws_all_label_sets_equally_often() -> None:
     drawn = np.stack([draw_labels(20, 2, 10, 1000, rng(seed)) for seed in range(200)]).reshape(-1, 10)
     pairs = drawn.T.astype(int) @ drawn  # [10, 10], how often two labels were drawn together
     together = pairs[np.triu_indices(10, 1)]
@@ -162,7 +162,7 @@ def test_exdir_that_finds_no_holders_ends_in_an_error() -> None:
 @pytest.mark.parametrize(
     ("classes", "samples", "each", "alpha"), [(10, 7000, 2, 0.5), (10, 7000, 2, 5.0), (100, 600, 5, 0.5)]
 )
-def test_exdir_for_a_hundred_clients_of_the_papers_is_quick(
+def test_exdir_for_the_hundred_clients_of_the_papers_is_quick(
     classes: int, samples: int, each: int, alpha: float
 ) -> None:
     labels = np.repeat(np.arange(classes), samples)

@@ -59,7 +59,7 @@ def test_the_picture_never_overflows(clients: int, classes: int, largest: int, w
         assert all(len(line) <= width for line in lines)
 
 
-def test_the_picture_of_many_classes_says_that_cells_are_joined() -> None:
+def test_the_picture_of_many_classes_says_that_cells_are_merged() -> None:
     counts = np.zeros((2, 100), dtype=np.int64)
     counts[0, [0, 1]] = 5, 7
     counts[1, 99] = 12

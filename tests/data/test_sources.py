@@ -69,7 +69,7 @@ def test_a_source_gives_well_formed_arrays(name: str, root: Path, tmp_path: Path
 
 
 @every_source
-def test_a_source_says_what_it_is_in_one_line(name: str) -> None:
+def test_a_source_has_a_summary_of_one_line(name: str) -> None:
     summary = SOURCES[name].summary
     assert SOURCES[name].name == name
     assert 10 < len(summary) < 110 and "\n" not in summary
@@ -87,7 +87,9 @@ def test_reading_again_gives_the_same_with_and_without_cache(name: str, root: Pa
 
 @every_file_source
 @pytest.mark.parametrize("empty", [True, False], ids=["empty folder", "no folder"])
-def test_missing_data_is_one_error_with_the_folder_and_two_ways(name: str, empty: bool, tmp_path: Path) -> None:
+def test_missing_data_is_one_error_with_the_folder_and_two_ways_to_get_it(
+    name: str, empty: bool, tmp_path: Path
+) -> None:
     folder = tmp_path / "nothing"
     if empty:
         folder.mkdir()
@@ -144,7 +146,7 @@ def test_download_uses_no_network_for_data_that_is_there(
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_real_data_is_read_whole(name: str, data_root: Path, tmp_path: Path) -> None:
+def test_the_real_data_is_read_completely(name: str, data_root: Path, tmp_path: Path) -> None:
     if name == "cifar100" and not (data_root / "cifar-100-python").is_dir():
         pytest.skip("needs real data: set PFLMPI_DATA to a folder with CIFAR-100")
     data = load(config(name, data_root), seed=0, cache=tmp_path)
@@ -211,14 +213,14 @@ def test_leaf_json_with_impossible_content_is_refused(change: dict[str, object],
     assert str(path) in str(caught.value) and reason in str(caught.value)
 
 
-def test_half_of_leaf_is_not_taken_for_the_whole(root: Path) -> None:
+def test_half_of_leaf_is_refused(root: Path) -> None:
     for path in (root / "femnist" / "test").iterdir():
         path.unlink()
     with pytest.raises(DataError, match=r"test/\*\.json is missing"):
         SOURCES["femnist"].read(root)
 
 
-def test_mnist_knows_its_writers_where_the_file_is_there(root: Path) -> None:
+def test_mnist_knows_its_writers_if_the_file_exists(root: Path) -> None:
     assert SOURCES["mnist"].read(root).writers is None
     _, train = random_samples(1, 30, "mnist")
     _, test = random_samples(2, 10, "mnist")

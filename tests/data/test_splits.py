@@ -48,7 +48,7 @@ def test_any_split_is_as_stratified_as_whole_samples_allow(sizes: list[int], sha
         assert sum(test) == max(1, min(wanted, total - len(sizes)))
 
 
-def test_which_samples_are_tested_on_is_drawn() -> None:
+def test_test_samples_are_drawn_at_random() -> None:
     labels = np.zeros(40, dtype=np.int64)
     tests = [split_pooled(np.arange(40), labels, 0.25, rng(seed))[1].tolist() for seed in range(2)]
     assert tests[0] != tests[1] and tests[0] != list(range(30, 40))

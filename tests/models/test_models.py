@@ -120,7 +120,7 @@ def test_initial_weights_are_uniform_within_pytorchs_bound(architecture):
             assert abs(leaf.square().mean() - bound**2 / 3) < 5 * spread, path
 
 
-def test_initial_laws_are_those_of_pytorchs_layers():
+def test_initial_distributions_are_those_of_pytorchs_layers():
     torch.manual_seed(0)
     layer, module = nn.Conv2d(32, 64, 5), torchvision.models.resnet18()
     ours = start(CNN().bind(CIFAR, 10))["body"]["conv2"]
@@ -154,7 +154,7 @@ def test_initial_laws_are_those_of_pytorchs_layers():
         (CNN(kernel=3, padding=3), CIFAR, r"model\.padding = 3 is not smaller than model\.kernel = 3.*at most 2"),
     ],
 )
-def test_images_that_leave_nothing_are_refused(model, shape, message):
+def test_images_too_small_for_the_layers_are_refused(model, shape, message):
     with pytest.raises(ConfigError, match=message):
         model.bind(shape, 10)
 
@@ -169,7 +169,7 @@ def test_the_smallest_image_named_in_the_refusal_is_enough_and_one_less_is_not()
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_fields_are_checked_and_nothing_else_is_taken(name):
+def test_fields_are_checked_and_others_refused(name):
     adapter = TypeAdapter(MODELS[name])
     assert adapter.validate_python({}) == MODELS[name]()
     with pytest.raises(ValidationError, match="colour"):

@@ -23,7 +23,7 @@ def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert found.train.tolist() == train.tolist() and found.test.tolist() == test.tolist()
 
 
-def test_a_run_has_the_counts_of_its_federation_also_after_a_continuation(tmp_path: Path) -> None:
+def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path: Path) -> None:
     harness.run(harness.settings(training={"rounds": 1}), tmp_path / "run")
     federation = load_federation(configuration.parse(harness.settings()))
     for _ in range(2):

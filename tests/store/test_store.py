@@ -35,7 +35,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("cohort_of", [ONE, TWO, WITH_NOTHING, NOTHING], ids=["one", "two", "with nothing", "nothing"])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_round_reads_as_it_was_written_by_changing_ranks(run: Path, cohort_of: list[int], seed: int) -> None:
+def test_every_round_reads_back_as_written_by_changing_ranks(run: Path, cohort_of: list[int], seed: int) -> None:
     world = World(run, cohort_of, seed)
     digests = []
     for round in range(5):
@@ -173,7 +173,7 @@ def test_every_dataset_carries_the_crc32_of_its_bytes(run: Path) -> None:
     assert seen > 20
 
 
-def test_a_shard_gives_single_rows_in_any_gaps(run: Path) -> None:
+def test_single_rows_of_a_shard_can_be_read_in_any_pattern(run: Path) -> None:
     rows = {"w": np.arange(40, dtype=np.float32).reshape(20, 2), "b": np.arange(20)}
     run.mkdir()
     path = shard_path(run, 0, 0)
@@ -201,7 +201,7 @@ def test_threads_write_and_read_side_by_side(run: Path) -> None:
         assert list(pool.map(work, worlds)) == [world.digest() for world in worlds]
 
 
-def test_digest_is_the_sha256_that_its_definition_says() -> None:
+def test_digest_is_the_sha256_of_its_definition() -> None:
     server = {"b": np.float32([1.5, -2]), "a/n": np.array(7)}
     clients = {
         "cohort1": (ids(1), {"flag": np.array([[True, False]])}),
@@ -230,7 +230,7 @@ def test_digest_does_not_depend_on_ranks_rounds_or_the_number_of_clients_at_once
     assert digests == {world.digest()}
 
 
-def test_digest_tells_any_difference() -> None:
+def test_digest_detects_any_difference() -> None:
     server = {"a": np.float32([1, 2])}
     clients = {"cohort0": (ids(0, 1), {"w": np.float32([[1], [2]])})}
     others = [
@@ -246,7 +246,7 @@ def test_digest_tells_any_difference() -> None:
     assert len(digests) == 1 + len(others)
 
 
-def test_reading_names_what_is_not_there(run: Path) -> None:
+def test_reading_names_what_is_missing(run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"run is no folder; name the folder that `pflmpi run` printed"):
         run_folder.newest_good(run)
     world = World(run, ONE, 0)

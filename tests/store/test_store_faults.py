@@ -32,7 +32,7 @@ def files(world: World) -> list[str]:
     return ["round_00001.h5", *run_folder.read_layout(world.run, 1).files]
 
 
-def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_good_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_continues(tmp_path: Path) -> None:
     outcomes = []
     for step in range(200):
         world = World(tmp_path / f"run{step}", COHORTS, 0)
@@ -101,7 +101,7 @@ def flip(path: Path, dataset: str) -> None:
     path.write_bytes(content)
 
 
-def test_reading_refuses_damaged_values_also_without_a_verification_before(world: World) -> None:
+def test_reading_refuses_damaged_values_without_prior_verification(world: World) -> None:
     flip(world.run / "round_00001.h5", "server/head/bias")
     with pytest.raises(CheckpointError, match=r"/server/head/bias in .*round_00001\.h5 is damaged: its CRC-32 is"):
         run_folder.read_server(world.run, 1)
@@ -116,7 +116,7 @@ def test_reading_refuses_damaged_values_also_without_a_verification_before(world
     assert sum(len(ids) for ids, _ in run_folder.read_clients(world.run, 1, others).values()) == 6
 
 
-def test_a_shard_that_is_missing_or_another_one_is_named(world: World) -> None:
+def test_a_missing_or_exchanged_shard_is_named(world: World) -> None:
     first, *_, last = run_folder.read_layout(world.run, 1).files
     shutil.copy(world.run / last, world.run / first)
     problems = run_folder.verify(world.run, 1)

@@ -52,7 +52,7 @@ def test_pruning_keeps_all_rounds_with_zero_and_protected_ones_always(run: Path)
     assert run_folder.verify(run, 1) == run_folder.verify(run, 3) == []
 
 
-def test_pruning_leaves_what_other_ranks_are_writing(run: Path) -> None:
+def test_pruning_spares_what_other_ranks_are_writing(run: Path) -> None:
     world = World(run, ONE, 0)
     world.save(0, ranks=1)
     world.train(np.arange(world.n))
@@ -78,7 +78,7 @@ def test_pruning_does_not_count_a_damaged_round_nor_risk_its_shards(run: Path) -
     assert run_folder.newest_good(run)[0] == 1
 
 
-def test_killed_while_pruning_every_round_that_is_left_is_good(run: Path, tmp_path: Path) -> None:
+def test_killed_while_pruning_every_remaining_round_is_intact(run: Path, tmp_path: Path) -> None:
     world = World(run, TWO, 0)
     for round in range(5):
         world.save(round, ranks=2)
@@ -100,7 +100,7 @@ def test_killed_while_pruning_every_round_that_is_left_is_good(run: Path, tmp_pa
     assert step == (3 + 1) + (6 + 1)  # three rounds, and the six shards that only they need; each folder is flushed
 
 
-def test_continuing_discards_later_rounds_shards_and_torn_files(run: Path) -> None:
+def test_resuming_discards_later_rounds_shards_and_partial_files(run: Path) -> None:
     world = World(run, ONE, 0)
     for round in range(3):
         world.save(round, ranks=2)

@@ -88,7 +88,7 @@ def test_any_error_of_a_job_reaches_the_main_thread() -> None:
             writer.close()
 
 
-def test_a_submit_that_waits_for_room_learns_of_an_error() -> None:
+def test_a_blocked_submit_raises_an_earlier_error() -> None:
     writer, gate = Writer("run"), threading.Event()
 
     def job() -> None:
@@ -123,7 +123,7 @@ def test_abandoning_finishes_the_running_job_and_drops_the_others() -> None:
 
 
 @pytest.mark.parametrize(("ending", "code"), [("", 0), ("raise SystemExit(3)", 3), ("raise ValueError", 1)])
-def test_the_end_of_the_program_waits_for_what_was_handed_over(tmp_path: Path, ending: str, code: int) -> None:
+def test_the_end_of_the_program_waits_for_submitted_jobs(tmp_path: Path, ending: str, code: int) -> None:
     program = f"""
 import pathlib, time
 from pflmpi.store.writer import Writer

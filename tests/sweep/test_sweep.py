@@ -74,7 +74,7 @@ def test_a_finished_run_is_done_whether_or_not_it_has_chosen_its_executor(
     assert (work.state, work.done, work.command) == ("done", 2, ())
 
 
-def test_a_run_goes_on_when_more_rounds_are_wanted(cell: Cell, tmp_path: Path) -> None:
+def test_a_run_continues_when_more_rounds_are_requested(cell: Cell, tmp_path: Path) -> None:
     folder = run(cell, tmp_path)
     work = needed(cell, tmp_path, training={"rounds": 3}, checkpoint={"keep": 1}, runtime={"timeout": 60})
     changes = ["-s", "checkpoint.keep=1", "-s", "runtime.timeout=60.0", "-s", "training.rounds=3"]
@@ -139,7 +139,7 @@ def shell(name: str, script: str, folder: Path) -> Job:
     return Job(name, ["sh", "-c", script], folder / f"{name}.log")
 
 
-def test_so_many_jobs_run_at_a_time_each_with_its_own_log(tmp_path: Path, held: int) -> None:
+def test_a_limited_number_of_jobs_runs_at_a_time_each_with_its_own_log(tmp_path: Path, held: int) -> None:
     jobs = [
         shell(f"job{number}", f"echo out $PLACE; sleep 0.1; echo err >&2; exit {number}", tmp_path)
         for number in range(5)
@@ -196,7 +196,7 @@ def test_a_second_sweep_in_a_folder_is_refused_until_the_first_has_ended(tmp_pat
         pass
 
 
-def test_the_lock_holds_while_a_run_of_a_killed_sweep_goes_on(tmp_path: Path) -> None:
+def test_the_lock_holds_while_a_run_of_a_killed_sweep_continues(tmp_path: Path) -> None:
     job = shell("job", "exec sleep 60", tmp_path)
     with locked(tmp_path / "out") as descriptor:
         looks = run_all([job], [{}], descriptor)
@@ -245,7 +245,7 @@ def test_another_configuration_is_a_failed_cell_that_names_the_keys(
     assert "training.lr = 0.01 in the run, 0.7 now" in shown.err and "A/few/seed0" in shown.err
 
 
-def test_on_a_terminal_bars_show_all_runs_and_those_that_go_on(
+def test_on_a_terminal_bars_show_all_runs_and_the_running_ones(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -328,7 +328,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.parametrize(
     "number, rows, ranks", [(signal.SIGINT, ["FedAvg", "Local"], 1), (signal.SIGTERM, ["Local"], 2)]
 )
-def test_a_stopped_sweep_leaves_no_process_and_goes_on_where_it_was(
+def test_a_stopped_sweep_leaves_no_process_and_resumes(
     number: signal.Signals, rows: list[str], ranks: int, tmp_path: Path
 ) -> None:
     path = table_file.write(

@@ -70,7 +70,7 @@ def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(
     assert capfd.readouterr().out == "cell 1: Local/few/seed0: 2 of 2 rounds done\n"
 
 
-def test_the_cells_are_counted_among_those_that_are_chosen(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cells_are_numbered_among_the_selected_ones(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = str(table_file.write(tmp_path))
     assert main(["sweep", path, "--only", "Local/*", "--seeds", "1", "--cell", "1", "--dry-run"]) == 0
     assert capfd.readouterr().out.splitlines()[0] == "Local/many (M)/seed0  0/2 rounds  start"
@@ -93,7 +93,7 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(
 @pytest.mark.parametrize(
     "ends, expected, told", [([75], 75, "0 failed, 1 stopped"), ([3], 1, "1 failed"), ([75, 3], 1, "1 failed, 1 stop")]
 )
-def test_a_run_that_was_stopped_is_no_failure_but_to_be_continued(
+def test_a_stopped_run_is_not_a_failure_and_can_be_resumed(
     ends: list[int], expected: int, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rows = {f"row{code}": {"algorithm": {"name": "local"}} for code in ends}

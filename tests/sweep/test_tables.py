@@ -28,7 +28,7 @@ def test_the_cells_are_rows_by_columns_by_seeds_in_the_order_of_the_file(tmp_pat
     assert [one.seed for one in cells(load(tmp_path, seeds=[7, 3, 5]), [], 2)][:2] == [7, 3]
 
 
-def test_base_column_row_and_exceptions_are_laid_over_each_other_in_this_order(tmp_path: Path) -> None:
+def test_base_column_row_and_exceptions_are_merged_in_this_order(tmp_path: Path) -> None:
     table = load(
         tmp_path,
         base={
@@ -96,7 +96,7 @@ def test_numbers_can_be_names_and_1e_3_is_a_number(tmp_path: Path) -> None:
     assert cell(cells(table, [], None), "0.5/10/seed0")["training"] == {"lr": 0.001}
 
 
-def test_places_on_disk_are_safe_names_below_the_folder_of_the_sweep(tmp_path: Path) -> None:
+def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path: Path) -> None:
     one = Cell("../a b", "K=10, β", 3, {})
     assert one.run(tmp_path) == tmp_path / "a_b" / "K=10_β" / "seed3"
     assert one.config(tmp_path).name == "seed3.yaml" and one.log(tmp_path).name == "seed3.log"
@@ -137,12 +137,12 @@ def test_a_wrong_table_is_refused_with_a_clear_text(changes: dict[str, Any], wor
     assert all(word in text for word in ["small.yaml", *words]) and "\n" not in text, text
 
 
-def test_a_folder_is_no_table_file(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_table_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder; expected is a table file"):
         tables.load(tmp_path)
 
 
-def test_patterns_choose_cells_in_any_case_of_letters(tmp_path: Path) -> None:
+def test_patterns_select_cells_ignoring_case(tmp_path: Path) -> None:
     everything = cells(load(tmp_path), [], 1)
     for patterns, names in (
         ([], ["FedAvg/few", "FedAvg/many (M)", "Local/few", "Local/many (M)"]),

@@ -67,7 +67,7 @@ def test_in_processes(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["mpi", TORCH])
 @pytest.mark.parametrize(("what", "mpi_code"), [("abort", 3), ("raise", 1), ("kill", 137)])
-def test_one_rank_ends_and_all_end(what: str, mpi_code: int, way: str, tmp_path: Path) -> None:
+def test_when_one_rank_ends_all_end(what: str, mpi_code: int, way: str, tmp_path: Path) -> None:
     code, out, err = launch(way, what, tmp_path)
     assert code == (mpi_code if way == "mpi" else 1), err  # torchrun has one code for every failure
     assert seconds_until_all_ended(tmp_path) < 10
@@ -78,7 +78,7 @@ def test_one_rank_ends_and_all_end(what: str, mpi_code: int, way: str, tmp_path:
 
 
 @pytest.mark.parametrize("way", ["mpi", TORCH])
-def test_a_rank_that_does_not_come_is_an_error_after_the_time_limit(way: str, tmp_path: Path) -> None:
+def test_a_missing_rank_is_an_error_after_the_time_limit(way: str, tmp_path: Path) -> None:
     code, out, err = launch(way, "late", tmp_path)
     assert code == (3 if way == "mpi" else 1), err
     assert re.search(r"maximum did not end within \d\.\d s: rank 1 \(host \S+, process \d+\) did not come to it", out)
@@ -124,7 +124,7 @@ def test_a_failing_rank_stops_the_others_and_its_error_is_raised() -> None:
     assert time.monotonic() - start < 5
 
 
-def test_the_last_collective_call_ends_well_although_a_rank_then_fails() -> None:
+def test_the_last_collective_call_succeeds_although_a_rank_fails_afterwards() -> None:
     def work(transport: Transport) -> float:
         largest = transport.maximum(np.array([float(transport.rank)]))
         if transport.rank == 1:
@@ -159,7 +159,7 @@ def test_threads_have_a_time_limit() -> None:
         run_ranks(2, work, timeout=0.1)
 
 
-def test_the_results_of_all_ranks_come_in_their_order() -> None:
+def test_results_come_in_rank_order() -> None:
     def work(transport: ThreadTransport) -> tuple[int, int]:
         return transport.rank, transport.size
 
@@ -180,7 +180,7 @@ def test_the_results_of_all_ranks_come_in_their_order() -> None:
         lambda transport: transport.channel("dta").__enter__(),
     ],
 )
-def test_a_call_that_was_not_declared_so_is_a_defect(call: transport_checks.Check) -> None:
+def test_a_call_that_differs_from_its_declaration_is_a_defect(call: transport_checks.Check) -> None:
     with pytest.raises(AssertionError):
         call(InProcessTransport())
 
@@ -213,7 +213,7 @@ def test_a_wait_asks_until_done_and_stops_at_the_limit() -> None:
     assert 0.05 < up.value.seconds < 1
 
 
-def test_a_time_out_names_who_did_not_come() -> None:
+def test_a_time_out_names_the_missing_ranks() -> None:
     told = timed_out("gather", 600.0, names([2], [Peer("a", 1), Peer("a", 2), Peer("b", 3)]))
     assert told.startswith("gather did not end within 600.0 s: rank 2 (host b, process 3) did not come to it; raise ")
     assert "a rank hangs" in timed_out("gather", 600.0, "")
@@ -225,7 +225,7 @@ def test_a_long_wait_leaves_the_core_to_others() -> None:
     assert time.thread_time() - used < 0.1
 
 
-def test_a_loss_is_told_without_the_librarys_own_file_and_advice() -> None:
+def test_a_loss_is_reported_without_the_librarys_own_file_and_advice() -> None:
     cause = RuntimeError("[/a/b/pair.cc:561] Connection closed by peer [10.0.0.1]:17. This is typically a crash\nmore")
     assert lost("sum", cause, "").startswith(
         "a rank ended or was lost during sum (Connection closed by peer [10.0.0.1]:17); "
