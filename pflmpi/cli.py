@@ -1,43 +1,38 @@
-"""The command line. Only the parser is here; each command imports what it needs, so that `--help` is quick."""
+"""The command line: one parser made of all commands, and the one place where errors become exit codes."""
 
 import argparse
+import logging
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from pflmpi import __version__
-from pflmpi.commands.options import add_options
+from pflmpi.errors import PflmpiError, UserError, show
 
-_COMMANDS = {
-    "run": "run an experiment",
-    "resume": "continue a run from its newest good checkpoint",
-    "inspect": "show what a run holds, check it, compare two rounds, print its digest",
-    "export": "write a client's model, or the server's state, as a file for other programs",
-    "probe": "see how alike the layers of the clients' models are, for `report`; it needs torch and the data",
-    "partition": "show who holds what, without running anything",
-    "sweep": "run the cells of a table that are not done yet",
-    "report": "make a page with figures over runs, or the table of a sweep",
-    "plan": "predict memory, bytes, disk and seconds of a run before it is submitted",
-    "submit": "write a Slurm batch script and submit it",
-    "status": "show jobs, their rounds, accuracy and time left",
-    "doctor": "look for what would break a run here, alone or on all ranks of a launcher",
-    "list": "list algorithms, datasets, partitions and models",
-    "schema": "print every key of a configuration: type, range, default",
-}
-_MODULES = {
-    "run": "run",
-    "resume": "run",
-    "sweep": "sweep",
-    "plan": "plan",
-    "submit": "submit",
-    "status": "status",
-    "doctor": "doctor",
-}  # the rest is shown
+# Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
+# does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
+_COMMANDS = (
+    "run",
+    "resume",
+    "inspect",
+    "export",
+    "probe",
+    "partition",
+    "sweep",
+    "report",
+    "plan",
+    "submit",
+    "status",
+    "doctor",
+    "list",
+    "schema",
+)
 _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Parser of the command line."""
     top = argparse.ArgumentParser(
         prog="pflmpi",
         description="Personalised federated learning on clusters: alone, or under mpirun, torchrun or srun.",
@@ -47,27 +42,37 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"pflmpi {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_options({name: commands.add_parser(name, help=text, description=text) for name, text in _COMMANDS.items()})
+    for name in _COMMANDS:
+        module = import_module(f"pflmpi.commands.{name}")
+        summary = (module.__doc__ or name).splitlines()[0].rstrip(".")
+        summary = summary[0].lower() + summary[1:]
+        command = commands.add_parser(name, help=summary, description=summary)
+        command.set_defaults(function=module.run, parser=command, log_level=logging.WARNING)
+        module.add_arguments(command)
+        command.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     whole = parser()
-    options, others = whole.parse_known_args(given)
-    if others and options.command != "submit":
+    options, others = whole.parse_known_args(words)
+    if others and options.command != "submit":  # whose other arguments are for sbatch
         whole.error(f"unrecognized arguments: {' '.join(others)}")
-    options.sbatch = others
+    options.words = words
+    logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level, format="pflmpi: %(message)s")
     try:
-        module = import_module(f"pflmpi.commands.{_MODULES.get(options.command, 'showing')}")
-        code: int = module.main(options, given)
+        code: int = options.function(options)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except ModuleNotFoundError as error:
         if error.name not in _MAY_BE_MISSING:
             raise
-        text = (
-            f"{options.command} needs {error.name}, which is not installed; report, inspect and export do without torch"
-        )
-        print(f"pflmpi: {text}", file=sys.stderr)
-        return 2
+        what = f"{options.command} needs {error.name}, which is not installed"
+        show(UserError(f"{what}; report, inspect and export do without torch"), options.debug)
+        return UserError.exit_code
+    except PflmpiError as error:
+        show(error, options.debug)
+        return error.exit_code
     return code

@@ -1,4 +1,4 @@
-"""Errors and the exit code of each.
+"""Errors, the exit code of each, and how they are shown.
 
     PflmpiError
     ├── UserError (2)            something the user can fix before the run starts
@@ -13,6 +13,9 @@
 
 Each message says what is wrong, the value found, what is allowed, and what to do.
 """
+
+import os
+import traceback
 
 
 class PflmpiError(Exception):
@@ -59,3 +62,12 @@ class Stopped(PflmpiError):
     """The run was asked to stop and did so after a complete round."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
+def show(error: BaseException, debug: bool = False, rank: int = 0) -> None:
+    """Print an error on the terminal, with its traceback if `debug` is set."""
+    if debug:
+        traceback.print_exception(error)
+    text = str(error) if isinstance(error, PflmpiError) else f"internal error: {error!r}; --debug shows where"
+    where = f"rank {rank}: " if rank else ""
+    os.write(2, f"pflmpi: {where}{text}\n".encode())  # one write: lines of several ranks do not mix

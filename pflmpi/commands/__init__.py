@@ -1,1 +1,1 @@
-"""What the commands do, behind the parser in `cli`."""
+"""The commands of `pflmpi`, a file each, named as typed; see `cli`."""

@@ -1,29 +1,25 @@
-"""`pflmpi doctor`, on every rank."""
+"""Check that a run will work here, alone or on all ranks of a launcher."""
 
 import argparse
 import logging
 import os
-import traceback
-from collections.abc import Sequence
+from pathlib import Path
 
-from pflmpi.commands.launch import report
-from pflmpi.errors import PflmpiError
-
-_FOUND = 1
+_PROBLEM = 1
 
 
-def main(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Look for what would break a run; return the exit code."""
-    logging.basicConfig(level=logging.DEBUG if options.debug else logging.ERROR, format="pflmpi: %(message)s")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.add_argument("--out", type=Path, metavar="DIR", help="check this folder of a run (default: runs)")
+    parser.add_argument("--config", type=Path, metavar="CONFIG", help="check this configuration's data too")
+    parser.set_defaults(log_level=logging.ERROR)  # what others warn of is among its problems
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check this rank, and with the others what only ranks together can find out; return the exit code."""
     try:
         from pflmpi.doctor.run import check_environment
     except ImportError as error:  # one of the packages that even the doctor needs
         print(f"problem: {error}; install pflmpi with all that it needs: pip install -e . where its setup.cfg is")
-        return _FOUND
-    try:
-        return check_environment(options.config, options.out, os.environ)
-    except PflmpiError as error:
-        if options.debug:
-            traceback.print_exception(error)
-        report(error)
-        return error.exit_code
+        return _PROBLEM
+    return check_environment(options.config, options.out, os.environ)

@@ -1,47 +1,76 @@
-"""`pflmpi export`: the state of a client or the server as a plain file for other programs."""
+"""Write a client's model, or the server's state, as a file for other programs."""
 
 import argparse
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
-
-from pflmpi.analysis.run import Round, open_run
-from pflmpi.analysis.state_dict import client_state, server_state
+from pflmpi.commands import arguments
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
-from pflmpi.store import atomic
 from pflmpi.text import size
 
-State = dict[str, np.ndarray]
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pflmpi.analysis.run import Round
+
+State = dict[str, "np.ndarray"]
 
 
-def export(options: argparse.Namespace) -> None:
-    """Write the state that the options ask for, and print what it is.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    arguments.add_run(parser)
+    whose = parser.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--client", type=int, metavar="K", help="the model that this client predicts with")
+    whose.add_argument("--server", action="store_true", help="everything that the server keeps")
+    parser.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a state dict: .pt (torch), .safetensors (library safetensors) or .npz (NumPy)",
+    )
+    parser.add_argument(
+        "--leaf",
+        metavar="PATH",
+        help="instead only this part of what the client or the server keeps, such as model or model/head; "
+        "a dot for all of it (`pflmpi inspect RUN` lists the paths)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file and print what it holds; return the exit code.
 
     Raises:
-        UserError: no such run, round, client or part; a suffix that is not known; a file that is in the way.
+        UserError: no such run, round, client or part; an unknown suffix; a file that is in the way.
     """
+    from pflmpi.analysis.run import open_run
+    from pflmpi.analysis.state_dict import client_state, server_state
+
     write = _writer(options.out)
     if options.out.exists() and not options.force:
         raise ConfigError(f"{options.out} is there already; choose another -o, or overwrite it with --force")
-    run = open_run(options.run)
-    round = run.round(options.round)
+    opened = open_run(options.run)
+    round = opened.round(options.round)
     if options.server:
         who, state = "server", server_state(round, options.leaf)
     else:
-        who, state = f"client {options.client}", client_state(run, round, options.client, options.leaf)
+        who, state = f"client {options.client}", client_state(opened, round, options.client, options.leaf)
     _save(options.out, state, write)
     total = size(sum(array.nbytes for array in state.values()))
     part = "" if options.leaf is None else f", {options.leaf}"
-    print(f"{options.out}: {who}{part} after round {round.number} of {run.name}, {len(state)} arrays, {total}")
+    print(f"{options.out}: {who}{part} after round {round.number} of {opened.name}, {len(state)} arrays, {total}")
     if not options.server and options.leaf is None:
         print(_score(round, options.client), end="")
+    return 0
 
 
-def _score(round: Round, client: int) -> str:
+def _score(round: "Round", client: int) -> str:
     if "correct" not in round.metrics or not round.metrics["total"][client]:
         return ""
     correct, total = int(round.metrics["correct"][client]), int(round.metrics["total"][client])
@@ -49,7 +78,7 @@ def _score(round: Round, client: int) -> str:
 
 
 def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
-    """Return what writes files of a path's suffix; a library that is missing is told before anything is read."""
+    """Function that writes files of the path's suffix; its library is imported first, before anything is read."""
     if path.suffix not in _WRITERS:
         raise ConfigError(f"-o {path}: {unknown('suffix', path.suffix or 'none', list(_WRITERS))}")
     library, install, write = _WRITERS[path.suffix]
@@ -64,6 +93,8 @@ def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
 
 
 def _save(path: Path, state: State, write: Callable[[BinaryIO, State], None]) -> None:
+    from pflmpi.store import atomic
+
     try:
         with atomic.replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
             write(file, state)
@@ -76,7 +107,7 @@ def _pt(torch: Any, file: BinaryIO, state: State) -> None:
 
 
 def _safetensors(library: Any, file: BinaryIO, state: State) -> None:
-    file.write(library.save({name: np.array(array, order="C") for name, array in state.items()}))
+    file.write(library.save({name: array.copy(order="C") for name, array in state.items()}))
 
 
 def _npz(numpy: Any, file: BinaryIO, state: State) -> None:

@@ -1,22 +1,33 @@
-"""`pflmpi inspect`: what is in a checkpoint, whether files are whole, what changed between two rounds, the digest."""
+"""Show what a run holds, check it, compare two rounds, print its digest."""
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from pflmpi.analysis import integrity
-from pflmpi.analysis.difference import Change, difference
-from pflmpi.analysis.run import open_run
-from pflmpi.commands.bars import bar
+from pflmpi.commands import arguments
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.store import run_folder
 from pflmpi.text import size, spans
 
+if TYPE_CHECKING:
+    from pflmpi.analysis.difference import Change
 
-def inspect(options: argparse.Namespace) -> None:
-    """Show what the options ask for: a checkpoint, its digest alone, what changed, or the state of all files.
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    arguments.add_run(parser)
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--digest", action="store_true", help="print the SHA-256 over server and clients")
+    asked.add_argument(
+        "--diff", type=int, nargs=2, metavar=("A", "B"), help="what changed from round A to round B, array by array"
+    )
+    asked.add_argument(
+        "--verify", action="store_true", help="read every file of the run and name each problem; exit code 2 if any"
+    )
+    parser.add_argument("--round", type=int, metavar="N", help="the checkpoint to look at (default: the newest)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show a checkpoint, its digest alone, what changed between two, or whether all are whole; return the exit code.
 
     Raises:
         CheckpointError: no run, no such round, or a damaged one, with everything that is wrong.
@@ -25,15 +36,22 @@ def inspect(options: argparse.Namespace) -> None:
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
     if options.verify:
-        verify(options.run)
+        _verify(options.run)
     elif options.diff is not None:
-        show_difference(options.run, *options.diff)
+        _show_difference(options.run, *options.diff)
     else:
-        show_round(options.run, options.round, options.digest)
+        _show_round(options.run, options.round, options.digest)
+    return 0
 
 
-def show_round(run: Path, round: int | None, digest_only: bool) -> None:
-    """Show one checkpoint of a run (the newest good one by default), or only its digest."""
+def _show_round(run: Path, round: int | None, digest_only: bool) -> None:
+    """Show a checkpoint, the newest good one by default, or only its digest."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pflmpi.analysis.run import open_run
+    from pflmpi.store import run_folder
+
     newest, passed_over = run_folder.newest_good(run)
     console = Console()
     for problem in passed_over if not digest_only else []:
@@ -44,19 +62,33 @@ def show_round(run: Path, round: int | None, digest_only: bool) -> None:
     problems = run_folder.verify(run, chosen) if chosen != newest else []
     if problems:
         raise CheckpointError(f"round {chosen} is damaged: {'; '.join(problems)}; round {newest} is good")
+    digest = run_folder.digest(run, chosen)
     if digest_only:
-        print(run_folder.digest(run, chosen))
+        print(digest)
         return
-    console.print(_contents(run, chosen))
+    table = Table("array", "shape", "type", "size", title=f"{run}, round {chosen}", title_justify="left")
+    opened = open_run(run).round(chosen)
+    for group in ("server", "clients", "metrics", "bytes"):
+        for path, array in sorted(getattr(opened, group).items()):
+            value = f" = {array.item():.6g}" if array.ndim == 0 else ""
+            table.add_row(f"{group}/{path}{value}", str(list(array.shape)), str(array.dtype), size(array.nbytes))
+    console.print(table)
     console.print(f"checkpoints: {', '.join(map(str, there))}")
-    console.print(f"digest: {run_folder.digest(run, chosen)}", soft_wrap=True)
+    console.print(f"digest: {digest}", soft_wrap=True)
 
 
-def show_difference(run: Path, before: int, after: int) -> None:
-    """Show, for each leaf, how far it moved between two rounds."""
+def _show_difference(run: Path, before: int, after: int) -> None:
+    """Show how far each leaf moved between two rounds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pflmpi.analysis.difference import difference
+    from pflmpi.analysis.run import open_run
+    from pflmpi.commands.progress import bar
+
     opened = open_run(run)
-    with bar("leaves") as step:
-        changes = difference(opened.round(before), opened.round(after), step)
+    with bar("leaves") as update:
+        changes = difference(opened.round(before), opened.round(after), update)
     caption = "relative change: the norm of the difference over the norm before, of each client by itself"
     table = Table(title=f"{run}, round {before} to {after}", caption=caption, title_justify="left", style="")
     for name in ("array", "shape", "changed", "mean", "largest"):
@@ -68,35 +100,7 @@ def show_difference(run: Path, before: int, after: int) -> None:
     console.print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
 
 
-def verify(run: Path) -> None:
-    """Read every byte of every file of a run, and name each problem.
-
-    Raises:
-        CheckpointError: there are problems, or nothing to check.
-    """
-    open_run(run)
-    console = Console()
-    count, found, bytes, bad = len(integrity.files(run)), 0, 0, 0
-    with bar("files") as step:
-        for found, checked in enumerate(integrity.check(run), 1):
-            step(found, max(count, found))
-            bytes += checked.bytes
-            bad += bool(checked.problems)
-            for problem in checked.problems:
-                console.print(f"damaged: {problem}", style="red", soft_wrap=True, markup=False, highlight=False)
-    there = run_folder.rounds(run)
-    if not there:
-        raise CheckpointError(f"{run} has no checkpoint to check")
-    text = f"{found} files, {size(bytes)}, checkpoints {spans(there)}"
-    if bad:
-        newest, _ = run_folder.newest_good(run)
-        raise CheckpointError(
-            f"{bad} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
-        )
-    console.print(f"good: {text}", markup=False, highlight=False)
-
-
-def _row(change: Change, before: int, after: int) -> tuple[str, ...]:
+def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
     shapes = ["" if shape is None else str(list(shape)) for shape in change.shapes]
     if not all(shapes):
         return change.leaf, "".join(shapes), f"only in round {before if shapes[0] else after}", "", ""
@@ -111,11 +115,32 @@ def _row(change: Change, before: int, after: int) -> tuple[str, ...]:
     return change.leaf, shapes[0], count, f"{change.mean:.3g}", f"{change.largest:.3g}{where}"
 
 
-def _contents(run: Path, round: int) -> Table:
-    table = Table("array", "shape", "type", "size", title=f"{run}, round {round}", title_justify="left")
-    opened = open_run(run).round(round)
-    for group in ("server", "clients", "metrics", "bytes"):
-        for path, array in sorted(getattr(opened, group).items()):
-            value = f" = {array.item():.6g}" if array.ndim == 0 else ""
-            table.add_row(f"{group}/{path}{value}", str(list(array.shape)), str(array.dtype), size(array.nbytes))
-    return table
+def _verify(run: Path) -> None:
+    """Read every byte of every file of a run, and name each problem."""
+    from rich.console import Console
+
+    from pflmpi.analysis import integrity
+    from pflmpi.analysis.run import open_run
+    from pflmpi.commands.progress import bar
+    from pflmpi.store import run_folder
+
+    open_run(run)  # raises if it is none
+    console = Console()
+    count, found, bytes, bad = len(integrity.files(run)), 0, 0, 0
+    with bar("files") as update:
+        for found, checked in enumerate(integrity.check(run), 1):
+            update(found, max(count, found))
+            bytes += checked.bytes
+            bad += bool(checked.problems)
+            for problem in checked.problems:
+                console.print(f"damaged: {problem}", style="red", soft_wrap=True, markup=False, highlight=False)
+    there = run_folder.rounds(run)
+    if not there:
+        raise CheckpointError(f"{run} has no checkpoint to check")
+    text = f"{found} files, {size(bytes)}, checkpoints {spans(there)}"
+    if bad:
+        newest, _ = run_folder.newest_good(run)
+        raise CheckpointError(
+            f"{bad} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
+        )
+    console.print(f"good: {text}", markup=False, highlight=False)

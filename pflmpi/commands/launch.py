@@ -1,16 +1,24 @@
-"""Starting one process per rank on this machine, through torch.distributed's own launcher."""
+"""How many ranks a run has, and their start on this machine through torch.distributed's own launcher."""
 
-import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pflmpi.errors import ConfigError, PflmpiError, RunError
+from pflmpi.errors import ConfigError, RunError, Stopped, UserError
 from pflmpi.machine import cores
 
-_KNOWN_CODES = (2, 3, 75)
+if TYPE_CHECKING:
+    from pflmpi.config.load import Config
+    from pflmpi.transports.detect import Launch
+
+
+def check_ranks(ranks: int | None) -> None:
+    """Raise if the number of ranks is impossible."""
+    if ranks is not None and ranks < 1:
+        raise ConfigError(f"--ranks {ranks}: must be at least 1")
 
 
 def default_ranks(device: str) -> int:
-    """Return how many ranks a run started alone has: one per GPU, otherwise one per core it may use."""
+    """Ranks of a run started alone: one per GPU, otherwise one per core that it may use."""
     if device != "cpu":
         import torch
 
@@ -19,35 +27,47 @@ def default_ranks(device: str) -> int:
     return len(cores())
 
 
-def spawn(ranks: int, arguments: Sequence[str]) -> int:
-    """Run `pflmpi ARGUMENTS` on that many ranks and return the exit code of the run.
+def num_ranks(asked: int | None, config: "Config", launch: "Launch") -> int:
+    """Ranks of a run: those that a launcher has started, or those to start.
 
-    A rank that fails has shown its own error; the others are stopped, and its code is returned (3 if it was killed).
+    Args:
+        asked: by `--ranks`.
+    """
+    transport = config.runtime.transport
+    if launch.kind != "alone":
+        if asked not in (None, launch.size):
+            raise ConfigError(
+                f"--ranks {asked}, but {launch.kind} has started {launch.size} ranks; "
+                "leave --ranks out under a launcher"
+            )
+        return launch.size
+    if transport == "inprocess":
+        if asked not in (None, 1):
+            raise ConfigError(f"--ranks {asked} with runtime.transport = 'inprocess', which has 1; use auto")
+        return 1
+    if transport == "mpi":
+        raise ConfigError(
+            "runtime.transport = 'mpi', but no MPI has started this; use mpirun -n R pflmpi run ..., or auto"
+        )
+    return asked or default_ranks(config.runtime.device)
+
+
+def spawn(ranks: int, words: Sequence[str]) -> int:
+    """Run `pflmpi WORDS` on new ranks; return its exit code.
+
+    A rank that fails shows its own error, and the others are stopped.
+
+    Raises:
+        RunError: a rank has ended without showing why.
     """
     from pflmpi.transports.spawn import run_ranks
 
-    failed = run_ranks(ranks, ["-m", "pflmpi", *arguments])
+    failed = run_ranks(ranks, ["-m", "pflmpi", *words])
     if failed is None:
         return 0
-    if failed.code in _KNOWN_CODES:
+    if failed.code in (UserError.exit_code, RunError.exit_code, Stopped.exit_code):
         return failed.code
     how = f"was killed by signal {-failed.code}" if failed.code < 0 else f"ended with {failed.code}"
-    report(
-        RunError(
-            f"rank {failed.rank} {how}; all ranks were stopped; `pflmpi resume` continues from the newest checkpoint"
-        )
+    raise RunError(
+        f"rank {failed.rank} {how}; all ranks were stopped; `pflmpi resume` continues from the newest checkpoint"
     )
-    return RunError.exit_code
-
-
-def check_ranks(ranks: int | None) -> None:
-    """Refuse an impossible number of ranks."""
-    if ranks is not None and ranks < 1:
-        raise ConfigError(f"--ranks {ranks}: must be at least 1")
-
-
-def report(error: BaseException, rank: int = 0) -> None:
-    """Show one error on the terminal, in one piece."""
-    text = str(error) if isinstance(error, PflmpiError) else f"internal error: {error!r}; --debug shows where"
-    where = f"rank {rank}: " if rank else ""
-    os.write(2, f"pflmpi: {where}{text}\n".encode())  # one write: lines of several ranks do not mix

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from pflmpi.commands import run  # noqa: F401  so that this rank is as large as one of a run
+from pflmpi.commands import rank  # noqa: F401  so that this rank is as large as one of a run
 from pflmpi.forecast.links import work
 from pflmpi.transports import open_transport
 from pflmpi.transports.detect import detect

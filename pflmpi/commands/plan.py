@@ -1,25 +1,22 @@
-"""`pflmpi plan`: what a run will need, said before it is submitted."""
+"""Predict memory, bytes, disk and seconds of a run before it is submitted."""
 
 import argparse
-import logging
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from pflmpi import machine
-from pflmpi.commands import launch as launching
-from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError, PflmpiError
-from pflmpi.forecast import advice, stored
-from pflmpi.forecast.forecast import Forecast, Question, foresee
-from pflmpi.forecast.memory import RankMemory
+from pflmpi.commands import arguments
+from pflmpi.errors import ConfigError
 from pflmpi.text import size, spans
-from pflmpi.transports.detect import detect
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from pflmpi.forecast.forecast import Forecast, Question
+    from pflmpi.forecast.memory import RankMemory
 
 _DOES_NOT_FIT = 1
 _GIB = 2.0**30
@@ -27,22 +24,36 @@ _WIDTH = 110  # characters of a line where no terminal says it
 _ALIKE = 0.05  # ranks that need about the same are shown in one line
 
 
-def main(options: argparse.Namespace, given: Sequence[str]) -> int:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    arguments.add_config(parser)
+    parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks to plan for (default: 1)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes they are spread over (default: 1)")
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of each node (default: 0)")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="memory of a node (default: this one's)")
+    parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory of a GPU (default: this machine's)")
+    parser.add_argument("--delay", type=float, metavar="MS", help="one way between nodes (default: as calibrated)")
+    parser.add_argument(
+        "--rate", type=float, metavar="MBIT", help="megabits per second between nodes (default: likewise)"
+    )
+    parser.add_argument("--calibrate", action="store_true", help="measure this machine anew")
+
+
+def run(options: argparse.Namespace) -> int:
     """Show what a run will need; return 1 if that will not fit."""
-    logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
-    try:
-        question = _question(options)
-        forecast = foresee(configuration.load(options.config, options.overrides), question)
-    except PflmpiError as error:
-        if options.debug:
-            traceback.print_exception(error)
-        launching.report(error)
-        return error.exit_code
+    from rich.console import Console
+
+    from pflmpi.config.load import load
+    from pflmpi.forecast import advice
+    from pflmpi.forecast.forecast import foresee
+
+    question = _question(options)
+    forecast = foresee(load(options.config, options.overrides), question)
     problems = advice.problems(forecast, Path("runs"), size)
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if known else _WIDTH)
-    console.print(ranks_table(forecast))
-    console.print(run_table(forecast))
+    console.print(_ranks_table(forecast))
+    console.print(_run_table(forecast))
     for problem in problems:
         console.print(f"will not fit: {problem}", markup=False, highlight=False, soft_wrap=True)
     for remark in (*advice.useless(forecast), *forecast.measured.remarks, *_assumed(options, forecast)):
@@ -50,8 +61,12 @@ def main(options: argparse.Namespace, given: Sequence[str]) -> int:
     return _DOES_NOT_FIT if problems else 0
 
 
-def _question(options: argparse.Namespace) -> Question:
-    """Return what is asked, or say what is impossible."""
+def _question(options: argparse.Namespace) -> "Question":
+    """What is asked; raise if it is impossible."""
+    from pflmpi.forecast import stored
+    from pflmpi.forecast.forecast import Question
+    from pflmpi.transports.detect import detect
+
     launch = detect(os.environ)
     if launch.size > 1:
         raise ConfigError(
@@ -82,8 +97,10 @@ def _question(options: argparse.Namespace) -> Question:
     )
 
 
-def ranks_table(forecast: Forecast) -> Table:
-    """Return a line for each group of ranks that need the same."""
+def _ranks_table(forecast: "Forecast") -> "Table":
+    """A line for each group of ranks that need the same."""
+    from rich.table import Table
+
     on_gpu = any(number is not None for number in forecast.ranks.gpu)
     table = Table(title="memory per rank", title_style="")
     names = ("clients", "program", "data", "state", "work", "checkpoint", "together", *(["GPU"] if on_gpu else []))
@@ -96,8 +113,12 @@ def ranks_table(forecast: Forecast) -> Table:
     return table
 
 
-def run_table(forecast: Forecast) -> Table:
-    """Return what nodes, rounds and checkpoints take."""
+def _run_table(forecast: "Forecast") -> "Table":
+    """What nodes, rounds and checkpoints take."""
+    from rich.table import Table
+
+    from pflmpi.forecast import advice
+
     question, disk = forecast.question, forecast.disk
     table = Table(show_header=False)
     node = max(advice.node_bytes(forecast, number) for number in range(question.nodes))
@@ -114,7 +135,7 @@ def run_table(forecast: Forecast) -> Table:
     return table
 
 
-def _seconds(forecast: Forecast) -> Iterator[tuple[str, str]]:
+def _seconds(forecast: "Forecast") -> Iterator[tuple[str, str]]:
     found, rounds = forecast.seconds, forecast.experiment.config.training.rounds
     if found is None or not forecast.ahead:
         return
@@ -125,17 +146,17 @@ def _seconds(forecast: Forecast) -> Iterator[tuple[str, str]]:
     yield "measured on", forecast.measured.device
 
 
-def _assumed(options: argparse.Namespace, forecast: Forecast) -> Iterator[str]:
+def _assumed(options: argparse.Namespace, forecast: "Forecast") -> Iterator[str]:
     if forecast.question.nodes > 1 and forecast.measured.link is not None:
         left_out = [f"--{name}" for name in ("delay", "rate") if getattr(options, name) is None]
         if left_out:
-            yield f"messages between nodes are taken to be as quick as within one; {' and '.join(left_out)} say more"
+            yield f"communication between nodes is assumed to be as fast as within one; give {' and '.join(left_out)}"
     if forecast.transport == "torch" and forecast.ranks.runtime.transport == "auto":
-        yield "messages are reckoned with torch.distributed; -s runtime.transport=mpi reckons with MPI"
+        yield "communication time assumes torch.distributed; -s runtime.transport=mpi assumes MPI"
 
 
-def _groups(ranks: Sequence[RankMemory]) -> Iterator[tuple[int, int, RankMemory, str]]:
-    """Yield first and last rank of each group, the largest of it, and how many clients its ranks have."""
+def _groups(ranks: "Sequence[RankMemory]") -> "Iterator[tuple[int, int, RankMemory, str]]":
+    """Yield the first and last rank of each group, its largest, and how many clients its ranks have."""
     first = 0
     for rank in range(1, len(ranks) + 1):
         if rank < len(ranks) and rank > 1 and _alike(ranks[first], ranks[rank]):
@@ -147,7 +168,7 @@ def _groups(ranks: Sequence[RankMemory]) -> Iterator[tuple[int, int, RankMemory,
         first = rank
 
 
-def _alike(one: RankMemory, other: RankMemory) -> bool:
+def _alike(one: "RankMemory", other: "RankMemory") -> bool:
     return (
         abs(one.total - other.total) <= _ALIKE * max(one.total, other.total)
         and (one.clients > 0) == (other.clients > 0)

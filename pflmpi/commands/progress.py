@@ -1,82 +1,100 @@
-"""What the user sees of a run: a bar or lines while it goes, a table at the end. Rank 0 only."""
+"""Progress on the terminal: a bar for whatever takes long, the rounds of a run, and a table at its end."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pflmpi.config.load import Config
-from pflmpi.runtime.progress import Progress as Round
 from pflmpi.store import metrics_file
 from pflmpi.text import size
 
+if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
+    from pflmpi.config.load import Config
+    from pflmpi.runtime.progress import Progress as Round
 
-class Display:
-    """Shows rounds as they end. On a terminal a progress bar, elsewhere (a batch job's log) one line each."""
 
-    def __init__(self, config: Config, quiet: bool, bar: bool) -> None:
-        self._total = config.training.rounds
+@contextmanager
+def bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield `update(done, total)`, which shows a bar on a terminal and nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class RunProgress:
+    """Shows rounds as they end: on a terminal in a bar, elsewhere (a batch job's log) in a line each.
+
+    Args:
+        rounds: of the whole run.
+        quiet: show nothing.
+        bar: show the bar also where this seems to be no terminal.
+    """
+
+    def __init__(self, rounds: int, quiet: bool, bar: bool) -> None:
+        self._rounds = rounds
         self._quiet = quiet
-        self._console = Console(stderr=True, force_terminal=True if bar else None)
         self._accuracy = "-"
         self._moved = [0, 0]
-        self._bar: Progress | None = None
-        if self._console.is_terminal and not quiet:
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=self._console, refresh_per_second=4)
-            self._task = self._bar.add_task("round", total=self._total)
-            self._bar.start()
+        console = Console(stderr=True, force_terminal=True if bar else None)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+        hidden = quiet or not console.is_terminal
+        self._bar = Progress(*columns, console=console, refresh_per_second=4, disable=hidden)
+        self._task = self._bar.add_task("round", total=rounds)
 
-    def __call__(self, round: Round) -> None:
+    def __enter__(self) -> "RunProgress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def __call__(self, round: "Round") -> None:
         """Show the end of a round."""
         if round.scores is not None:
             self._accuracy = f"{100 * round.scores.mean:.2f} %"
         up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
         self._moved = [self._moved[0] + up, self._moved[1] + down]
-        if self._bar is not None:
+        if not self._bar.disable:
             moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}"
             self._bar.update(self._task, completed=round.round, description=f"accuracy {self._accuracy}  {moved}")
         elif not self._quiet:
             print(
-                f"round {round.round}/{self._total}  participants {len(round.participants)}  "
+                f"round {round.round}/{self._rounds}  participants {len(round.participants)}  "
                 f"{round.seconds['round']:.2f} s  up {size(up)}  down {size(down)}  accuracy {self._accuracy}",
                 file=sys.stderr,
                 flush=True,
             )
 
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
 
-    def finish(self, run: Path, config: Config) -> None:
-        """Show the table of a finished run."""
-        self.close()
-        Console().print(table(run, config))
-        print(f"run: {run}", flush=True)
-
-
-def table(run: Path, config: Config) -> Table:
-    """Return the summary of a run from its metrics file."""
+def show_summary(run: Path, config: "Config") -> None:
+    """Show the table of a finished run, from its metrics file, and its folder."""
     rows = metrics_file.read(run)
     tested = [row for row in rows if row["accuracy_mean"]]
-    summary = Table(
-        title=f"{config.resolved()['algorithm']['name']} on {config.data.name}", title_style="", show_header=False
-    )
-    summary.add_row("rounds", str(len(rows)))
+    title = f"{config.resolved()['algorithm']['name']} on {config.data.name}"
+    table = Table(title=title, title_style="", show_header=False)
+    table.add_row("rounds", str(len(rows)))
     if tested:
-        mean = np.array([float(row["accuracy_mean"]) for row in tested])
-        best = tested[int(mean.argmax())]
-        summary.add_row("last accuracy, mean over clients", f"{100 * mean[-1]:.2f} %")
-        summary.add_row("last accuracy, over all samples", f"{100 * float(tested[-1]['accuracy_weighted']):.2f} %")
-        summary.add_row("best accuracy, mean over clients", f"{100 * mean.max():.2f} % (round {best['round']})")
-        summary.add_row("spread over clients at the end", f"{100 * float(tested[-1]['accuracy_std']):.2f} %")
+        last, best = tested[-1], max(tested, key=lambda row: float(row["accuracy_mean"]))
+        table.add_row("last accuracy, mean over clients", _percent(last["accuracy_mean"]))
+        table.add_row("last accuracy, over all samples", _percent(last["accuracy_weighted"]))
+        table.add_row("best accuracy, mean over clients", f"{_percent(best['accuracy_mean'])} (round {best['round']})")
+        table.add_row("spread over clients at the end", _percent(last["accuracy_std"]))
     for way in ("up", "down"):
         logical, wire = (sum(int(row[f"{key}_bytes"]) for row in rows) for key in (way, f"wire_{way}"))
-        summary.add_row(f"{way}: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
+        table.add_row(f"{way}: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
     seconds = sum(float(row["seconds"]) for row in rows)
-    summary.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
-    return summary
+    table.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
+    Console().print(table)
+    print(f"run: {run}", flush=True)
+
+
+def _percent(share: str) -> str:
+    return f"{100 * float(share):.2f} %"

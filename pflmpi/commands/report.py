@@ -1,60 +1,80 @@
-"""`pflmpi report`: a page over runs, or the table of a sweep, printed and written."""
+"""Make a page with figures over runs, or the table of a sweep."""
 
 import argparse
 import shlex
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+from pflmpi.commands import arguments
+from pflmpi.errors import CheckpointError, ConfigError, show
 
-from pflmpi.analysis import formats
-from pflmpi.analysis.table import entries
-from pflmpi.commands.run_report import run_report
-from pflmpi.errors import ConfigError
-from pflmpi.sweep import cells as listing
-from pflmpi.sweep import table as tables
+_LEFT_OUT = 1  # exit code: something is missing on the page
 
 
-def command(name: str, options: argparse.Namespace) -> str:
-    """Return the line that gives a command the same table and runs as the options of `sweep` or `report`."""
-    words = [name, str(options.table)]
-    words += [] if options.out is None else ["--out", str(options.out)]
-    words += [] if options.seeds is None else ["--seeds", str(options.seeds)]
-    words += [word for pattern in options.only for word in ("--only", pattern)]
-    words += [word for text in options.overrides for word in ("-s", text)]
-    return shlex.join(["pflmpi", *words])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    arguments.add_overrides(parser)
+    parser.add_argument(
+        "paths", type=Path, nargs="+", metavar="RUN|TABLE", help="folders of runs, or one YAML file with a table"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="of runs: folder for the page and its figures (default: report); of a table: folder of its runs "
+        "(default: sweeps/NAME)",
+    )
+    arguments.add_cells(parser)
+    parser.add_argument("--write", type=Path, metavar="DIR", help="folder for the table (default: as --out)")
 
 
-def show(options: argparse.Namespace) -> int:
-    """Write the page over the runs that are named, or print and write the table; return the exit code."""
+def run(options: argparse.Namespace) -> int:
+    """Write the page over runs, or print and write a table; return the exit code."""
     if len(options.paths) > 1 or options.paths[0].is_dir():
-        _refuse_table_options(options)
-        return run_report(options.paths, options.out or Path("report"))
-    options.table = options.paths[0]
-    _show_table(options)
+        return _report_runs(options)
+    _report_table(options)
     return 0
 
 
-def _refuse_table_options(options: argparse.Namespace) -> None:
-    given = {"--seeds": options.seeds, "--only": options.only, "--write": options.write, "-s": options.overrides}
-    for name, value in given.items():
+def _report_runs(options: argparse.Namespace) -> int:
+    from pflmpi.analysis.report import PAGE, write_report
+    from pflmpi.commands.progress import bar
+
+    for_tables = {"--seeds": options.seeds, "--only": options.only, "--write": options.write, "-s": options.overrides}
+    for name, value in for_tables.items():
         if value:
             raise ConfigError(f"{name} is for the report of a table file, not of runs; leave it out")
+    out = options.out or Path("report")
+    with bar("report") as update:
+        problems = write_report(options.paths, out, update)
+    for problem in problems:
+        show(CheckpointError(problem))
+    print(out / PAGE)
+    return _LEFT_OUT if problems else 0
 
 
-def _show_table(options: argparse.Namespace) -> None:
-    """Print the table and write it."""
-    table = tables.load(options.table)
-    out = listing.folder(options.table, options.out)
+def _report_table(options: argparse.Namespace) -> None:
+    """Print the table and write it in three formats."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pflmpi.analysis import formats
+    from pflmpi.analysis.table import entries
+    from pflmpi.sweep import cells as listing
+    from pflmpi.sweep import table as tables
+
+    path = options.paths[0]
+    table = tables.load(path)
+    out = listing.folder(path, options.out)
     cells = listing.select(listing.cells(table, options.overrides, options.seeds), options.only)
     found = entries(table, cells, out)
-    commands = [command(name, options) for name in ("sweep", "report")]
+    words = arguments.words_of_cells(path, options.out, options)
+    commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "report")]
     texts = {
         "md": formats.markdown(table, found, commands),
         "csv": formats.comma_separated(table, found),
         "tex": formats.latex(table, found, commands),
     }
-    paths = _write(options.write or out, options.table.stem, texts)
+    written = _write(options.write or out, path.stem, texts)
     console = Console(markup=False, highlight=False)
     console.print(table.title)
     for matrix in formats.matrices(table, found):
@@ -64,8 +84,8 @@ def _show_table(options: argparse.Namespace) -> None:
         console.print(shown)
     for line in (f"published: {table.source}", *table.notes):
         console.print(line)
-    for path in paths:
-        print(path)
+    for file in written:
+        print(file)
 
 
 def _write(folder: Path, stem: str, texts: dict[str, str]) -> list[Path]:

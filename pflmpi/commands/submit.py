@@ -1,78 +1,94 @@
-"""`pflmpi submit`: a run, or a sweep as a job array, as a batch job of Slurm."""
+"""Write a Slurm batch script and submit it."""
 
 import argparse
-import logging
 import os
 import re
 import shlex
-import shutil
-import signal
-import subprocess
 import sys
-import traceback
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from pflmpi.cluster import sbatch
-from pflmpi.cluster.queue import GOING_ON, WAITING, cells_file, comment_of, mine
-from pflmpi.cluster.script import Job, script, tasks
-from pflmpi.commands import launch as launching
-from pflmpi.commands.pending import Pending, one_run, sweep
-from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.commands import arguments
+from pflmpi.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from pflmpi.cluster.sbatch import Options
+    from pflmpi.cluster.script import Job
+    from pflmpi.config.load import Config
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
 _OURS = ("--out", "--array", "--jobs", "--mpi", "--requeue", "--dry-run", "--set", "--seeds", "--only", "--debug")
 
 
-def main(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Submit what is not done yet; return the exit code."""
-    logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
-    try:
-        _submit(*_read(given))
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except PflmpiError as error:
-        if options.debug:
-            traceback.print_exception(error)
-        launching.report(error)
-        return error.exit_code
-    return 0
+class Pending(NamedTuple):
+    """What a job has still to do.
 
-
-def _read(given: Sequence[str]) -> tuple[argparse.Namespace, sbatch.Options]:
-    """Return our options and sbatch's.
-
-    The command line is read anew without sbatch's: a parser that does not know them takes the value of one of them,
-    as in `--time 1:00:00`, for the configuration.
+    Attributes:
+        out: the folder of the run or sweep.
+        words: the command line of `pflmpi`.
+        cells: of a sweep, each cell's folder below `out`.
+        todo: the numbers of the cells that are not done.
     """
-    from pflmpi.cli import parser
 
-    ours, found = sbatch.split(given)
-    options, left = parser().parse_known_args(ours)
-    sbatch.refuse_unknown(left, _OURS)
-    return options, found
+    out: Path
+    words: list[str]
+    cells: tuple[Path, ...] = ()
+    todo: tuple[int, ...] = ()
 
 
-def _submit(options: argparse.Namespace, given: sbatch.Options) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes besides the options of sbatch."""
+    arguments.add_overrides(parser)
+    arguments.add_cells(parser)
+    parser.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
+    parser.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
+    parser.add_argument("--jobs", type=int, metavar="N", help="tasks of the array at a time (default: all)")
+    parser.add_argument(
+        "--mpi",
+        choices=("none", "pmix", "pmi2"),
+        default="none",
+        help="what srun connects ranks with: pmix (Open MPI), pmi2 (MPICH), none (torch.distributed, the default)",
+    )
+    parser.add_argument(
+        "--requeue", action="store_true", help="stop in time, requeue the job and go on, until all rounds are done"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
+    parser.epilog = (
+        "any other --OPTION[=VALUE] is one of sbatch, such as --nodes=2 --ntasks=8 --gpus-per-task=1 --time=2:00:00"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
+    from pflmpi.cluster import sbatch
+    from pflmpi.cluster.queue import cells_file
+    from pflmpi.cluster.script import script
+    from pflmpi.cluster.submission import refuse_second, submit
+
+    # Read anew without sbatch's options: a parser that does not know them takes the value of one of them, as in
+    # `--time 1:00:00`, for the configuration.
+    words, given = sbatch.split(options.words[1:])
+    options, unknown = options.parser.parse_known_args(words)
+    sbatch.refuse_unknown(unknown, _OURS)
     _check(options, given)
-    pending = one_run(options) if options.array is None else sweep(options)
+    pending = _pending_run(options) if options.array is None else _pending_sweep(options)
     if pending is None:
-        return
+        return 0
     job = _job(options, given, pending)
-    text = script(job)
     log = Path(job.options["output"] or "")
     if options.dry_run:
-        print(text, end="")
+        print(script(job), end="")
         if not log.parent.is_dir():
             print(f"pflmpi: make {log.parent}/ before you submit this; Slurm would not", file=sys.stderr)
-        return
-    _refuse_a_second(pending.out, given)
+        return 0
+    refuse_second(pending.out, given, os.environ)
     for folder in [log.parent, pending.out] if pending.cells else [log.parent]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
-    number = _sbatch(text, sbatch.words_of(job.options))
+    number = submit(script(job), job.options)
     what = f", {len(pending.todo)} of {len(pending.cells)} cells" if pending.cells else ""
     means = {"%%": "%", "%j": number, "%A": number, "%a": "*"}
     shown = re.sub("%[%jAa]", lambda found: means[found[0]], str(log))
@@ -81,9 +97,10 @@ def _submit(options: argparse.Namespace, given: sbatch.Options) -> None:
     print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, shown.split('*')))}")
     if pending.cells:
         cells_file(pending.out, number).write_text("".join(f"{cell}\n" for cell in pending.cells))
+    return 0
 
 
-def _check(options: argparse.Namespace, given: sbatch.Options) -> None:
+def _check(options: argparse.Namespace, given: "Options") -> None:
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
     if options.array is None:
@@ -94,18 +111,73 @@ def _check(options: argparse.Namespace, given: sbatch.Options) -> None:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
     if options.requeue and "no-requeue" in given:
         raise ConfigError("--requeue and --no-requeue are both given; give one of them")
-    if "B" in (given.get("signal") or "").rpartition(":")[0]:
+    batch_script, _, signal = (given.get("signal") or "").rpartition(":")
+    if "B" in batch_script:
         raise ConfigError(
-            f"--signal={given['signal']} warns the batch script, and the ranks have to know; write "
-            f"--signal={(given['signal'] or '').rpartition(':')[2]}"
+            f"--signal={given['signal']} warns the batch script, and the ranks have to know; write --signal={signal}"
         )
 
 
-def _job(options: argparse.Namespace, given: sbatch.Options, pending: Pending) -> Job:
-    source = options.config or options.array
+def _pending_run(options: argparse.Namespace) -> Pending | None:
+    """What is still to do of a run; None, and a line on the terminal, if it is done."""
+    from pflmpi.config.load import load
+    from pflmpi.sweep.pending import needed
+
+    config = load(options.config, options.overrides)
+    _check_transport(config, options.mpi)
+    out = options.out or Path("runs") / options.config.stem
+    need = needed(out, config)
+    if need.problem:
+        raise CheckpointError(need.problem)
+    if need.state == "done":
+        print(f"all {need.done} rounds of {out} are done; nothing to submit")
+        return None
+    overrides = arguments.words_of_overrides(options)
+    return Pending(out, ["run", str(options.config), *overrides, "--out", str(out), "--continue"])
+
+
+def _pending_sweep(options: argparse.Namespace) -> Pending | None:
+    """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
+    from pflmpi.sweep import cells as listing
+    from pflmpi.sweep.pending import plan
+    from pflmpi.sweep.selection import chosen
+
+    out = listing.folder(options.array, options.out)
+    works = []
+    for cell, config in chosen(options.array, options.overrides, options.seeds, options.only):
+        _check_transport(config, options.mpi)
+        works.append(plan(cell, config, out, None))
+        if works[-1].state == "other":
+            raise CheckpointError(f"{cell.name}: {works[-1].problem}; or leave it out with --only")
+    todo = tuple(number for number, work in enumerate(works) if work.state != "done")
+    if not todo:
+        print(f"all {len(works)} cells in {out} are done; nothing to submit")
+        return None
+    words = ["sweep", *arguments.words_of_cells(options.array, out, options)]
+    return Pending(out, words, tuple(work.cell.run(out).relative_to(out) for work in works), todo)
+
+
+def _check_transport(config: "Config", mpi: str) -> None:
+    """Refuse what every rank would refuse when the job starts."""
+    if config.runtime.faults == "continue":
+        raise ConfigError(
+            "runtime.faults = 'continue', but a batch script by submit starts ranks with srun, which ends all when one "
+            "dies; use stop with --requeue, or write a batch script with launch/mpirun --ft"
+        )
+    if config.runtime.transport == "mpi" and mpi == "none":
+        raise ConfigError(
+            "runtime.transport = 'mpi', but with --mpi none every rank would be alone; give --mpi pmix (Open MPI) or "
+            "--mpi pmi2 (MPICH)"
+        )
+
+
+def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "Job":
+    from pflmpi.cluster.queue import comment_of
+    from pflmpi.cluster.script import Job, tasks
+
     number = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
-        "job-name": source.stem,
+        "job-name": (options.config or options.array).stem,
         "chdir": os.getcwd(),
         "comment": comment_of(pending.out),
         "output": f"{pending.out}".replace("%", "%%") + f".{number}.log",
@@ -118,35 +190,8 @@ def _job(options: argparse.Namespace, given: sbatch.Options, pending: Pending) -
     return Job(
         options={**ours, **given},
         python=sys.executable,
-        arguments=pending.arguments,
+        arguments=pending.words,
         mpi=options.mpi,
         array=options.array is not None,
         requeue=options.requeue,
     )
-
-
-def _refuse_a_second(out: Path, given: sbatch.Options) -> None:
-    """Refuse a job for a folder in which another one works, or will, unless it is to wait for that one."""
-    if shutil.which("sbatch") is None:
-        raise ConfigError(
-            "there is no sbatch here: submit on a login node of a Slurm cluster, or see the script with --dry-run"
-        )
-    for job in [] if "dependency" in given else mine(os.environ, out):
-        if job.state in (*WAITING, *GOING_ON):
-            raise ConfigError(
-                f"job {job.id} is {job.state} and works in {out} already; let it, end it (scancel {job.id}), choose "
-                f"another --out, or let this one wait for it (--dependency=afterany:{job.array or job.id})"
-            )
-
-
-def _sbatch(text: str, words: Sequence[str]) -> str:
-    """Submit a script and return the job's id.
-
-    Args:
-        words: the options in the script once more, because SBATCH_ variables of the user come before a script's.
-    """
-    done = subprocess.run(["sbatch", "--parsable", *words], input=text, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError(f"sbatch has refused the job: {' '.join(done.stderr.split())}; change the options")
-    print(done.stderr, end="", file=sys.stderr)  # its warnings
-    return done.stdout.strip().partition(";")[0]

@@ -1,66 +1,72 @@
-"""`pflmpi sweep`: all cells of a table on this machine, or one of them as a task of a job array."""
+"""Run the cells of a table that are not done yet."""
 
 import argparse
 import logging
 import os
 import shlex
 import shutil
-import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pflmpi.commands import launch as launching
-from pflmpi.commands.report import command
-from pflmpi.commands.sweep_runs import Outcome, run_cells
-from pflmpi.config.load import Config
-from pflmpi.errors import ConfigError, PflmpiError, Stopped
-from pflmpi.sweep import cells as listing
-from pflmpi.sweep.cells import Cell
-from pflmpi.sweep.lock import cell_locked, locked
-from pflmpi.sweep.pending import Work, plan, prepare
-from pflmpi.sweep.selection import chosen
-from pflmpi.transports.detect import detect
+from pflmpi.commands import arguments
+from pflmpi.commands.launch import check_ranks, default_ranks
+from pflmpi.errors import ConfigError, PflmpiError, Stopped, show
+
+if TYPE_CHECKING:
+    from pflmpi.sweep.pending import Work
+    from pflmpi.sweep.runs import Outcome
 
 _FAILED = 1
 _log = logging.getLogger(__name__)
 
 
-def main(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """Run what is not done yet; return the exit code."""
-    logging.basicConfig(level=logging.DEBUG if options.debug else logging.WARNING, format="pflmpi: %(message)s")
-    try:
-        return _sweep(options)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except PflmpiError as error:
-        if options.debug:
-            traceback.print_exception(error)
-        launching.report(error)
-        return error.exit_code
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    arguments.add_overrides(parser)
+    parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
+    arguments.add_cells(parser)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared among the jobs)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and start nothing")
+    parser.add_argument(
+        "--cell", type=int, metavar="N", help="only the Nth of these cells, from 0 (a task of a job array)"
+    )
+    parser.add_argument(
+        "--launcher", default="", metavar="COMMAND", help="start each run with this, such as 'srun --mpi=pmix'"
+    )
 
 
-def _sweep(options: argparse.Namespace) -> int:
-    launch = detect(os.environ)
-    if launch.kind != "alone":
-        raise ConfigError(
-            f"a sweep starts its runs by itself, and {launch.kind} has started this; start it without a launcher, "
-            "and give the launcher of the runs with --launcher"
-        )
+def run(options: argparse.Namespace) -> int:
+    """Run all cells on this machine, or one of them as a task of a job array; return the exit code."""
+    from pflmpi.sweep import cells as listing
+    from pflmpi.sweep.lock import cell_locked, locked
+    from pflmpi.sweep.pending import plan, prepare
+    from pflmpi.sweep.runs import run_cells
+    from pflmpi.sweep.selection import chosen
+
     _check(options)
     launcher = _launcher(options.launcher)
     out = listing.folder(options.table, options.out)
     selected = chosen(options.table, options.overrides, options.seeds, options.only)
     if options.cell is not None:
-        selected = [_nth(selected, options.cell)]
+        if not 0 <= options.cell < len(selected):
+            raise ConfigError(
+                f"--cell {options.cell}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
+                "in the order that --dry-run shows"
+            )
+        selected = [selected[options.cell]]
 
-    def works() -> list[Work]:
-        return [plan(cell, config, out, _ranks(options, config)) for cell, config in selected]
+    def works() -> "list[Work]":
+        return [plan(cell, config, out, _ranks(options, config.runtime.device)) for cell, config in selected]
 
     if options.dry_run:
-        _show(works(), launcher)
+        _show_plan(works(), launcher)
         return 0
     if options.cell is not None:
         (work,) = works()
@@ -79,19 +85,28 @@ def _sweep(options: argparse.Namespace) -> int:
         places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
         outcome = run_cells(planned, out, launcher, places, held)
     if outcome.signal:
-        launching.report(PflmpiError("stopped; the same command goes on from here"))
+        show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal
     _conclude(planned, outcome, out)
-    print(f"table: {command('report', options)}")
+    words = arguments.words_of_cells(options.table, options.out, options)
+    print(f"table: {shlex.join(['pflmpi', 'report', *words])}")
     if outcome.failed:
         return _FAILED
     return Stopped.exit_code if outcome.stopped else 0
 
 
 def _check(options: argparse.Namespace) -> None:
+    from pflmpi.transports.detect import detect
+
+    launch = detect(os.environ)
+    if launch.kind != "alone":
+        raise ConfigError(
+            f"a sweep starts its runs by itself, and {launch.kind} has started this; start it without a launcher, "
+            "and give the launcher of the runs with --launcher"
+        )
     if options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
-    launching.check_ranks(options.ranks)
+    check_ranks(options.ranks)
     if options.cell is not None and options.jobs > 1:
         raise ConfigError(f"--jobs {options.jobs} with --cell {options.cell}, which is one run; leave --jobs out")
     if options.launcher and options.ranks is not None:
@@ -102,7 +117,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _launcher(text: str) -> list[str]:
-    """Return the words of the command that starts a run."""
+    """Words of the command that starts a run."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -112,24 +127,15 @@ def _launcher(text: str) -> list[str]:
     return words
 
 
-def _nth(selected: Sequence[tuple[Cell, Config]], number: int) -> tuple[Cell, Config]:
-    if not 0 <= number < len(selected):
-        raise ConfigError(
-            f"--cell {number}: there are {len(selected)} cells; give 0 to {len(selected) - 1}, "
-            "in the order that --dry-run shows"
-        )
-    return selected[number]
-
-
-def _ranks(options: argparse.Namespace, config: Config) -> int | None:
+def _ranks(options: argparse.Namespace, device: str) -> int | None:
+    """Ranks of each run; None where a launcher says it."""
     if options.launcher:
         return None
-    given: int | None = options.ranks
-    return given or max(1, launching.default_ranks(config.runtime.device) // options.jobs)
+    return int(options.ranks or max(1, default_ranks(device) // options.jobs))
 
 
 def environments(jobs: int) -> list[dict[str, str]]:
-    """Return the variables for each of the runs that go on at a time: they share the GPUs out among them."""
+    """Variables for each of the runs at a time, which share the GPUs."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -139,7 +145,7 @@ def environments(jobs: int) -> list[dict[str, str]]:
     return [{**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[job % count :: jobs])} for job in range(jobs)]
 
 
-def _conclude(works: Sequence[Work], outcome: Outcome, out: Path) -> None:
+def _conclude(works: "Sequence[Work]", outcome: "Outcome", out: Path) -> None:
     before = sum(work.state == "done" for work in works)
     failed, stopped = outcome.failed, outcome.stopped
     done = len(works) - len(failed) - len(stopped)
@@ -152,7 +158,7 @@ def _conclude(works: Sequence[Work], outcome: Outcome, out: Path) -> None:
             print(f"  {name}  {logs.get(name, '')}".rstrip(), file=sys.stderr)
 
 
-def _show(works: Sequence[Work], launcher: Sequence[str]) -> None:
+def _show_plan(works: "Sequence[Work]", launcher: Sequence[str]) -> None:
     width = max(len(work.cell.name) for work in works)
     for work in works:
         print(f"{work.cell.name:{width}}  {work.done}/{work.rounds} rounds  {work.state}  {work.problem}".rstrip())

@@ -15,10 +15,10 @@ from model_helpers import images, start
 from pflmpi import tree
 from pflmpi.analysis.alignment import centred, cka
 from pflmpi.analysis.plots import Curves, Matrices, Missing
+from pflmpi.analysis.probe import _products, probe_samples
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series.probes import probes
 from pflmpi.cli import main
-from pflmpi.commands.probe import _products, probe_samples
 from pflmpi.models import MODELS
 from pflmpi.models.activations import activations
 from pflmpi.module_names import module_names

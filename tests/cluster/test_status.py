@@ -447,7 +447,7 @@ def test_filters_in_the_environment_hide_no_jobs(fake: Path, monkeypatch: pytest
 
 
 def test_status_imports_no_torch() -> None:
-    code = "import sys, pflmpi.commands.status; assert 'torch' not in sys.modules"
+    code = "import sys, pflmpi.cluster.status, pflmpi.commands.status; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

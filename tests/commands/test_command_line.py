@@ -1,6 +1,7 @@
 """The command line: frozen help, quick help, what each command prints, and a run from the command line alone.
 
-After a wanted change of the help:  python tests/test_command_line.py > tests/golden/help.txt
+After a wanted change of the help:
+PYTHONPATH=tests/helpers python tests/commands/test_command_line.py > tests/golden/help.txt
 """
 
 import os

@@ -17,7 +17,6 @@ import harness
 import processes
 import table_file
 from pflmpi.cli import main
-from pflmpi.commands.overview import Overview
 from pflmpi.commands.sweep import environments
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
@@ -26,6 +25,7 @@ from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.lock import locked
 from pflmpi.sweep.pending import Work, plan, prepare
 from pflmpi.sweep.processes import Job, run_all
+from pflmpi.sweep.runs import SweepProgress
 from pflmpi.sweep.table import load
 
 MISSING = {"data": {"name": "mnist", "root": "nowhere"}}
@@ -253,8 +253,8 @@ def test_on_a_terminal_bars_show_all_runs_and_the_running_ones(
     folder = run(cell, tmp_path)
     done, going = needed(cell, tmp_path), needed(replace(cell, seed=1), tmp_path, training={"rounds": 7})
     folder.rename(going.cell.run(tmp_path))
-    with Overview([done, going], tmp_path) as overview:
-        overview.running([going.cell.name])
+    with SweepProgress([done, going], tmp_path) as progress:
+        progress.running([going.cell.name])
     text = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capfd.readouterr().err)
     assert re.search(r"1/2 runs, rounds\W+4/9 ", text), text  # 2 of 2 and 2 of 7
     assert re.search(r"FedAvg/few/seed1\W+2/7 ", text), text

@@ -1,4 +1,4 @@
-"""`pflmpi report RUN ...`: the page over some runs, its figures and its tables."""
+"""A report over some runs, written to a folder: the page, its figures and their tables."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,56 +11,50 @@ from pflmpi.analysis.page import Section, Table
 from pflmpi.analysis.plots import Missing, Plot, comma_separated, write_table
 from pflmpi.analysis.series.final import final
 from pflmpi.analysis.series.selection import Shown, shown
-from pflmpi.commands.bars import bar
-from pflmpi.commands.launch import report
 from pflmpi.errors import CheckpointError, ConfigError
 
-_PAGE, _FIGURES = "report.html", "figures"
+PAGE, _FIGURES = "report.html", "figures"
 _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
-_LEFT_OUT = 1  # exit code: something is missing on the page
 
 
-def run_report(paths: Sequence[Path], out: Path) -> int:
-    """Write the page over some runs, with its figures and tables; return the exit code.
+def write_report(paths: Sequence[Path], out: Path, update: Callable[[int, int], None]) -> list[str]:
+    """Write the report to a folder; return what could not be read or compared, and was left out.
 
-    What cannot be read or compared is told and left out.
+    Args:
+        update: called with how many steps are done, of how many.
 
     Raises:
         CheckpointError: none of the runs can be read.
         ConfigError: the folder cannot be written.
     """
-    with bar("report") as show:
-        done = 0
-        total = len(paths) + 1
+    done = 0
+    total = len(paths) + 1
 
-        def step() -> None:
-            nonlocal done
-            done += 1
-            show(done, total)
+    def step() -> None:
+        nonlocal done
+        done += 1
+        update(done, total)
 
-        runs, problems = readable(paths, step)
-        if not runs:
-            raise CheckpointError("; ".join(problems))
-        among = shown(runs)
-        total += len(among[: contents.MOST_DETAILED])
-        try:
-            (out / _FIGURES).mkdir(parents=True, exist_ok=True)
-            former = (out / _PAGE).read_text("utf-8", "replace") if (out / _PAGE).exists() else ""
-            sections = _sections(among, out, problems, step)
-            title = f"{among[0].label}: report" if len(among) == 1 else f"{len(among)} runs: report"
-            text = page.page(title, _about(among), problems, sections)
-            (out / _PAGE).write_text(text, encoding="utf-8")
-            _remove(out, _figures(former) - _figures(text))
-        except OSError as error:
-            raise ConfigError(f"cannot write the report in {out}: {error.strerror}; choose another --out") from error
-    for problem in problems:
-        report(CheckpointError(problem))
-    print(out / _PAGE)
-    return _LEFT_OUT if problems else 0
+    runs, problems = readable(paths, step)
+    if not runs:
+        raise CheckpointError("; ".join(problems))
+    among = shown(runs)
+    total += len(among[: contents.MOST_DETAILED])
+    try:
+        (out / _FIGURES).mkdir(parents=True, exist_ok=True)
+        former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
+        sections = _sections(among, out, problems, step)
+        title = f"{among[0].label}: report" if len(among) == 1 else f"{len(among)} runs: report"
+        text = page.page(title, _about(among), problems, sections)
+        (out / PAGE).write_text(text, encoding="utf-8")
+        _remove(out, _figures(former) - _figures(text))
+    except OSError as error:
+        raise ConfigError(f"cannot write the report in {out}: {error.strerror}; choose another --out") from error
+    return problems
 
 
 def _sections(among: Sequence[Shown], out: Path, problems: list[str], step: Callable[[], None]) -> list[Section]:
-    """Draw everything; return the sections of the page, and add to the problems."""
+    """Draw everything; the sections of the page, and more `problems`."""
     ends = [final(one.run) for one in among]
     rows = [overview.outcome(one, end).cells() for one, end in zip(among, ends, strict=True)]
     (out / "runs.csv").write_text(comma_separated([overview.COLUMNS, *rows]), encoding="utf-8")
@@ -98,7 +92,7 @@ def _drawn(figures: Sequence[Plot | Missing], out: Path, folder: str) -> list[pa
 
 
 def _figures(page_text: str) -> set[str]:
-    """Return the files of figures that a page links to, relative to it."""
+    """Files of figures that a page links to, relative to it."""
     return {link for link in _LINK.findall(page_text) if ".." not in link}
 
 

@@ -1,0 +1,60 @@
+"""Arguments that several commands take."""
+
+import argparse
+from pathlib import Path
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add `-s KEY=VALUE`."""
+    parser.add_argument(
+        "-s", "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override section.key"
+    )
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Add `-s` and the configuration."""
+    add_overrides(parser)
+    parser.add_argument("config", type=Path, help="a YAML file (see `pflmpi schema`)")
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the folder of a run."""
+    parser.add_argument("run", type=Path, help="the folder of a run")
+
+
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add the number of ranks, and how much they show."""
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="processes to start when started alone (default: one per GPU, or per core; 1 stays in this process)",
+    )
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    shown.add_argument("--bar", action="store_true", help="a progress bar also where mpirun hides the terminal")
+
+
+def add_cells(parser: argparse.ArgumentParser) -> None:
+    """Add the choice among the cells of a table."""
+    parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds of the table")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN", help="only cells whose ROW/COLUMN is like this"
+    )
+
+
+def words_of_overrides(options: argparse.Namespace) -> list[str]:
+    """The words that give another command the same overrides."""
+    return [word for text in options.overrides for word in ("-s", text)]
+
+
+def words_of_cells(table: Path, out: Path | None, options: argparse.Namespace) -> list[str]:
+    """The words that give another command the same cells of a table, with the same overrides.
+
+    Args:
+        out: folder of the runs; None for the default.
+    """
+    folder = [] if out is None else ["--out", str(out)]
+    seeds = [] if options.seeds is None else ["--seeds", str(options.seeds)]
+    only = [word for pattern in options.only for word in ("--only", pattern)]
+    return [str(table), *folder, *seeds, *only, *words_of_overrides(options)]

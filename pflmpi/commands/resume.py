@@ -1,0 +1,20 @@
+"""Continue a run from its newest good checkpoint."""
+
+import argparse
+
+from pflmpi.commands import arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    arguments.add_overrides(parser)
+    arguments.add_run(parser)
+    arguments.add_ranks(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Continue the run on this rank and, started alone, on all others; return the exit code."""
+    from pflmpi.commands.rank import run_rank
+    from pflmpi.run.start import resume, stored_config
+
+    return run_rank(options, lambda _: (stored_config(options.run, options.overrides), options.run, resume))

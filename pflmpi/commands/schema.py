@@ -1,0 +1,78 @@
+"""Print every key of a configuration: type, range, default."""
+
+import argparse
+import types
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+Row = tuple[str, str, str, str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: there is nothing to choose."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a table for each section, and for each choice within a section; return the exit code."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for title, rows in _sections():
+        table = Table("key", "type", "default", "meaning", title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    return 0
+
+
+def _sections() -> Iterator[tuple[str, Iterable[Row]]]:
+    """Yield the title and the keys of each section."""
+    from pflmpi.algorithms import ALGORITHMS
+    from pflmpi.config.load import SECTIONS, fields_model
+    from pflmpi.data.config import partition_parameters
+    from pflmpi.data.partitions import PARTITIONS
+    from pflmpi.models import MODELS
+
+    yield "seed", [("seed", "int, at least 0", "0", "every random draw follows from it")]
+    for name, kind in SECTIONS.items():
+        yield name, _fields(kind)
+    for name in PARTITIONS:
+        clients = ("clients", "int, at least 1", "required", "N (writers: how many of them, all by default)")
+        others = ((key, *parts) for key, parts in partition_parameters(name).items())
+        yield f"partition: {{name: {name}}}", (clients, *others)
+    for section, choices in (("model", MODELS), ("algorithm", ALGORITHMS)):
+        for name, choice in choices.items():
+            yield f"{section}: {{name: {name}}}", _fields(fields_model(choice))
+
+
+def _fields(kind: "type[BaseModel]") -> Iterator[Row]:
+    """Yield the name, type and range, default, and meaning of each field."""
+    for name, field in kind.model_fields.items():
+        limits = [
+            f"{word} {limit}"
+            for attribute, word in _LIMITS.items()
+            for part in field.metadata
+            if (limit := getattr(part, attribute, None)) is not None
+        ]
+        default = "required" if field.is_required() else _value(field.default)
+        yield name, ", ".join([_type(field.annotation), *limits]), default, field.description or ""
+
+
+def _value(value: object) -> str:
+    """A value as YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _type(annotation: Any) -> str:
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, parts))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join("null" if part is type(None) else _type(part) for part in parts)
+    return getattr(annotation, "__name__", str(annotation))
