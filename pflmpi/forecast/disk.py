@@ -18,6 +18,7 @@ from pflmpi.runtime.evaluation import Scores
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.store.checked_hdf5 import Seal
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_path
 from pflmpi.store.round_file import RoundContent, write_round
@@ -134,19 +135,21 @@ def _checkpoints(experiment: Experiment, setup: Setup, overhead: _Overhead) -> I
 def _round_files(experiment: Experiment, checkpoints: list[_Checkpoint]) -> tuple[list[int], float]:
     """Return the bytes of the round files, and the seconds of the processor for one."""
     templates = saving.templates(client_templates(experiment))
-    described = attributes(experiment, RankContext(InProcessTransport(), ALONE, HOST, 1))
+    described = attributes(experiment, RankContext(InProcessTransport(), ALONE, HOST, 1), "0" * 16)
     server = state_sizes(experiment).server
     stand_in = {path: np.zeros(min(count, _SMALL), dtype) for path, (count, dtype) in server.items()}
     left_out = sum((count - len(stand_in[path])) * dtype.itemsize for path, (count, dtype) in server.items())
     written = np.unique(np.linspace(0, len(checkpoints) - 1, _WRITTEN).astype(int))
-    sizes, seconds = [], []
+    sizes, seconds, zero = [], [], np.zeros(experiment.federation.num_clients, np.int64)
     for index in written:
         one = checkpoints[index]
         round, told = one.after.round, None if one.after.opening else _progress(one.after)
         metrics, moved = ({}, {}) if told is None else (told.arrays(), told.bytes)
         with tempfile.TemporaryDirectory() as folder:
             began = thread_time()
-            write_round(Path(folder), RoundContent(round, stand_in, metrics, moved), one.layout, templates, described)
+            content = RoundContent(round, stand_in, metrics, moved, partition={"train": zero, "test": zero})
+            seals = dict.fromkeys(one.layout.files, Seal(0, 0))
+            write_round(Path(folder), content, one.layout, templates, described, seals)
             seconds.append(thread_time() - began)
             sizes.append(round_path(Path(folder), round).stat().st_size + left_out)
     return [int(size) for size in np.interp(np.arange(len(checkpoints)), written, sizes)], float(np.median(seconds))

@@ -25,7 +25,7 @@ from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import binding, metrics_file, run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
@@ -64,6 +64,7 @@ def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: in
     Where the transport can go on without a rank, the others take its clients over, from the newest complete checkpoint,
     and the rounds after it are repeated.
     """
+    run_name = from_root(context.transport, binding.run_id(run) or "")
     while True:
         checkpoints: Checkpoints | None = None
         try:
@@ -73,7 +74,7 @@ def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: in
                 if done is None
                 else _restore(run, ready, population, context, done)
             )
-            checkpoints = _checkpoints(run, experiment, context, resume_point)
+            checkpoints = _checkpoints(run, run_name, experiment, context, resume_point)
             wanted = experiment.config.output.tensorboard and context.transport.rank == 0
             with tensorboard.writing(run, wanted, observe) as watch:
                 rounds.run(
@@ -127,9 +128,10 @@ def newest_fitting(run: Path, experiment: Experiment) -> int:
     return done
 
 
-def recorded(experiment: Experiment, context: RankContext) -> dict[str, Any]:
-    """Return what a run depends on besides its configuration."""
+def recorded(experiment: Experiment, context: RankContext, run_name: str) -> dict[str, Any]:
+    """What a run depends on besides its configuration, with its id."""
     return {
+        "run": run_name,
         "data": experiment.federation.dataset.digest,
         "partition": experiment.federation.digest,
         "device": torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else platform.machine(),
@@ -139,7 +141,7 @@ def recorded(experiment: Experiment, context: RankContext) -> dict[str, Any]:
     }
 
 
-def attributes(experiment: Experiment, context: RankContext) -> dict[str, str | int | float]:
+def attributes(experiment: Experiment, context: RankContext, run_name: str) -> dict[str, str | int]:
     """What every round file says of its run: the configuration, what it depends on, and how to read its state."""
     algorithm, task = experiment.config.algorithm, experiment.tasks[0]
     described = {
@@ -149,7 +151,7 @@ def attributes(experiment: Experiment, context: RankContext) -> dict[str, str | 
         "personal": personal.to_json(algorithm.personal(task)),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
     }
-    values = {"config": dump(experiment.config.resolved()), **recorded(experiment, context), **described}
+    values = {"config": dump(experiment.config.resolved()), **recorded(experiment, context, run_name), **described}
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
 
 
@@ -230,13 +232,15 @@ def _newest_or_none(run: Path) -> int:
         return _NONE
 
 
-def _checkpoints(run: Path, experiment: Experiment, context: RankContext, resume_point: ResumePoint) -> Checkpoints:
+def _checkpoints(
+    run: Path, run_name: str, experiment: Experiment, context: RankContext, resume_point: ResumePoint
+) -> Checkpoints:
     fixed = saving.Fixed(
         run=run,
         rank=context.transport.rank,
         cohort=experiment.cohort,
         templates=saving.templates(client_templates(experiment)),
-        attributes=attributes(experiment, context),
+        attributes=attributes(experiment, context, run_name),
         keep=experiment.config.checkpoint.keep,
         received=_received(experiment),
         partition={

@@ -9,7 +9,7 @@ import torch
 from pflmpi.config import load as configuration
 from pflmpi.config.load import Config
 from pflmpi.config.sections import flat, override
-from pflmpi.config.yaml_file import dump, read
+from pflmpi.config.yaml_file import dump, parse, read
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.run.build import Experiment, prepare
 from pflmpi.run.execute import (
@@ -23,7 +23,7 @@ from pflmpi.runtime import tensorboard
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.progress import Observer
-from pflmpi.store import atomic, metrics_file, partition_file, run_folder
+from pflmpi.store import atomic, binding, metrics_file, partition_file, run_folder
 from pflmpi.transports.text import from_root
 
 __all__ = [
@@ -63,12 +63,30 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer) -
     """Continue a run from its newest good checkpoint; `config` is from `stored_config`."""
     transport = context.transport
     experiment = _prepared(config, context, run)
-    done = all_or_none(transport, lambda: newest_fitting(run, experiment) if transport.rank == 0 else 0)
+    done = all_or_none(transport, lambda: _resume_after(run, experiment) if transport.rank == 0 else 0)
     done = int(from_root(transport, str(done)))
     if transport.rank == 0:
-        _write_config(run, experiment, context)
+        _write_config(run, experiment, context, binding.run_id(run) or binding.new_run_id())
     run_rounds(experiment, run, context, done, observe)
     return run
+
+
+def _resume_after(run: Path, experiment: Experiment) -> int:
+    """The newest good round, after checking that config.yaml is the one that it was written with."""
+    done = newest_fitting(run, experiment)
+    written = flat(configuration.parse(parse(str(run_folder.read_attributes(run, done)["config"]), "")).resolved())
+    now = flat(configuration.parse(_raw(run)).resolved())
+    changed = [
+        f"{key} = {now.get(key)!r}, written with {written.get(key)!r}"
+        for key in sorted(written.keys() | now.keys())
+        if key not in FREE_ON_RESUME and written.get(key) != now.get(key)
+    ]
+    if changed:
+        raise CheckpointError(
+            f"{run / 'config.yaml'} is not the one that round {done} was written with: {', '.join(changed)}; put it "
+            "back from a copy, or set these values back"
+        )
+    return done
 
 
 def reopened(run: Path, overrides: Sequence[str], device: torch.device) -> Experiment:
@@ -150,11 +168,11 @@ def _prepared(config: Config, context: RankContext, run: Path | None = None) -> 
     return retry_after_rank_loss(context.transport, lambda: all_or_none(context.transport, make))
 
 
-def _write_config(run: Path, experiment: Experiment, context: RankContext) -> None:
+def _write_config(run: Path, experiment: Experiment, context: RankContext, run_name: str) -> None:
     """Write what the run is: who holds how many samples of which class, and, last, its configuration."""
     federation = experiment.federation
     partition_file.write(run, partition_file.Counts(federation.class_counts, federation.test_class_counts))
-    content = dump({**experiment.config.resolved(), "recorded": recorded(experiment, context)})
+    content = dump({**experiment.config.resolved(), "recorded": recorded(experiment, context, run_name)})
     with atomic.replacing(run / "config.yaml") as descriptor:
         atomic.write_at(descriptor, content.encode(), 0)
 
@@ -169,7 +187,7 @@ def _create(folder: Path, experiment: Experiment, context: RankContext) -> Path:
         )
     try:
         (folder / "shards").mkdir(parents=True, exist_ok=True)
-        _write_config(folder, experiment, context)
+        _write_config(folder, experiment, context, binding.new_run_id())
         metrics_file.restart(folder, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}; choose another --out") from error

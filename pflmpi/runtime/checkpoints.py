@@ -17,6 +17,7 @@ from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.store import metrics_file
+from pflmpi.store.checked_hdf5 import Seal
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import cohort_name, shard_path
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
@@ -49,7 +50,7 @@ class Fixed:
     rank: int
     cohort: np.ndarray
     templates: dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]
-    attributes: dict[str, str | int | float]
+    attributes: dict[str, str | int]
     keep: int
     received: Mapping[str, bool] = field(default_factory=dict)
     partition: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class Checkpoints:
         self._layout = layout
         self._writer = Writer(f"{fixed.run}")
         self._pending: list[_Pending] = []
+        self._seals: dict[str, Seal] = {}
         self.shards_done = -1 if done is None else done
         self._seconds = 0.0
 
@@ -176,8 +178,10 @@ class Checkpoints:
         )
 
     def _write_shard(self, rows: dict[str, tuple[np.ndarray, Arrays]], round: int) -> None:
+        fixed = self._fixed
         if rows:
-            write_shard(shard_path(self._fixed.run, round, self._fixed.rank), rows)
+            attributes = {"run": fixed.attributes["run"], "round": round, "rank": fixed.rank}
+            write_shard(shard_path(fixed.run, round, fixed.rank), rows, attributes)
         self.shards_done = round
 
     def _join(self, shards_done: int) -> None:
@@ -187,7 +191,9 @@ class Checkpoints:
 
     def _write_round(self, ready: _Pending) -> None:
         fixed = self._fixed
-        write_round(fixed.run, ready.content, ready.layout, fixed.templates, fixed.attributes)
+        self._seals = write_round(
+            fixed.run, ready.content, ready.layout, fixed.templates, fixed.attributes, self._seals
+        )
         prune(fixed.run, fixed.keep)
 
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,13 @@ _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
 _CHUNK = 1 << 24
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 _HDF5_ERRORS = (OSError, KeyError, ValueError, RuntimeError)
+
+
+class Seal(NamedTuple):
+    """What the head of a file says of the rest: enough to tell it from any other file."""
+
+    bytes: int
+    crc32: int
 
 
 class NewerFormatError(CheckpointError):
@@ -125,6 +132,18 @@ def reading(path: Path) -> Iterator[File]:
         raise CheckpointError(f"{path} cannot be read: {_line(error)}") from error
 
 
+def seal(path: Path) -> Seal:
+    """The seal of a file, by its head alone.
+
+    Raises:
+        CheckpointError: it is missing, or is no file of pflmpi.
+    """
+    found, problem = _head(path)
+    if found is None:
+        raise CheckpointError(problem)
+    return found
+
+
 def damage(path: Path) -> str | None:
     """Problem with the bytes of a file, or None; every byte is read."""
     return _problem(path, whole=True)
@@ -136,24 +155,36 @@ def cut_short(path: Path) -> str | None:
 
 
 def _problem(path: Path, whole: bool) -> str | None:
+    expected, problem = _head(path)
+    if expected is None:
+        return problem
     try:
         with path.open("rb") as file:
-            head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
-            if head is None:
-                return f"{path} is damaged: it does not begin as files of pflmpi do"
             size = os.fstat(file.fileno()).st_size - _HEAD_BYTES
-            found = int(head[2], 16)
-            if whole:
-                size, found = _measure(file.fileno())
+            found = Seal(*_measure(file.fileno())) if whole else Seal(size, expected.crc32)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
-    if size != int(head[1]):
-        return f"{path} is damaged: {size + _HEAD_BYTES} bytes long, {int(head[1]) + _HEAD_BYTES} were written"
-    if found != int(head[2], 16):
-        return f"{path} is damaged: its CRC-32 is {found:08x}, {head[2].decode()} was written"
+    if found.bytes != expected.bytes:
+        return f"{path} is damaged: {found.bytes + _HEAD_BYTES} bytes long, {expected.bytes + _HEAD_BYTES} were written"
+    if found.crc32 != expected.crc32:
+        return f"{path} is damaged: its CRC-32 is {found.crc32:08x}, {expected.crc32:08x} was written"
     return None
+
+
+def _head(path: Path) -> tuple[Seal | None, str]:
+    """The seal of a file, or None and what is wrong."""
+    try:
+        with path.open("rb") as file:
+            head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
+    except FileNotFoundError:
+        return None, f"{path} is missing"
+    except OSError as error:
+        return None, f"{path} cannot be read: {error.strerror}"
+    if head is None:
+        return None, f"{path} is damaged: it does not begin as files of pflmpi do"
+    return Seal(int(head[1]), int(head[2], 16)), ""
 
 
 def _line(error: Exception) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, shard
 from pflmpi.store import layout as layouts
+from pflmpi.store.checked_hdf5 import Seal
 from pflmpi.store.hdf5 import Group
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
@@ -56,6 +57,16 @@ def read_layout(run: Path, round: int) -> Layout:
     """Where each client's row is stored."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         return layouts.get(file["layout"])
+
+
+def read_seals(run: Path, round: int) -> dict[str, Seal]:
+    """Seals of the shards that a round file joins, by name; none in files of format 1."""
+    with checked_hdf5.reading(round_path(run, round)) as file:
+        group: Group = file["layout"]
+        if "crc32" not in group:
+            return {}
+        values = [checked_hdf5.get(group, name).tolist() for name in ("files", "bytes", "crc32")]
+    return {name.decode(): Seal(size, crc32) for name, size, crc32 in zip(*values, strict=True)}
 
 
 def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pflmpi.store import checked_hdf5
 from pflmpi.store import layout as layouts
+from pflmpi.store.checked_hdf5 import Seal
 from pflmpi.store.descriptions import describe
 from pflmpi.store.hdf5 import File, Group, h5py
 from pflmpi.store.layout import Layout
@@ -59,16 +60,26 @@ class RoundContent:
 
 
 def write_round(
-    run: Path, content: RoundContent, layout: Layout, templates: Templates, attributes: Mapping[str, str | int | float]
-) -> None:
+    run: Path,
+    content: RoundContent,
+    layout: Layout,
+    templates: Templates,
+    attributes: Mapping[str, str | int | float],
+    seals: Mapping[str, Seal] | None = None,
+) -> dict[str, Seal]:
     """Write the file of a round; every shard that the layout names must be on disk.
+
+    Returns:
+        The seals of these shards by name.
 
     Args:
         layout: of the round; the clients of a cohort that keeps nothing are stored as having no row.
         templates: for each cohort path -> (shape, dtype) of what one client keeps; without entries for nothing.
+        seals: of the shards, by name, as far as they are known; the others are read.
 
     Raises:
         OSError: it could not be written; see `atomic.replacing`.
+        CheckpointError: a shard is missing or damaged.
     """
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
     layout = layout.only(keeping)
@@ -76,6 +87,9 @@ def write_round(
         lost = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
         assert not len(lost), f"round {content.round}: client {lost[0]} of {cohort} was never written"
     assert not set(attributes) & set(_OWN_ATTRIBUTES), f"{_OWN_ATTRIBUTES} are set here"
+
+    known = seals or {}
+    joined = {name: known.get(name) or checked_hdf5.seal(run / name) for name in layout.files}
 
     def fill(file: File) -> None:
         file.attrs["round"] = content.round
@@ -88,7 +102,10 @@ def write_round(
             for path in sorted(arrays):
                 checked_hdf5.put(group, path, arrays[path])
         _put_received(file.create_group("received"), content)
-        layouts.put(file.create_group("layout"), layout)
+        placed = file.create_group("layout")
+        layouts.put(placed, layout)
+        checked_hdf5.put(placed, "bytes", np.array([each.bytes for each in joined.values()], np.int64))
+        checked_hdf5.put(placed, "crc32", np.array([each.crc32 for each in joined.values()], np.int64))
         clients = file.create_group("clients")
         for cohort in keeping:
             group = clients if len(layout.cohorts) == 1 else clients.create_group(cohort)
@@ -100,6 +117,7 @@ def write_round(
         describe(file)
 
     checked_hdf5.write(round_path(run, content.round), fill)
+    return joined
 
 
 def _put_received(group: Group, content: RoundContent) -> None:

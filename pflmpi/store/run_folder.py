@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
+from pflmpi.store.binding import exchanged, foreign
 from pflmpi.store.digest import digest, digest_of
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, rounds
@@ -17,6 +18,7 @@ from pflmpi.store.reading import (
     read_layout,
     read_metrics,
     read_received,
+    read_seals,
     read_server,
 )
 from pflmpi.store.shard import rows_problem
@@ -43,13 +45,13 @@ __all__ = [
 
 def verify(run: Path, round: int) -> list[str]:
     """Problems of a round, one line each; every byte of it is read."""
-    if problem := checked_hdf5.damage(round_path(run, round)):
+    if problem := checked_hdf5.damage(round_path(run, round)) or foreign(run, round):
         return [problem]
     try:
-        layout = read_layout(run, round)
+        layout, seals = read_layout(run, round), read_seals(run, round)
     except CheckpointError as error:
         return [str(error)]
-    return _shard_problems(run, layout)
+    return exchanged(run, seals) or _shard_problems(run, layout)
 
 
 def newest_good(run: Path) -> tuple[int, list[str]]:

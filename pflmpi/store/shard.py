@@ -5,6 +5,7 @@ rows can be read and checked without the rest.
 """
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,12 @@ ClientRows = dict[str, tuple[np.ndarray, Arrays]]
 _WASTE = 4  # at most this many rows are read for each one requested
 
 
-def write_shard(path: Path, rows: ClientRows) -> None:
+def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int] | None = None) -> None:
     """Write a shard.
 
     Args:
         rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...].
+        attributes: of the file.
 
     Raises:
         OSError: the file could not be written; see `atomic.replacing`.
@@ -37,6 +39,7 @@ def write_shard(path: Path, rows: ClientRows) -> None:
             assert len(array) == len(clients), f"{cohort}/{leaf}: {len(array)} rows of {len(clients)} clients"
 
     def fill(file: File) -> None:
+        file.attrs.update(attributes or {})
         for cohort, (clients, leaves) in sorted(rows.items()):
             group = file.create_group(cohort)
             ids = clients.astype(np.int64)
