@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "pflmpi"
 FLOORS = {
-    0: {"errors", "tree", "rng", "registry", "text", "machine", "module_names"},
+    0: {"atomic", "errors", "tree", "rng", "registry", "text", "machine", "module_names"},
     1: {"transports", "models", "data"},
     2: {"messages", "learning"},
     3: {"algorithms", "store"},

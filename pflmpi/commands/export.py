@@ -93,7 +93,7 @@ def _writer(path: Path) -> Callable[[BinaryIO, State], None]:
 
 
 def _save(path: Path, state: State, write: Callable[[BinaryIO, State], None]) -> None:
-    from pflmpi.store import atomic
+    from pflmpi import atomic
 
     try:
         with atomic.replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi import atomic
 from pflmpi.data.dataset import Dataset, assemble, content_digest
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
             if entry.exists():  # damaged; existing mappings stay valid
                 shutil.rmtree(entry)
             temporary.rename(entry)
-            _sync(entry.parent)
+            atomic.flush_folder(entry.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
@@ -139,11 +140,3 @@ def _locked(entry: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

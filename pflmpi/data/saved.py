@@ -1,13 +1,12 @@
 """The file of a saved partition: an .npz without pickles, checked when it is read."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from pflmpi import atomic
 from pflmpi.data.npz import read_npz
 from pflmpi.data.shares import cut
 from pflmpi.errors import DataError
@@ -26,7 +25,7 @@ class SavedSplit:
 def write_split(
     path: Path, dataset_digest: str, digest: str, train: Sequence[np.ndarray], test: Sequence[np.ndarray]
 ) -> None:
-    """Write the file: to a temporary name beside it, flushed, then renamed.
+    """Write the file atomically.
 
     Raises:
         DataError: the folder is not writable, or the disk is full.
@@ -35,19 +34,11 @@ def write_split(
     for name, parts in (("train", train), ("test", test)):
         arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
         arrays[f"num_{name}"] = np.array([len(part) for part in parts], dtype=np.int64)
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
+        with atomic.replacing(path) as descriptor, open(descriptor, "wb", closefd=False) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; a partition is meant to be shared
-        os.replace(temporary, path)
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise DataError(f"partition {path} cannot be written ({error}); choose a folder that can be written") from error
 
 

@@ -11,8 +11,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
+from pflmpi.atomic import TEMPORARY
 from pflmpi.doctor.facts import Folder
-from pflmpi.store.names import SHARDS, TEMPORARY, round_of
+from pflmpi.store.names import SHARDS, round_of
 from pflmpi.text import first_line
 
 _NAME = ".pflmpi-doctor"

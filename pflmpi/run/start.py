@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pflmpi import atomic
 from pflmpi.config import load as configuration
 from pflmpi.config.load import Config
 from pflmpi.config.sections import flat, override
@@ -23,7 +24,7 @@ from pflmpi.runtime import tensorboard
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.progress import Observer
-from pflmpi.store import atomic, binding, metrics_file, partition_file, run_folder
+from pflmpi.store import binding, metrics_file, partition_file, run_folder
 from pflmpi.transports.text import from_root
 
 __all__ = [

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pflmpi import atomic
 from pflmpi.errors import CheckpointError
-from pflmpi.store import atomic
 from pflmpi.store.hdf5 import File, Group, h5py
 from pflmpi.store.target import Target
 

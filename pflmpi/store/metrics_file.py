@@ -4,8 +4,8 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from pflmpi import atomic
 from pflmpi.errors import RunError
-from pflmpi.store import atomic
 
 COLUMNS = (
     "round",

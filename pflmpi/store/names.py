@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 SHARDS = "shards"
-TEMPORARY = ".tmp"
 
 _ROUND = re.compile(r"round_(\d{5,})\.h5")
 _SHARD = re.compile(r"round_(\d{5,})_rank_(\d{3,})\.h5")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi import atomic
 from pflmpi.errors import CheckpointError
-from pflmpi.store import atomic
 
 _HEADER = ("client", "class", "train", "test")
 

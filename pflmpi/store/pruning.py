@@ -7,10 +7,10 @@ deleted: whenever the process is killed, every remaining round file finds its sh
 from collections.abc import Collection
 from pathlib import Path
 
+from pflmpi import atomic
 from pflmpi.errors import CheckpointError
-from pflmpi.store import atomic
 from pflmpi.store.layout import Layout
-from pflmpi.store.names import SHARDS, TEMPORARY, round_of, round_path, rounds
+from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_layout
 
 
@@ -64,7 +64,7 @@ def discard_after(run: Path, round: int) -> None:
     _delete([round_path(run, later) for later in reversed(rounds(run)) if later > round], run)
     _delete([path for path in _unneeded(run, [layout]) if _round(path) > round], run / SHARDS)
     for folder in (run, run / SHARDS):
-        _delete(sorted(folder.glob(f"*.h5{TEMPORARY}")), folder)
+        _delete(sorted(folder.glob(f"*.h5{atomic.TEMPORARY}")), folder)
 
 
 def _unneeded(run: Path, layouts: Collection[Layout]) -> list[Path]:

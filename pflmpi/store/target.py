@@ -8,7 +8,7 @@ merged, because after each the thread may have to wait for the lock.
 import os
 from collections.abc import Callable, Iterator
 
-from pflmpi.store import atomic
+from pflmpi import atomic
 
 _SMALL = 1 << 16
 

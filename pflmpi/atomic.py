@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pflmpi.store.names import TEMPORARY
+TEMPORARY = ".tmp"  # suffix of a file that is being written
 
 # Some network file systems cannot flush directories; there the rename has to suffice.
 _NO_FOLDER_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
