@@ -72,12 +72,12 @@ class APFL(FedAvg):
             params[name], params[f"{name}_stats"] = only(model, ("body", "head")), only(model, ("stats",))
         if self.adaptive:
             rate = data.learning_rate if self.alpha_lr is None else self.alpha_lr * task.training.decay(data.round)
-            turn = Phase(personal, ("alpha",), rate, plain=True, limits=(0.0, 1.0))
+            phase = Phase(personal, ("alpha",), rate, plain=True, limits=(0.0, 1.0))
             # Only alpha is kept: the batch-norm statistics follow this minibatch when the models train on it.
-            params["alpha"] = alternate(task, params, islice(data.passes["train"], 1), [turn])["alpha"]
+            params["alpha"] = alternate(task, params, islice(data.passes["train"], 1), [phase])["alpha"]
         # v before w: its gradient is at the w before the minibatch.
-        turns = [Phase(personal, ("own",), data.learning_rate), Phase(shared, ("shared",), data.learning_rate)]
-        params = alternate(task, params, data.passes["train"], turns)
+        phases = [Phase(personal, ("own",), data.learning_rate), Phase(shared, ("shared",), data.learning_rate)]
+        params = alternate(task, params, data.passes["train"], phases)
         own, copy = ({**part(params, name), **part(params, f"{name}_stats")} for name in ("own", "shared"))
         state: Tree = {**self.to_keep(task, copy), "own": own, "alpha": params["alpha"]}
         return state, {"model": self.to_share(task, copy)}
@@ -98,5 +98,5 @@ class APFL(FedAvg):
 
 
 def mixed(alpha: Tensor, own: Tree, shared: Tree) -> Tree:
-    """Return alpha own + (1 - alpha) shared, leaf by leaf."""
+    """alpha own + (1 - alpha) shared, leaf by leaf."""
     return tree.map(lambda mine, theirs: alpha * mine + (1 - alpha) * theirs, own, shared)

@@ -16,7 +16,7 @@ NOBODY = -1  # instead of an id
 
 
 def unstack(rows: Tree, count: int) -> list[Tree]:
-    """Return `count` trees from one with a leading axis of that length."""
+    """`count` trees from one with a leading axis of that length."""
 
     def at(index: int) -> Tree:
         return tree.map(lambda leaf: leaf[index], rows)
@@ -25,7 +25,7 @@ def unstack(rows: Tree, count: int) -> list[Tree]:
 
 
 def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Tensor:
-    """Return the mean cross-entropy of each model over all samples of the batches, [models]."""
+    """The mean cross-entropy of each model over all samples of the batches, [models]."""
     total = samples = torch.zeros((), device=task.device)
     with torch.no_grad():
         for batch in batches:
@@ -36,7 +36,7 @@ def mean_losses(task: Task, models: list[Tree], batches: Iterable[Batch]) -> Ten
 
 
 def weigh(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
-    """Return the raw weights w_n of the candidates, [candidates].
+    """The raw weights w_n of the candidates, [candidates].
 
     Args:
         losses: [1 + candidates], first that of the model that they are compared with.
@@ -49,7 +49,7 @@ def weigh(losses: Tensor, before: Tree, candidates: list[Tree]) -> Tensor:
 
 
 def shares_of(weights: Tensor) -> Tensor:
-    """Return max(w_n, 0) / sum_m max(w_m, 0), [candidates]; all of it for the first where no weight is positive."""
+    """max(w_n, 0) / sum_m max(w_m, 0), [candidates]; all of it for the first where no weight is positive."""
     positive = weights.clamp(min=0)
     first = torch.arange(len(weights), device=weights.device) == 0
     positive = torch.where(positive.sum() > 0, positive, first.to(positive.dtype))
@@ -57,7 +57,7 @@ def shares_of(weights: Tensor) -> Tensor:
 
 
 def mix(candidates: list[Tree], shares: Tensor) -> Tree:
-    """Return the sum of the candidates, each times its share; shares: [candidates]."""
+    """The sum of the candidates, each times its share; shares: [candidates]."""
 
     def combined(*leaves: Tensor) -> Tensor:
         total: Tensor = torch.tensordot(shares, torch.stack(leaves), dims=([0], [0]))
@@ -69,7 +69,7 @@ def mix(candidates: list[Tree], shares: Tensor) -> Tree:
 def choose(
     affinity: np.ndarray, trained: np.ndarray, count: int, epsilon: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return whose models every client is sent, [N, count] int64, `NOBODY` where there are no more.
+    """Whose models every client is sent, [N, count] int64, `NOBODY` where there are no more.
 
     Args:
         affinity: [N, N], of a client (row) to the model of another.

@@ -10,12 +10,12 @@ from pflmpi.tree import Tree, leaf, part
 
 
 def init_valve(rng: np.random.Generator, num_features: int) -> Tree:
-    """Return initial weights of a valve by PyTorch's default law, for features of width d."""
+    """Initial weights of a valve by PyTorch's default law, for features of width d."""
     return {name: _init_layer(rng, num_features, num_features) for name in ("scale", "shift")}
 
 
 def valve(weights: Tree, z: Tensor, condition: Tensor) -> Tensor:
-    """Return relu(z * (gamma(c) + 1) + beta(c)), [B, d], where gamma and beta are each Linear, ReLU, LayerNorm.
+    """relu(z * (gamma(c) + 1) + beta(c)), [B, d], where gamma and beta are each Linear, ReLU, LayerNorm.
 
     Args:
         weights: as `init_valve` returns them; "scale" is gamma, "shift" beta.
@@ -29,12 +29,12 @@ def valve(weights: Tree, z: Tensor, condition: Tensor) -> Tensor:
 
 
 def init_gate(rng: np.random.Generator, num_features: int) -> Tree:
-    """Return initial weights of a gate by PyTorch's default law, for features of width d."""
+    """Initial weights of a gate by PyTorch's default law, for features of width d."""
     return _init_layer(rng, num_features, 2 * num_features)
 
 
 def gate(weights: Tree, z: Tensor, uniform: Tensor | None = None) -> Tensor:
-    """Return the share of each feature that is personal, [B, d] in 0..1; the rest is global.
+    """The share of each feature that is personal, [B, d] in 0..1; the rest is global.
 
     Linear(d -> 2 d), LayerNorm, ReLU give two scores a, b for each feature. Their softmax is sigmoid(a - b); with noise
     it is the Gumbel-softmax of temperature 1, sigmoid(a - b + log u - log(1 - u)), as the difference of two Gumbel

@@ -10,7 +10,7 @@ from pflmpi.tree import Tree
 
 
 def squared_distances(models: Tree) -> Tensor:
-    """Return ||w_i - w_j||^2 over all leaves, [P, P] (float64), for models with rows [P, ...]; 0 on the diagonal."""
+    """||w_i - w_j||^2 over all leaves, [P, P] (float64), for models with rows [P, ...]; 0 on the diagonal."""
     # Relative to the first, so that the Gram matrix does not cancel when all models are near each other.
     gram = _gram(rows - rows[:1] for rows in _flat(models))
     norms = gram.diagonal()
@@ -18,20 +18,20 @@ def squared_distances(models: Tree) -> Tensor:
 
 
 def cosines(models: Tree) -> Tensor:
-    """Return cos(w_i, w_j) over all leaves, [P, P] (float64), for models with rows [P, ...]; 0 for a model of zeros."""
+    """cos(w_i, w_j) over all leaves, [P, P] (float64), for models with rows [P, ...]; 0 for a model of zeros."""
     gram = _gram(_flat(models))
     norms = gram.diagonal().sqrt()
     return gram / (norms.unsqueeze(1) * norms).clamp(min=torch.finfo(gram.dtype).tiny)
 
 
 def attention(distances: Tensor, alpha: float, sigma: float) -> Tensor:
-    """Return alpha A'(distances) for A(x) = 1 - exp(-x / sigma), with 0 on the diagonal; [P, P]."""
+    """alpha A'(distances) for A(x) = 1 - exp(-x / sigma), with 0 on the diagonal; [P, P]."""
     messages = alpha * torch.exp(-distances / sigma) / sigma
     return messages - torch.diag(messages.diagonal())
 
 
 def mix(weights: Tensor, rows: Tensor) -> Tensor:
-    """Return weights [Q, P] (float64) times rows [P, ...], as float32 [Q, ...]."""
+    """Weights [Q, P] (float64) times rows [P, ...], as float32 [Q, ...]."""
     return (weights @ rows.flatten(1).double()).float().view(len(weights), *rows.shape[1:])
 
 

@@ -93,7 +93,7 @@ class FedAMP(Algorithm):
         return {"cloud": tree.map(replace, part(server, "cloud"), up["model"])}
 
     def weights(self, models: Tree) -> Tensor:
-        """Return the message weights xi [P, P] (float64), rows summing to one, for models with rows [P, ...]."""
+        """The message weights xi [P, P] (float64), rows summing to one, for models with rows [P, ...]."""
         xi = self._by_cosine(models) if self.weighting == "cosine" else self._by_distance(models)
         return xi + torch.diag(1 - xi.sum(1))
 

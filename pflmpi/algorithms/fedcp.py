@@ -96,18 +96,18 @@ class FedCP(WeightedSharedParts):
 
 
 def context(head: Tree) -> Tensor:
-    """Return what a client's head looks at, [d]: the sum of its rows, of length 1."""
+    """What a client's head looks at, [d]: the sum of its rows, of length 1."""
     return F.normalize(leaf(head, "weight").sum(0), dim=0)
 
 
 def discrepancy(a: Tensor, b: Tensor, batch: Batch) -> Tensor:
-    """Return the maximum mean discrepancy of features a: [B, d] and b: [B, d] of the real samples of a batch."""
+    """The maximum mean discrepancy of features a: [B, d] and b: [B, d] of the real samples of a batch."""
     share = torch.full_like(a[:, 0], 1 / len(a)) if batch.padding is None else batch.padding.share
     pairs = _kernel(a, a) + _kernel(b, b) - 2 * _kernel(a, b)
     return share @ pairs @ share
 
 
 def _kernel(a: Tensor, b: Tensor) -> Tensor:
-    """Return the sum of Gaussian kernels between all rows, [B, B]."""
+    """The sum of Gaussian kernels between all rows, [B, B]."""
     distances = a.square().sum(-1, keepdim=True) + b.square().sum(-1) - 2 * a @ b.mT
     return torch.stack([torch.exp(-distances / (2 * bandwidth)) for bandwidth in BANDWIDTHS]).sum(0)

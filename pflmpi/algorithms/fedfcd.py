@@ -45,15 +45,15 @@ class FedFCD(Algorithm):
     together, so that `alternation` has no meaning and both need one learning rate.
 
     Readings. Eq. 5 divides weights that sum to one once more by |m_j|; `class_mean_weighting: as_printed` does too, the
-    default does not; a class without uploads keeps its mean. One turn is a whole epoch, each in an order of its own;
-    `alternation: batch` changes sides on every batch. With `training.steps` the round has one turn of that many steps
-    each. Momentum starts anew with every turn. While phi_i is trained the body is fixed, batch norm in evaluation mode.
-    Eq. 4: one epoch over the pairs in a seeded shuffle, in minibatches of the clients' batch size. The learning rates
-    of body and head are `training.lr` unless given, and decay as it does; that of phi_g does not. The paper has
-    lambda = 1 for Fashion-MNIST, 5 for CIFAR.
+    default does not; a class without uploads keeps its mean. One phase is a whole epoch, each in an order of its own;
+    `alternation: batch` changes sides on every batch. With `training.steps` the round has one phase of that many steps
+    each. Momentum starts anew with every phase. While phi_i is trained the body is fixed, batch norm in evaluation
+    mode. Eq. 4: one epoch over the pairs in a seeded shuffle, in minibatches of the clients' batch size. The
+    learning rates of body and head are `training.lr` unless given, and decay as it does; that of phi_g does not.
+    The paper has lambda = 1 for Fashion-MNIST, 5 for CIFAR.
     """
 
-    summary: ClassVar[str] = "aligned features, global and personal logits added, body and head in turns"
+    summary: ClassVar[str] = "aligned features, global and personal logits added, body and head alternating"
     paper: ClassVar[str] = "Li et al., Computers, Materials & Continua 2024"
     predicts_with: ClassVar[tuple[str, ...]] = ("head",)
     unlike_models: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class FedFCD(Algorithm):
             )
 
     def learning_rates(self, task: Task, round: int) -> tuple[float, float]:
-        """Return the learning rates of body and personal head in a round."""
+        """The learning rates of body and personal head in a round."""
         rates = [task.training.lr if lr is None else lr for lr in (self.body_lr, self.head_lr)]
         return rates[0] * task.training.decay(round), rates[1] * task.training.decay(round)
 
@@ -93,7 +93,7 @@ class FedFCD(Algorithm):
         if self.alternation == "batch" or self.variant == "without_hierarchy":
             return {"train": Pass()}
         length = Pass(epochs=1) if task.training.steps is None else Pass()
-        return {f"{side}/{turn}": length for turn in _turns(task) for side in ("body", "head")}
+        return {f"{side}/{phase}": length for phase in _phases(task) for side in ("body", "head")}
 
     def init_server(self, task: Task) -> Tree:
         return {"head": part(task.init(), "head"), **no_means(task)}
@@ -127,13 +127,13 @@ class FedFCD(Algorithm):
         elif self.alternation == "batch":
             model = alternate(task, model, data.passes["train"], [body, head])
         else:
-            for turn in _turns(task):
-                model = alternate(task, model, data.passes[f"body/{turn}"], [body])
-                model = alternate(task, model, data.passes[f"head/{turn}"], [head])
+            for phase in _phases(task):
+                model = alternate(task, model, data.passes[f"body/{phase}"], [body])
+                model = alternate(task, model, data.passes[f"head/{phase}"], [head])
         return {"model": model}, {"means": class_means(task, model, data)}
 
     def fused(self, task: Task, model: Tree, down: Messages, z: Tensor) -> Tensor:
-        """Return the scores [B, K] for features z [B, d]: both heads' logits added up (eqs. 7, 8)."""
+        """The scores [B, K] for features z [B, d]: both heads' logits added up (eqs. 7, 8)."""
         own = task.logits(part(model, "head"), z)
         return own if self.variant == "without_fusion" else task.logits(down["head"], z) + own
 
@@ -168,6 +168,6 @@ class FedFCD(Algorithm):
         return self.fused(task, model, down, task.features(model, x))
 
 
-def _turns(task: Task) -> range:
-    """Return the numbers of the turns that body and head take in a round: one for each local epoch."""
+def _phases(task: Task) -> range:
+    """The numbers of the phases that body and head take in a round: one for each local epoch."""
     return range(1, 2 if task.training.steps is not None else task.training.epochs + 1)

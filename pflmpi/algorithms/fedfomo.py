@@ -158,5 +158,5 @@ class FedFomo(Algorithm):
 
 
 def _mixed(task: Task) -> tuple[str, ...]:
-    """Return the parts of a model that travel and are mixed."""
+    """The parts of a model that travel and are mixed."""
     return "body", "head", *task.shared_stats

@@ -97,7 +97,7 @@ class FedGMH(Algorithm):
         return state, {"means": class_means(task, model, data)}
 
     def mix(self, own: Tree, received: Tree, client: Tree) -> Tree:
-        """Return the personal head that local training starts from (eqs. 9 to 11)."""
+        """The personal head that local training starts from (eqs. 9 to 11)."""
         if self.averages:
             return tree.map(lambda mine, theirs: (mine + theirs) / 2, own, received)
         return tree.map(
@@ -115,7 +115,7 @@ class FedGMH(Algorithm):
     def _step(
         self, weight: Tensor, bias: Tensor, means: Tensor, labels: Tensor, member: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return all heads after one SGD step, each on its own uploads.
+        """All heads after one SGD step, each on its own uploads.
 
         Args:
             weight: [H, K, d];  bias: [H, K]; H is K, or 1 with one global head.
@@ -147,7 +147,7 @@ class FedGMH(Algorithm):
 
 
 def _minibatches(labels: Tensor, heads: int, batch_size: int) -> list[Tensor]:
-    """Return one [H, M] mask per server step: each head's uploads, in client order, `batch_size` at a time."""
+    """One [H, M] mask per server step: each head's uploads, in client order, `batch_size` at a time."""
     own_label = labels == torch.arange(heads).unsqueeze(-1)
     member = torch.ones_like(own_label) if heads == 1 else own_label
     position = member.cumsum(1) - 1
@@ -156,7 +156,7 @@ def _minibatches(labels: Tensor, heads: int, batch_size: int) -> list[Tensor]:
 
 
 def critical_entries(before: Tree, after: Tree, share: float) -> Tree:
-    """Return which entries of a head are critical (bool, shaped as the head): the floor(share L) most important.
+    """Which entries of a head are critical (bool, shaped as the head): the floor(share L) most important.
 
     Importance is |(after - before) after| (eqs. 7, 8); ties go to the lower index, weight before bias.
     """

@@ -28,7 +28,7 @@ class FedRep(FedPer):
     statistics with `training.bn: local`. Evaluated: the fresh body with the client's head.
 
     Readings. The authors' code has 10 head epochs for CIFAR-10 with 2 classes per client, 15 with 5 and for CIFAR-100;
-    `training.steps` sets the length of the body's turn alone. Both turns have the configured optimiser, each with a
+    `training.steps` sets the length of the body's phase alone. Both phases have the configured optimiser, each with a
     momentum buffer of its own. While the head is trained the body is fixed, batch norm in evaluation mode, so that the
     head learns on the features that prediction uses. The authors train the heads of all clients once more after the
     last round; here that is left out, so that every round is evaluated alike.

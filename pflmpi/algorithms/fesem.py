@@ -108,7 +108,7 @@ class FeSEM(Algorithm):
         }
 
     def seeds(self, models: Tree, rng: np.random.Generator) -> list[int]:
-        """Return which of the models with rows [P, ...] are the first centres, K of them."""
+        """Which of the models with rows [P, ...] are the first centres, K of them."""
         distances = squared_distances(only(models, ("body", "head"))).numpy()
         chosen: list[int] = []
         chances = np.ones(len(distances))
@@ -133,11 +133,11 @@ class FeSEM(Algorithm):
 
 
 def _members(cluster: Tensor, clusters: int) -> Tensor:
-    """Return 1 where a client is in a cluster, [K, P] (float64), for the clusters [P] of clients."""
+    """1 where a client is in a cluster, [K, P] (float64), for the clusters [P] of clients."""
     return (torch.arange(clusters).unsqueeze(1) == cluster).double()
 
 
 def _distances(models: Tree, centres: Tree) -> Tensor:
-    """Return ||w_i - W_k||^2, [P, K] (float64), for rows [P, ...] and [K, ...]."""
+    """||w_i - W_k||^2, [P, K] (float64), for rows [P, ...] and [K, ...]."""
     count = len(next(tree.leaves(models))[1])
     return squared_distances(tree.map(lambda a, b: torch.cat([a, b]), models, centres))[:count, count:]

@@ -120,10 +120,10 @@ class GPFL(WeightedSharedParts):
         return self._personal(task, model, task.features(model, x), leaf(client, "label_shares") @ embeddings(model))
 
     def _personal(self, task: Task, model: Tree, z: Tensor, condition: Tensor) -> Tensor:
-        """Return the logits [B, K] of the personal route for features z: [B, d]."""
+        """The logits [B, K] of the personal route for features z: [B, d]."""
         return task.logits(part(model, "head"), valve(part(model, "valve"), z, condition))
 
 
 def embeddings(model: Tree) -> Tensor:
-    """Return the class embeddings [K, d] of a model."""
+    """The class embeddings [K, d] of a model."""
     return leaf(part(model, "embeddings"), "weight")

@@ -75,11 +75,11 @@ class L2GD(SharedParts):
             )
 
     def share(self, lr: float) -> float:
-        """Return alpha lambda / (n p), the way to the mean that one aggregation step goes."""
+        """alpha lambda / (n p), the way to the mean that one aggregation step goes."""
         return lr * self.prox_weight * (1 - self.aggregation_probability) / self.aggregation_probability
 
     def runs(self, task: Task, round: int) -> tuple[int, int]:
-        """Return how many aggregation steps and then how many local steps a round has, for all clients."""
+        """How many aggregation steps and then how many local steps a round has, for all clients."""
         coin = stream(task.seed, round, -1, "coin")
         local_steps = int(coin.geometric(self.aggregation_probability))
         aggregations = int(coin.geometric(1 - self.aggregation_probability))

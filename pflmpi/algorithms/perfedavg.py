@@ -76,19 +76,19 @@ class PerFedAvg(FedAvg):
         return self.to_keep(task, model), {"model": self.to_share(task, model)}
 
     def _hessian_times(self, task: Task, model: Tree, vector: Tree, batch: Batch) -> Tree:
-        """Return H(model; batch) vector, by a central difference of gradients."""
+        """H(model; batch) vector, by a central difference of gradients."""
         ahead = self._aside(task, step(model, vector, -self.difference), batch)
         behind = self._aside(task, step(model, vector, self.difference), batch)
         return tree.map(lambda a, b: (a - b) / (2 * self.difference), ahead, behind)
 
     def _aside(self, task: Task, model: Tree, batch: Batch) -> Tree:
-        """Return the gradient of the loss; batch-norm statistics do not notice."""
+        """The gradient of the loss; batch-norm statistics stay as they are."""
         apart = {**model, **tree.clone(only(model, ("stats",)))}
         return gradient(task, apart, model_loss(task), batch, _TRAINED)
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        turn = Phase(model_loss(task), _TRAINED, self.inner_lr, plain=True)
-        return alternate(task, {**down["model"], **client}, data.passes["adapt"], [turn])
+        phase = Phase(model_loss(task), _TRAINED, self.inner_lr, plain=True)
+        return alternate(task, {**down["model"], **client}, data.passes["adapt"], [phase])
 
     def personal(self, task: Task) -> Personal:
         return NotAModel("the shared model after a step on its own data", Merge((Received("model"), Kept())))

@@ -73,7 +73,7 @@ class PFedAFE(SharedParts):
         return state, {"body": self.to_share(task, model)}
 
     def mixing_ratio(self, task: Task, client: Tree, shared: Tree, data: ClientData) -> Tensor:
-        """Return beta, []: the share of the client's own body in the mix; 0 before its first training."""
+        """beta, []: the share of the client's own body in the mix; 0 before its first training."""
 
         def loss(params: Tree, batch: Batch) -> Tensor:
             model = mixed(client, shared, leaf(params, "beta"))
@@ -83,8 +83,8 @@ class PFedAFE(SharedParts):
 
         beta = torch.full_like(leaf(client, "beta"), self.beta_init)
         if self.adaptive:
-            turn = Phase(loss, ("beta",), self.beta_lr, plain=True, limits=(0.0, 1.0))
-            beta = leaf(alternate(task, {"beta": beta}, data.passes["beta"], [turn]), "beta")
+            phase = Phase(loss, ("beta",), self.beta_lr, plain=True, limits=(0.0, 1.0))
+            beta = leaf(alternate(task, {"beta": beta}, data.passes["beta"], [phase]), "beta")
         return torch.where(leaf(client, "trained"), beta, 0.0)
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
@@ -115,6 +115,6 @@ class PFedAFE(SharedParts):
 
 
 def mixed(client: Tree, shared: Tree, beta: Tensor) -> Tree:
-    """Return the client's model with (1 - beta) shared + beta own wherever the server has a value (eq. 5)."""
+    """The client's model with (1 - beta) shared + beta own wherever the server has a value (eq. 5)."""
     own = only(client, ("body", "head", "stats"))
     return {**own, **tree.map(lambda theirs, mine: (1 - beta) * theirs + beta * mine, shared, only(own, tuple(shared)))}

@@ -78,7 +78,7 @@ class PFedCFR(Algorithm):
             )
 
     def split(self, task: Task) -> tuple[list[Layer], list[Layer]]:
-        """Return the personal layers (l <= r) and the decision layers (l > r) in forward order."""
+        """The personal layers (l <= r) and the decision layers (l > r) in forward order."""
         owned = dict(tree.leaves(task.like("body", "head")))
         modules: list[Layer] = [
             tuple(path for path in (f"{module}/weight", f"{module}/bias") if path in owned)
@@ -165,12 +165,12 @@ class PFedCFR(Algorithm):
 
 
 def _take(model: Tree, layers: list[Layer]) -> Tree:
-    """Return the tensors of some layers, with their places in the model."""
+    """The tensors of some layers, with their places in the model."""
     return tree.unflatten({path: tree.at(model, path) for path in chain(*layers)})
 
 
 def _join(*trees: Tree) -> Tree:
-    """Return one tree with the leaves of all, which differ in path."""
+    """One tree with the leaves of all, which differ in path."""
     return tree.unflatten(dict(chain(*map(tree.leaves, trees))))
 
 

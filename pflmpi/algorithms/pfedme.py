@@ -89,7 +89,7 @@ class PFedMe(FedAvg):
 
 
 def _latest(before: Tree, after: Tree, batch: Batch) -> Tree:
-    """Return the tree after a minibatch, or the one before it where that is padding alone."""
+    """The tree after a minibatch, or the one before it where that is padding alone."""
     if batch.padding is None or batch.padding.active is None:
         return after
     real = batch.padding.active > 0

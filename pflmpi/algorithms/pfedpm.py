@@ -98,11 +98,11 @@ class PFedPM(Algorithm):
             error = (found - _one_hot(batch, known)).square() * known
             return average(error.sum(-1), batch)
 
-        turns = [Phase(fit, ("body", "head"), data.learning_rate)]
+        phases = [Phase(fit, ("body", "head"), data.learning_rate)]
         if self.relation:
-            turns.append(Phase(relate, ("relation",), self.learning_rate(task, data.round)))
+            phases.append(Phase(relate, ("relation",), self.learning_rate(task, data.round)))
         params = {**part(client, "model"), **only(client, ("relation",))}
-        params = alternate(task, params, data.passes["train"], turns)
+        params = alternate(task, params, data.passes["train"], phases)
         model = only(params, ("body", "head", "stats"))
         up = class_means(task, model, data)
         state: Tree = {"model": model, "own": {"means": up["means"], "known": data.holds}}
@@ -111,17 +111,17 @@ class PFedPM(Algorithm):
         return state, {"means": up}
 
     def learning_rate(self, task: Task, round: int) -> float:
-        """Return the learning rate of the relation module in a round."""
+        """The learning rate of the relation module in a round."""
         return (self.relation_lr or task.training.lr) * task.training.decay(round)
 
     def mix(self, own: Tree, received: Tree) -> Tensor:
-        """Return the mixed means [K, d] (eq. 8)."""
+        """The mixed means [K, d] (eq. 8)."""
         everyone = leaf(received, "means")
         mixed = self.own_weight * leaf(own, "means") + (1 - self.own_weight) * everyone
         return torch.where(leaf(own, "known").unsqueeze(-1), mixed, everyone)
 
     def drift(self, z: Tensor, batch: Batch, mixed: Tensor, known: Tensor) -> Tensor:
-        """Return the second term of the loss (eqs. 9, 11), a scalar.
+        """The second term of the loss (eqs. 9, 11), a scalar.
 
         Args:
             z: [B, d] features of the batch.
@@ -171,5 +171,5 @@ class PFedPM(Algorithm):
 
 
 def _one_hot(batch: Batch, classes: Tensor) -> Tensor:
-    """Return [B, K] float32 for labels of as many classes as `classes` has."""
+    """[B, K] float32 for labels of as many classes as `classes` has."""
     return (batch.y.unsqueeze(-1) == torch.arange(len(classes), device=batch.y.device)).float()

@@ -12,7 +12,7 @@ Weighting = Literal["samples", "clients", "as_printed"]
 
 
 def no_means(task: Task) -> Tree:
-    """Return class means before there are any: `{"means": [K, d] zeros, "known": [K] all false}`."""
+    """Class means before there are any: `{"means": [K, d] zeros, "known": [K] all false}`."""
     return {
         "means": torch.zeros(task.num_classes, task.num_features),
         "known": torch.zeros(task.num_classes, dtype=torch.bool),
@@ -20,7 +20,7 @@ def no_means(task: Task) -> Tree:
 
 
 def combine(up: Tree, previous: Tensor, known: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
-    """Return the new global class means [K, d] and which classes have one [K] (bool).
+    """The new global class means [K, d] and which classes have one [K] (bool).
 
     With m_j the uploads of class j and N_j their samples together:
 

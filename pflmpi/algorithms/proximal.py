@@ -7,7 +7,7 @@ from pflmpi.tree import Tree
 
 
 def proximal_loss(task: Task, anchor: Tree, weight: float) -> Loss:
-    """Return cross-entropy + weight/2 ||w - anchor||^2, over body and head; with weight 0 the plain loss, bit for bit.
+    """Cross-entropy + weight/2 ||w - anchor||^2, over body and head; with weight 0 the plain loss, bit for bit.
 
     Args:
         task: the task.

@@ -12,7 +12,7 @@ CHANNELS, KERNEL, HIDDEN = 8, 3, 64
 
 
 def init_relation(rng: np.random.Generator, num_features: int) -> Tree:
-    """Return initial weights by PyTorch's default law, for features of width d."""
+    """Initial weights by PyTorch's default law, for features of width d."""
     fan_in = 2 * KERNEL
     return {
         "conv": {"weight": uniform(rng, (CHANNELS, 2, KERNEL), fan_in), "bias": uniform(rng, (CHANNELS,), fan_in)},
@@ -22,7 +22,7 @@ def init_relation(rng: np.random.Generator, num_features: int) -> Tree:
 
 
 def relation_scores(weights: Tree, z: Tensor, class_features: Tensor) -> Tensor:
-    """Return g([z_s; c_j]) in 0..1 for every pair, [B, K].
+    """g([z_s; c_j]) in 0..1 for every pair, [B, K].
 
     A pair is a signal of length d with two channels: Conv1d(2 -> 8, kernel 3, padding 1), ReLU, fc 64, ReLU, fc 1,
     sigmoid.

@@ -10,7 +10,7 @@ from pflmpi.tree import Tree, leaf
 def train_head(
     head: Tree, up: Tree, rng: np.random.Generator, *, lr: float, epochs: int = 1, batch_size: int = 1
 ) -> Tree:
-    """Return a head after SGD with cross-entropy on uploaded pairs of class mean and label; the argument stays as is.
+    """A head after SGD with cross-entropy on uploaded pairs of class mean and label; the argument stays as is.
 
     The gradient of the mean over a minibatch of pairs (c, y) is, with p = softmax(W c + b), mean((p - e_y) c^T) by W
     and mean(p - e_y) by b. Neither momentum nor weight decay. In float64 inside.

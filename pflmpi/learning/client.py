@@ -62,12 +62,12 @@ Loss = Callable[[Tree, Batch], Tensor]
 
 
 def average(values: Tensor, batch: Batch) -> Tensor:
-    """Return the mean of per-sample values [B] over the real samples of a batch."""
+    """The mean of per-sample values [B] over the real samples of a batch."""
     return values.mean() if batch.padding is None else (values * batch.padding.share).sum()
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy of logits [B, K] over the real samples of a batch."""
+    """The mean cross-entropy of logits [B, K] over the real samples of a batch."""
     if batch.padding is None:
         return F.cross_entropy(logits, batch.y)
     # A product with the one-hot label instead of nll_loss, whose batched form is several times slower.
@@ -75,17 +75,17 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def model_loss(task: Task) -> Loss:
-    """Return the plain loss: cross-entropy of the model's own logits."""
+    """The plain loss: cross-entropy of the model's own logits."""
     return lambda model, batch: cross_entropy(task.predict(model, batch.x, training=True), batch)
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
-    """Return ||a - b||^2 over all leaves of `b` (a may have more parts)."""
+    """||a - b||^2 over all leaves of `b` (a may have more parts)."""
     return torch.stack([(tree.at(a, path) - leaf).square().sum() for path, leaf in tree.leaves(b)]).sum()
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return numbers in (0, 1), float32, that follow from a key alone: the same on every device and in every lane.
+    """Numbers in (0, 1), float32, that follow from a key alone: the same on every device and in every lane.
 
     They are a hash (splitmix64) of the key and the place in `shape`, of which 23 bits are kept, so that neither end
     is met. The first axis may be padded: earlier rows do not depend on how many follow.
@@ -103,17 +103,17 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _shift(values: Tensor, bits: int) -> Tensor:
-    """Return int64 values shifted right as unsigned ones."""
+    """Int64 values shifted right as unsigned ones."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(value: int) -> int:
-    """Return the int64 with the bits of an unsigned number."""
+    """The int64 with the bits of an unsigned number."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def class_means(task: Task, model: Tree, data: ClientData) -> Tree:
-    """Return `{"means": [K, d], "counts": [K]}`: the mean feature of each class over the training split.
+    """`{"means": [K, d], "counts": [K]}`: the mean feature of each class over the training split.
 
     The body is in evaluation mode. Rows of classes that the client does not hold are zero.
     """

@@ -38,7 +38,7 @@ class Phase:
 def train(
     task: Task, params: Tree, batches: Iterable[Batch], loss: Loss, lr: float, *, frozen: tuple[str, ...] = ()
 ) -> Tree:
-    """Return the parameters after SGD over the batches; the argument is not changed.
+    """The parameters after SGD over the batches; the argument is not changed.
 
     Momentum and weight decay are the configured ones (PyTorch's SGD: v = m v + g + w p, p = p - lr v), with the
     momentum buffer starting at zero. Batch-norm statistics (`"stats"`) follow the forward passes.
@@ -57,13 +57,13 @@ def train(
     return alternate(task, params, batches, [Phase(loss, parts, lr)])
 
 
-def alternate(task: Task, params: Tree, batches: Iterable[Batch], turns: Sequence[Phase]) -> Tree:
-    """Return the parameters after all turns on every batch; a turn sees what the one before it has changed.
+def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequence[Phase]) -> Tree:
+    """The parameters after all phases on every batch; a phase sees what the one before it has changed.
 
-    As `train`, with a momentum buffer for each turn.
+    As `train`, with a momentum buffer for each phase.
     """
     params = tree.clone(params)
-    movers = [SGDStep(task, params, turn) for turn in turns]
+    movers = [SGDStep(task, params, phase) for phase in phases]
     for batch in batches:
         for mover in movers:
             mover.step(batch)
@@ -71,7 +71,7 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], turns: Sequenc
 
 
 def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[str, ...]) -> Tree:
-    """Return the gradient of a loss by some parts of the parameters; zero for a batch of padding alone.
+    """The gradient of a loss by some parts of the parameters; zero for a batch of padding alone.
 
     The parameters are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
     """
@@ -83,19 +83,20 @@ def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[st
 
 
 def step(params: Tree, gradient: Tree, lr: float) -> Tree:
-    """Return params - lr gradient, for the parts that the gradient has; the other parts are as they were."""
+    """params - lr gradient, for the parts that the gradient has; the other parts are as they were."""
     moved = tree.map(lambda leaf, slope: leaf - lr * slope, {part: params[part] for part in gradient}, gradient)
     return {**params, **moved}
 
 
 class SGDStep:
-    """Takes the steps of one turn, in place."""
+    """Takes the steps of one phase, in place."""
 
-    def __init__(self, task: Task, params: Tree, turn: Phase) -> None:
-        self._task, self._params, self._turn = task, params, turn
-        self._trained: Tree = {part: params[part] for part in turn.parts}
+    def __init__(self, task: Task, params: Tree, phase: Phase) -> None:
+        self._task, self._params, self._turn = task, params, phase
+        self._trained: Tree = {part: params[part] for part in phase.parts}
         self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]
-        self._momentum, self._decay = (0.0, 0.0) if turn.plain else (task.training.momentum, task.training.weight_decay)
+        training = task.training
+        self._momentum, self._decay = (0.0, 0.0) if phase.plain else (training.momentum, training.weight_decay)
         self._velocity = [torch.zeros_like(leaf) for leaf in self._leaves] if self._momentum else []
 
     def step(self, batch: Batch) -> None:

@@ -45,12 +45,12 @@ class Task:
         return self.architecture.num_features
 
     def init(self, client: int = -1) -> Tree:
-        """Return the initial model of a client (-1: the server's), on the host."""
+        """The initial model of a client (-1: the server's), on the host."""
         per_client = self.training.init == "per_client"
         return self.architecture.init(stream(self.seed, 0, client if per_client else -1, "init"))
 
     def like(self, *parts: str) -> Tree:
-        """Return the template of a model, or of some of its parts; parts that it does not have are left out."""
+        """The template of a model, or of some of its parts; parts that it does not have are left out."""
         whole = _template(self.architecture)
         return {part: whole[part] for part in (parts or tuple(whole)) if part in whole}
 
@@ -65,7 +65,7 @@ class Task:
         return ("stats",) if self.architecture.has_batch_norm and self.training.bn == "local" else ()
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Return images [B, C, H, W] (uint8) as normalised floats."""
+        """Images [B, C, H, W] (uint8) as normalised floats."""
         x = images.float()
         if len(set(self.mean)) == len(set(self.std)) == 1:  # one multiply and add instead of broadcasting
             return x.mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])
@@ -74,25 +74,25 @@ class Task:
         return x.div_(255).sub_(mean).div_(std)
 
     def features(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
-        """Return z = f(body; x), [B, d] in float32, for prepared images x."""
+        """z = f(body; x), [B, d] in float32, for prepared images x."""
         with self._precision():
             z = self.architecture.features(model, x, training)
         return z if z.dtype == torch.float32 else z.float()
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
-        """Return h(head; z), [B, K] in float32."""
+        """h(head; z), [B, K] in float32."""
         with self._precision():
             scores = self.architecture.logits(head, z)
         return scores if scores.dtype == torch.float32 else scores.float()
 
     def predict(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
-        """Return the logits [B, K] of a whole model."""
+        """The logits [B, K] of a whole model."""
         head = model["head"]
         assert isinstance(head, dict)
         return self.logits(head, self.features(model, x, training))
 
     def replace(self, **changes: object) -> "Task":
-        """Return the same task on another device, or batched."""
+        """The same task on another device, or batched."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def _precision(self) -> AbstractContextManager[object]:

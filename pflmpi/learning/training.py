@@ -56,21 +56,21 @@ class TrainingConfig(BaseModel):
     ] = "average"
 
     def decay(self, round: int) -> float:
-        """Return the factor on learning rates in a round; rounds count from 1."""
+        """The factor on learning rates in a round; rounds count from 1."""
         return float(self.lr_decay ** max(round - 1, 0))
 
     def learning_rate(self, round: int) -> float:
-        """Return the learning rate of a round."""
+        """The learning rate of a round."""
         return self.lr * self.decay(round)
 
     def participants(self, seed: int, round: int, num_clients: int) -> np.ndarray:
-        """Return the ascending ids [P] of the clients that train in a round; P = max(1, round(participation N))."""
+        """The ascending ids [P] of the clients that train in a round; P = max(1, round(participation N))."""
         count = max(1, round_half_up(self.participation * num_clients))
         chosen = stream(seed, round, -1, "participants").choice(num_clients, size=count, replace=False)
         return np.sort(chosen).astype(np.int64)
 
     def num_steps(self, samples: int, length: Pass = Pass()) -> int:
-        """Return how many minibatches one pass over that many samples has."""
+        """How many minibatches one pass over that many samples has."""
         steps = length.steps if length.steps is not None else self.steps if length.epochs is None else None
         if steps is not None:
             return steps
@@ -79,7 +79,7 @@ class TrainingConfig(BaseModel):
 
 
 def round_half_up(value: float) -> int:
-    """Return the nearest integer, halves up (Python rounds halves to even).
+    """The nearest integer, halves up (Python rounds halves to even).
 
     >>> round_half_up(2.5), round_half_up(0.3 * 10)
     (3, 3)
@@ -90,7 +90,7 @@ def round_half_up(value: float) -> int:
 def batch_order(
     rng: np.random.Generator, samples: int, training: TrainingConfig, length: Pass = Pass()
 ) -> list[np.ndarray]:
-    """Return the positions (into the samples of the pass) of every batch of one pass.
+    """The positions (into the samples of the pass) of every batch of one pass.
 
     Args:
         rng: the stream of this client, round and pass.
@@ -108,7 +108,7 @@ def batch_order(
 
 
 def samples_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
-    """Return the samples that a pass is over, in stored order.
+    """The samples that a pass is over, in stored order.
 
     Args:
         samples: [n] the client's training samples.

@@ -68,7 +68,7 @@ class Declared:
 
 
 def _one_uplink(kind: Uplink, classes: int) -> Tree:
-    """Return the template of what `client_update` returns for one client."""
+    """The template of what `client_update` returns for one client."""
     if not isinstance(kind, ClassMeans):
         return kind.like
     like: Tree = {"means": kinds.tensor(classes, kind.num_features)}

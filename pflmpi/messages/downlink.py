@@ -26,7 +26,7 @@ class Reply:
     holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
 
     def for_clients(self, clients: np.ndarray, names: Collection[str] | None = None) -> Messages:
-        """Return the messages of the given clients with a leading client axis: those named, or all."""
+        """The messages of the given clients with a leading client axis: those named, or all."""
 
         def wanted(messages: Messages) -> Messages:
             return {name: value for name, value in messages.items() if names is None or name in names}

@@ -8,5 +8,5 @@ ClientGroup = np.ndarray  # ascending client ids that are computed in one call
 
 
 def clients_of(groups: Sequence[ClientGroup]) -> np.ndarray:
-    """Return the ascending ids of all clients in some groups."""
+    """The ascending ids of all clients in some groups."""
     return np.sort(np.concatenate(groups)) if len(groups) else np.empty(0, np.int64)

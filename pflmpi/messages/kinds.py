@@ -25,7 +25,7 @@ class Sum:
     like: Tree
 
     def client_bytes(self, classes_held: int) -> int:
-        """Return the logical bytes of one client's message."""
+        """The logical bytes of one client's message."""
         return tree.num_bytes(self.like)
 
 
@@ -53,7 +53,7 @@ class ClassMeans:
     counts: bool = True
 
     def client_bytes(self, classes_held: int) -> int:
-        """Return the logical bytes of one client's message: |S| (4 d + 4), and 4 |S| more for the counts."""
+        """The logical bytes of one client's message: |S| (4 d + 4), and 4 |S| more for the counts."""
         return classes_held * 4 * (self.num_features + 1 + self.counts)
 
 
@@ -67,7 +67,7 @@ class Shared:
     like: Tree
 
     def client_bytes(self, classes_held: int) -> int:
-        """Return the logical bytes that one client receives."""
+        """The logical bytes that one client receives."""
         return tree.num_bytes(self.like)
 
 
@@ -84,7 +84,7 @@ class OwnClasses(Shared):
     """
 
     def client_bytes(self, classes_held: int) -> int:
-        """Return the logical bytes that one client receives."""
+        """The logical bytes that one client receives."""
         return classes_held * tree.num_bytes(self.like)
 
 
@@ -99,7 +99,7 @@ _BITS = 62
 
 
 def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
-    """Return the power of two that makes `terms` values of at most `largest` fit an int64 sum.
+    """The power of two that makes `terms` values of at most `largest` fit an int64 sum.
 
     Args:
         largest: [M] float64, the largest magnitude per leaf over all participants; not finite is refused before.
@@ -111,25 +111,25 @@ def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
 
 
 def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
-    """Return `values` (float64, overwritten) as int64 multiples of 2**-shift, rounded to nearest even."""
+    """`values` (float64, overwritten) as int64 multiples of 2**-shift, rounded to nearest even."""
     values *= 2.0**shift  # exact
     fixed: np.ndarray = np.rint(values, out=values).astype(np.int64)
     return fixed
 
 
 def from_fixed(values: np.ndarray, shift: int) -> np.ndarray:
-    """Return the float64 values of int64 multiples of 2**-shift."""
+    """The float64 values of int64 multiples of 2**-shift."""
     floats: np.ndarray = values.astype(np.float64) * 2.0**-shift
     return floats
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return a template leaf for a declaration: a shape and dtype without memory."""
+    """A template leaf for a declaration: a shape and dtype without memory."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def with_rows(like: Tree, rows: int) -> Tree:
-    """Return the template of `rows` trees shaped `like`, along a new first axis."""
+    """The template of `rows` trees shaped `like`, along a new first axis."""
     return tree.map(lambda leaf: tensor(rows, *leaf.shape, dtype=leaf.dtype), like)
 
 

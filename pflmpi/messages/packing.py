@@ -20,18 +20,18 @@ _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 
 
 def to_numpy(leaf: Tensor) -> np.ndarray:
-    """Return a leaf as an array on the host."""
+    """A leaf as an array on the host."""
     return leaf.detach().contiguous().cpu().numpy()
 
 
 def pack(value: Tree) -> np.ndarray:
-    """Return all leaves of a tree, in sorted order of their paths, as one uint8 array."""
+    """All leaves of a tree, in sorted order of their paths, as one uint8 array."""
     parts = [to_numpy(leaf).reshape(-1).view(np.uint8) for _, leaf in tree.leaves(value)]
     return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
 
 def unpack(buffer: np.ndarray, like: Tree) -> Tree:
-    """Return the tree shaped `like` whose leaves were packed into `buffer`; the leaves own their memory."""
+    """The tree shaped `like` whose leaves were packed into `buffer`; the leaves own their memory."""
     flat, offset = {}, 0
     for path, leaf in tree.leaves(like):
         size = leaf.numel() * leaf.element_size()
