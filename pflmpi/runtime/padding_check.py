@@ -16,6 +16,7 @@ from pflmpi.runtime.contract import calling
 from pflmpi.tree import Tree
 
 _REAL, _WIDTH = 3, 5  # samples of the batch, places in it
+_LARGEST_RATE = 0.1  # a rate that makes clients diverge, so that nothing can be compared, is the run's to report
 
 
 def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
@@ -53,14 +54,15 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
         images[weight == 0], labels[weight == 0] = 0, 0
     keys = torch.arange(2)
     counts = torch.bincount(labels[0, :_REAL], minlength=task.num_classes).float()
-    batched = task.replace(batched=True)
+    training = task.training.model_copy(update={"lr": min(task.training.lr, _LARGEST_RATE)})
+    batched = task.replace(batched=True, training=training)
 
     def one(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:
         def batches(steps: int) -> LaneBatches:
             return LaneBatches(batched, images[:steps], labels[:steps], weight[:steps], 1, steps, keys[:steps])
 
         passes = {name: batches(steps) for name in algorithm.passes(task, 1)}
-        data = ClientData(dict(passes), batches(1), counts.to(images.device), task.training.learning_rate(1), 1)
+        data = ClientData(dict(passes), batches(1), counts.to(images.device), training.learning_rate(1), 1)
         new, up = algorithm.client_update(batched, state, down, data)
         return {"state": new, "uplink": {**up}}
 
