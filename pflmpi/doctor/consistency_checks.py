@@ -51,8 +51,8 @@ def configuration(one: RankFacts) -> Found:
 
 def configurations(everyone: Sequence[RankFacts]) -> Iterator[Problem]:
     """The configuration is another one on some ranks."""
-    for few in outliers(everyone, lambda one: None if one.settings.error else one.settings.digest):
-        yield Problem(f"the configuration is not that of {ranks(few.others)}", _SHARED, few.ranks)
+    for outlier in outliers(everyone, lambda one: None if one.settings.error else one.settings.digest):
+        yield Problem(f"the configuration is not that of {ranks(outlier.others)}", _SHARED, outlier.ranks)
 
 
 @each_host
@@ -79,14 +79,15 @@ def data(everyone: Sequence[RankFacts]) -> Iterator[Problem]:
         yield Problem(f"data: {one.data.error}", cure, (one.rank,))
     if bad or not good:
         return
-    for few in outliers(everyone, lambda one: one.data.root):
-        if not (few.value and few.usual):  # of two paths, both may be right
-            what = f"PFLMPI_DATA is {few.value or 'not set'} here, and {few.usual or 'not set'} on {ranks(few.others)}"
+    for outlier in outliers(everyone, lambda one: one.data.root):
+        if not (outlier.value and outlier.usual):  # of two paths, both may be right
+            here, there = outlier.value or "not set", outlier.usual or "not set"
             cure = "export it in the batch script, so that all ranks have it (mpirun: -x PFLMPI_DATA)"
-            yield Problem(f"data: {what}", cure, few.ranks)
-    for few in outliers(everyone, lambda one: one.data.digest):
-        what = f"data: the files have other sizes or names than on {ranks(few.others)}"
-        yield Problem(what, "copy the same files to all hosts, or use a folder that they share", few.ranks)
+            what = f"data: PFLMPI_DATA is {here} here, and {there} on {ranks(outlier.others)}"
+            yield Problem(what, cure, outlier.ranks)
+    for outlier in outliers(everyone, lambda one: one.data.digest):
+        what = f"data: the files have other sizes or names than on {ranks(outlier.others)}"
+        yield Problem(what, "copy the same files to all hosts, or use a folder that they share", outlier.ranks)
 
 
 CHECKS: tuple[Check, ...] = (

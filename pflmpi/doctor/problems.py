@@ -52,9 +52,9 @@ def same_for_all(name: str, value: Callable[[RankFacts], str | None], cure: str,
     """Check that a value is the same on all ranks but those where it is None."""
 
     def check(everyone: Sequence[RankFacts]) -> Iterator[Problem]:
-        for few in outliers(everyone, value):
-            what = f"{name} is {few.value} here, and {few.usual} on {ranks(few.others)}{why}"
-            yield Problem(what, cure, few.ranks)
+        for outlier in outliers(everyone, value):
+            what = f"{name} is {outlier.value} here, and {outlier.usual} on {ranks(outlier.others)}{why}"
+            yield Problem(what, cure, outlier.ranks)
 
     return check
 

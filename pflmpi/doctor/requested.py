@@ -14,7 +14,7 @@ from pflmpi.errors import DataError, PflmpiError
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
 
-_OF_RUNTIME = {"transport", "device", "threads", "faults"}  # that `Settings` has
+_RUNTIME_KEYS = {"transport", "device", "threads", "faults"}  # the fields of `Settings`
 
 
 def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", Settings]:
@@ -39,7 +39,7 @@ def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", S
     except (ImportError, OSError):  # torch is broken, which a check of its own finds
         return None, Settings()
     digest = hashlib.sha256(dump(config.resolved()).encode()).hexdigest()
-    return config, Settings(digest=digest, **config.runtime.model_dump(include=_OF_RUNTIME))
+    return config, Settings(digest=digest, **config.runtime.model_dump(include=_RUNTIME_KEYS))
 
 
 def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:

@@ -31,7 +31,9 @@ CHECKS = (*launch_checks.CHECKS, *consistency_checks.CHECKS, *resource_checks.CH
 _FOUND = 1  # the exit code of a problem
 _LIMIT = 60.0  # seconds for the other ranks to come, and to answer
 _HEAD_START = 3.0  # seconds for the other ranks to report too: a launcher stops them once one has ended
-_TELL = "import select, sys\nif not select.select([0], [], [], float(sys.argv[1]))[0]: print(sys.argv[2], flush=True)"
+_WATCHDOG = (
+    "import select, sys\nif not select.select([0], [], [], float(sys.argv[1]))[0]: print(sys.argv[2], flush=True)"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -58,7 +60,7 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
     try:
         transport = _connect(launch, requested.runtime.transport if requested else "auto", facts)
         everyone = all_facts(facts, transport, launch, folder, environ)
-        code = int(from_root(transport, str(_verdict(everyone, config, environ)) if everyone else ""))
+        code = int(from_root(transport, str(_check_and_show(everyone, config, environ)) if everyone else ""))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
         _log.debug("not connected", exc_info=error)
         return _report_unconnected(facts, first_line(error), launch, folder, environ)
@@ -84,16 +86,18 @@ def hard_timeout(seconds: float, text: str) -> Iterator[None]:
     MPI_Init waits for all ranks without a limit, and holds Python's lock meanwhile. So another process prints the
     text, and faulthandler, which needs no lock, ends this one.
     """
-    teller = subprocess.Popen([sys.executable, "-I", "-S", "-c", _TELL, str(seconds), text], stdin=subprocess.PIPE)
-    assert teller.stdin is not None
+    watchdog = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(seconds), text], stdin=subprocess.PIPE
+    )
+    assert watchdog.stdin is not None
     with open(os.devnull, "w") as nowhere:
         faulthandler.dump_traceback_later(seconds + 2, exit=True, file=nowhere)
         try:
             yield
         finally:
             faulthandler.cancel_dump_traceback_later()
-            teller.stdin.close()
-            teller.wait()
+            watchdog.stdin.close()
+            watchdog.wait()
 
 
 def _launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
@@ -121,7 +125,7 @@ def _connect(launch: Launch, name: Name, facts: RankFacts) -> Transport:
     return transport
 
 
-def _verdict(everyone: list[RankFacts], config: Path | None, environ: Mapping[str, str]) -> int:
+def _check_and_show(everyone: list[RankFacts], config: Path | None, environ: Mapping[str, str]) -> int:
     """Show what was found; return the exit code."""
     if config is not None and all(one.settings.error for one in everyone):
         print(f"pflmpi: {everyone[0].settings.error}", file=sys.stderr)
@@ -131,7 +135,7 @@ def _verdict(everyone: list[RankFacts], config: Path | None, environ: Mapping[st
         show(everyone, problems)
         code = _FOUND if problems else 0
     flush_output()
-    return _written(code, environ)
+    return _record_exit_code(code, environ)
 
 
 def _report_unconnected(facts: RankFacts, error: str, launch: Launch, folder: Path, environ: Mapping[str, str]) -> int:
@@ -141,7 +145,7 @@ def _report_unconnected(facts: RankFacts, error: str, launch: Launch, folder: Pa
     problems = find_problems([facts])
     if launch.rank == 0:
         show([facts], problems)
-        _written(_FOUND, environ)
+        _record_exit_code(_FOUND, environ)
     else:
         show_problems([facts], problems)
     flush_output()
@@ -151,8 +155,8 @@ def _report_unconnected(facts: RankFacts, error: str, launch: Launch, folder: Pa
     return _FOUND
 
 
-def _written(code: int, environ: Mapping[str, str]) -> int:
-    """The exit code, left in the file from which a launcher that loses it takes it."""
+def _record_exit_code(code: int, environ: Mapping[str, str]) -> int:
+    """Write the exit code to the file of a launcher that loses it (mpirun --with-ft), and return it."""
     path = environ.get("PFLMPI_EXIT_FILE")
     if path:
         Path(path).write_text(f"{code}\n")
