@@ -41,11 +41,11 @@ def counted(number: int, noun: str) -> str:
 def size(count: float) -> str:
     """Bytes in the unit that suits them.
 
-    >>> size(2048), size(582026 * 4)
-    ('2.00 KiB', '2.22 MiB')
+    >>> size(700), size(582026 * 4), size(3 << 29), size(80 << 30)
+    ('700 B', '2.22 MiB', '1.5 GiB', '80 GiB')
     """
     divisor, unit = scaled_bytes(count)
-    return f"{count:.0f} B" if unit == "B" else f"{count / divisor:.2f} {unit}"
+    return f"{round(count / divisor, 0 if unit == 'B' else 2):g} {unit}"
 
 
 def scaled_bytes(largest: float) -> tuple[float, str]:
@@ -58,33 +58,6 @@ def scaled_bytes(largest: float) -> tuple[float, str]:
     while largest >= 1024 ** (power + 1) and power + 1 < len(_UNITS):
         power += 1
     return 1024**power, _UNITS[power]
-
-
-def gibibytes(count: int) -> str:
-    """Bytes in GiB.
-
-    >>> gibibytes(3 << 29), gibibytes(80 << 30)
-    ('1.5 GiB', '80 GiB')
-    """
-    return f"{_amount(count)} GiB"
-
-
-def share(free: int, total: int) -> str:
-    """Free and total memory.
-
-    >>> share(3 << 29, 80 << 30)
-    '1.5 of 80 GiB'
-    """
-    return f"{_amount(free)} of {gibibytes(total)}"
-
-
-def mebibytes(count: int) -> str:
-    """Bytes in MiB.
-
-    >>> mebibytes(3 << 20)
-    '3 MiB'
-    """
-    return f"{count / (1 << 20):.0f} MiB"
 
 
 def some(names: Collection[str], most: int = 4) -> str:
@@ -100,8 +73,3 @@ def some(names: Collection[str], most: int = 4) -> str:
 def first_line(error: BaseException) -> str:
     """First line of an error's text, or its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _amount(count: int) -> str:
-    amount = count / (1 << 30)
-    return f"{amount:.0f}" if amount >= 10 else f"{amount:.1f}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Check, Found, Problem, by, each_host, each_rank, numbers
-from pflmpi.text import counted, mebibytes, some
+from pflmpi.text import counted, size, some
 
 _MEMORY = 256 << 20  # bytes that a rank still needs once its libraries are loaded, for the smallest models
 _SHARED = 32 << 20  # bytes of /dev/shm per rank: what MPI and NCCL take for messages within a host
@@ -83,12 +83,12 @@ def memory(group: Sequence[RankFacts]) -> Found:
     """Too little memory, or shared memory, is left on a host."""
     free = min(one.machine.memory_free for one in group)
     if any(one.machine.memory for one in group) and free < _MEMORY * len(group):
-        what = f"{mebibytes(free)} of memory are left for {_ranks(group)}, and each needs {mebibytes(_MEMORY)}"
+        what = f"{size(free)} of memory are left for {_ranks(group)}, and each needs {size(_MEMORY)}"
         yield what, "start fewer ranks on a host, or request more memory (--mem, --mem-per-cpu)"
     shared = [one.machine.shared_free for one in group if one.machine.shared_free is not None]
     if len(group) > 1 and shared and min(shared) < _SHARED * len(group):
-        cure = f"{mebibytes(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g"
-        yield f"/dev/shm has {mebibytes(min(shared))} left for the messages of {_ranks(group)}", cure
+        cure = f"{size(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g"
+        yield f"/dev/shm has {size(min(shared))} left for the messages of {_ranks(group)}", cure
 
 
 @each_rank
@@ -96,7 +96,7 @@ def temporary_files(one: RankFacts) -> Found:
     """Too little space for temporary files is left."""
     if one.machine.temporary_free < _TEMPORARY:
         where = one.machine.temporary or "no folder for temporary files can be written"
-        what = f"{where}: {mebibytes(one.machine.temporary_free)} left"
+        what = f"{where}: {size(one.machine.temporary_free)} left"
         yield what, "free space there, or set TMPDIR to a folder of this host with more"
 
 
@@ -110,7 +110,7 @@ def run_folder(one: RankFacts) -> Found:
     if one.folder.seen is False:
         yield f"{path} is not rank 0's run folder: a file that rank 0 made is not there", _OTHER_FOLDER
     if one.folder.free < _DISK:
-        what = f"{mebibytes(one.folder.free)} are left on the file system of {path}"
+        what = f"{size(one.folder.free)} are left on the file system of {path}"
         yield what, "free space (see also your quota), or choose another folder (--out)"
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Problem, by, line, numbers
-from pflmpi.text import counted, gibibytes, share, some, spans
+from pflmpi.text import counted, size, some, spans
 
 _ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
 _WIDTH = 120  # where there is no terminal
@@ -42,7 +42,7 @@ def _ranks(everyone: Sequence[RankFacts]) -> Table:
             spans(numbers(group)),
             some(list(dict.fromkeys(one.host for one in group)), most=2),
             _device(min(group, key=lambda one: one.device.memory_free)),
-            share(memory.memory_free, memory.memory),
+            f"{size(memory.memory_free)} of {size(memory.memory)}",
             _threads(group[0]),
             spans(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
             _clock(max(group, key=lambda one: abs(one.clock.ahead))),
@@ -52,13 +52,13 @@ def _ranks(everyone: Sequence[RankFacts]) -> Table:
 
 def _row(one: RankFacts) -> tuple[str, ...]:
     """What ranks in the same row have in common."""
-    return one.device.name, gibibytes(one.machine.memory), _threads(one), str(len(one.machine.cores))
+    return one.device.name, str(one.machine.memory >> 30), _threads(one), str(len(one.machine.cores))
 
 
 def _device(one: RankFacts) -> str:
     if not one.device.uuid:
         return one.device.name or "none"
-    return f"{one.device.name}, {share(one.device.memory_free, one.device.memory)}"
+    return f"{one.device.name}, {size(one.device.memory_free)} of {size(one.device.memory)}"
 
 
 def _threads(one: RankFacts) -> str:
@@ -79,7 +79,7 @@ def _common(everyone: Sequence[RankFacts]) -> Table:
         "temporary files": [one.machine.temporary_free for one in everyone],
         "/dev/shm": [one.machine.shared_free for one in everyone if one.machine.shared_free is not None],
     }
-    least = ", ".join(f"{name} {gibibytes(min(sizes))}" for name, sizes in free.items() if sizes)
+    least = ", ".join(f"{name} {size(min(sizes))}" for name, sizes in free.items() if sizes)
     table.add_row("least free space", least, "all")
     return table
 

@@ -151,7 +151,7 @@ def test_says_what_does_not_fit_on_a_gpu(machine: Machine) -> None:
     config = machine.config(runtime={"device": "auto"})
     code, shown, _ = machine.plan(config, "--ranks", 3, "--gpus", 1, "--gpu-memory", 0.5)
     assert code == 1
-    assert re.search(r"GPU 0 of node 0 needs .* and has 512.00 MiB: lower .*training.batch_size \(now 10\)", shown)
+    assert re.search(r"GPU 0 of node 0 needs .* and has 512 MiB: lower .*training.batch_size \(now 10\)", shown)
     assert "ranks share it: take one rank per GPU" in shown
 
 
