@@ -1,4 +1,4 @@
-"""Linear CKA: how alike what two layers make of the same samples is, whatever their widths and units."""
+"""Linear CKA: how similar the outputs of two layers are for the same samples, whatever their widths and scales."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ _ROUNDING = 1e-12  # relative to the products
 
 
 def centred(gram: np.ndarray) -> np.ndarray:
-    """Return the U-centred matrix of the products of n samples, [n, n] float64, with 0 on the diagonal.
+    """The U-centred matrix of the products of n samples, [n, n] float64, with 0 on the diagonal.
 
     With it <A, B> / (n (n - 3)) is the unbiased HSIC_1 of Song et al., Feature Selection via Dependence Maximization,
     JMLR 2012, eq. 5. The biased one would call any two wide layers alike where the samples are fewer than the units.
@@ -26,7 +26,7 @@ def centred(gram: np.ndarray) -> np.ndarray:
 
 
 def cka(matrices: np.ndarray) -> np.ndarray:
-    """Return the CKA of every two layers, [m, m]: 1 alike, about 0 unrelated, NaN where one's output is constant.
+    """CKA of every two layers, [m, m]: 1 alike, about 0 unrelated, NaN where one's output is constant.
 
     Kornblith et al., Similarity of Neural Network Representations Revisited, ICML 2019, with unbiased HSIC as in
     Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, eq. 2: it may be slightly below 0.

@@ -1,5 +1,6 @@
 """One checkpoint of a run, read as it is needed."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,17 +10,24 @@ import numpy as np
 
 from pflmpi.analysis.leaf_rows import LeafRows, Leaves
 from pflmpi.errors import CheckpointError
-from pflmpi.store import run_folder
+from pflmpi.learning import diagnostics, personal
+from pflmpi.learning.diagnostics import Diagnostic
+from pflmpi.learning.personal import Personal
+from pflmpi.store import checked_hdf5, run_folder
 from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 
 
-@dataclass(frozen=True, eq=False)
-class Round:
-    """The state of a run after a round. Nothing is read before it is asked for, and then once.
+class OlderFormatError(CheckpointError):
+    """A file that does not say how personal models are put together, nor what diagnostics it has."""
 
-    All that is read here raises `CheckpointError` where a file is missing, damaged or of a newer format.
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """The state of a run after a round. Nothing is read before it is used, and then once.
+
+    Everything that reads raises `CheckpointError` where a file is missing, damaged or of a newer format.
 
     Attributes:
         run: the folder.
@@ -29,9 +37,14 @@ class Round:
     run: Path
     number: int
 
+    @property
+    def path(self) -> Path:
+        """The round file."""
+        return round_path(self.run, self.number)
+
     @cached_property
     def clients(self) -> Mapping[str, LeafRows]:
-        """What the clients keep, by path: lazy arrays [N, ...] in client order; see `Leaves` for unlike models."""
+        """State of the clients by path: lazy arrays [N, ...] in client order; see `Leaves` for unlike models."""
         one = len(self.cohorts) == 1
         return Leaves(
             {
@@ -48,46 +61,99 @@ class Round:
         """The ascending ids [m] of the clients of each cohort: those with one and the same model."""
         return self._layout.cohorts
 
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self._layout.file)
+
     @cached_property
     def server(self) -> Mapping[str, np.ndarray]:
-        """What the server keeps, by path."""
+        """State of the server by path."""
         return run_folder.read_server(self.run, self.number)
+
+    def server_leaf(self, path: str) -> np.ndarray | None:
+        """One array of the server's state, None if it has none of that path; the others are not read."""
+        with checked_hdf5.reading(self.path) as file:
+            return checked_hdf5.get(file["server"], path) if path in file["server"] else None
 
     @cached_property
     def metrics(self) -> Mapping[str, np.ndarray]:
-        """The figures of the round: participants [P], correct, total, accuracy [N], seconds_* []."""
+        """Metrics of the round: participants [P], correct, total, accuracy [N], seconds_* []."""
         return run_folder.read_metrics(self.run, self.number)
 
     @cached_property
+    def participants(self) -> np.ndarray | None:
+        """The ascending ids [P] of those who took part in the round; None before the first round."""
+        there = self.metrics.get("participants")
+        return None if there is None else np.sort(there)
+
+    @cached_property
     def bytes(self) -> Mapping[str, np.ndarray]:
-        """The traffic of the round in bytes: up, down [N] as papers count; wire_up, wire_down [] as moved."""
+        """Traffic of the round in bytes: up, down [N] as papers count; wire_up, wire_down [] as moved."""
         return run_folder.read_bytes(self.run, self.number)
 
+    @cached_property
+    def attributes(self) -> Mapping[str, str | int | float]:
+        """Attributes of the round file: the configuration, the algorithm, what describes the arrays."""
+        return run_folder.read_attributes(self.run, self.number)
+
+    @property
+    def describes_itself(self) -> bool:
+        """Whether the file says how personal models are put together, which files of format 1 do not."""
+        return "personal" in self.attributes
+
+    @cached_property
+    def personal(self) -> Personal:
+        """How the model that a client predicts with is put together.
+
+        Raises:
+            OlderFormatError: the file does not say, being of format 1; what to do is said.
+        """
+        return personal.from_json(json.loads(self._description("personal")))
+
+    @cached_property
+    def diagnostics(self) -> Mapping[str, Diagnostic]:
+        """What the algorithm shows besides scores, by name; raises as `personal`."""
+        return diagnostics.from_json(json.loads(self._description("diagnostics")))
+
+    @cached_property
+    def measured(self) -> Mapping[str, np.ndarray]:
+        """Diagnostics that nobody keeps, by name, with rows [P, ...] in the order of `participants`."""
+        return run_folder.read_diagnostics(self.run, self.number)
+
     def digest(self) -> str:
-        """Return the SHA-256 over the state of the server and all clients, as `pflmpi inspect --digest` prints it."""
+        """SHA-256 over the state of the server and all clients, as `pflmpi inspect --digest` prints it."""
         return run_folder.digest(self.run, self.number)
 
     def verify(self) -> list[str]:
-        """Return what is wrong with the files of the round, one line each; every byte of them is read."""
+        """What is wrong with the files of the round, one line each; every byte of them is read."""
         return run_folder.verify(self.run, self.number)
 
-    def written_since(self, before: "Round") -> np.ndarray:
-        """Return [N] bool: whose rows were written after an earlier round; the others are the same bytes on disk."""
+    def written_since(self, before: "Checkpoint") -> np.ndarray:
+        """Whose rows were written after an earlier round, [N] bool; the others are the same bytes on disk."""
         return np.array([here != there for here, there in zip(self._places(), before._places(), strict=True)], bool)
 
-    def _places(self) -> list[tuple[str, int]]:
-        files = [*self._layout.files, ""]  # the last stands for index -1: no row
-        return [(files[file], int(row)) for file, row in zip(self._layout.file, self._layout.row, strict=True)]
-
     def shortened(self) -> list[str]:
-        """Return which files of the round are missing or have not the length that was written; little is read."""
-        if problem := cut_short(round_path(self.run, self.number)):
+        """Which files of the round are missing or shorter or longer than they were written; little is read."""
+        if problem := cut_short(self.path):
             return [problem]
         try:
             files = self._layout.files
         except CheckpointError as error:
             return [str(error)]
         return [problem for name in files if (problem := cut_short(self.run / name))]
+
+    def _description(self, name: str) -> str:
+        if not self.describes_itself:
+            raise OlderFormatError(
+                f"{self.path} was written by pflmpi before checkpoints described themselves (format 1); "
+                f"run `pflmpi resume {self.run}` with a later training.rounds"
+            )
+        return str(self.attributes[name])
+
+    def _places(self) -> list[tuple[str, int]]:
+        files = [*self._layout.files, ""]  # the last is for index -1: no row
+        return [(files[file], int(row)) for file, row in zip(self._layout.file, self._layout.row, strict=True)]
 
     @cached_property
     def _layout(self) -> Layout:

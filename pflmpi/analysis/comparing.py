@@ -1,4 +1,4 @@
-"""Which of some folders are runs that can be read, and can be shown in one figure."""
+"""Reading the runs of a report, leaving out those that cannot be read or compared."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +14,9 @@ _WHERE_ONLY = ("data.root", "data.download")  # these do not change what a run l
 
 
 def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run], list[str]]:
-    """Return the runs that can be shown together with the first that can be read, and why the others are left out.
+    """The runs that can be compared with the first readable one, and what is left out and why.
 
-    Also told is which checkpoints of the runs are damaged; what is left of such a run is shown.
+    Damaged checkpoints of the runs are among the problems; the rest of such a run is shown.
 
     Args:
         paths: folders; one that is named twice counts once.
@@ -42,9 +42,9 @@ def readable(paths: Sequence[Path], step: Callable[[], None]) -> tuple[list[Run]
 
 
 def unlike(first: Run, other: Run) -> str | None:
-    """Return why two runs cannot be compared, naming keys and values; None where they can.
+    """Why two runs cannot be compared, naming keys and values; None if they can.
 
-    They can when they have the same data and partition, or came to theirs in the same way from another seed.
+    They can if they have the same data and partition, or drew them from another seed with the same configuration.
     """
     a, b = (run.config.get("recorded", {}) for run in (first, other))
     another_seed = first.config.get("seed") != other.config.get("seed")
@@ -60,7 +60,7 @@ def unlike(first: Run, other: Run) -> str | None:
 
 
 def damaged(run: Run) -> list[str]:
-    """Return which checkpoints of a run have not the length that was written; the newest one's shards too."""
+    """The checkpoints of a run, and shards of the newest, that do not have the length that was written."""
     there = run.rounds
     found = [problem for number in there if (problem := cut_short(round_path(run.path, number)))]
     if there and not found:

@@ -1,19 +1,21 @@
-"""What changed in a run between two rounds, leaf by leaf."""
+"""Changes in a run between two rounds, leaf by leaf."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.analysis.checkpoint import Round
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.leaf_rows import LeafRows
 
 _BYTES_AT_ONCE = 1 << 27
 
+Leaf = np.ndarray | LeafRows
+
 
 @dataclass(frozen=True)
 class Change:
-    """How far a leaf is from where it was: ||after - before|| / ||before||, in each client for itself.
+    """Relative change of a leaf, ||after - before|| / ||before||, for each client by itself.
 
     Attributes:
         leaf: "server/..." or "clients/...".
@@ -34,30 +36,31 @@ class Change:
     where: int = -1
 
 
-def difference(before: Round, after: Round, step: Callable[[int, int], None] = lambda done, all: None) -> list[Change]:
-    """Return what changed between two rounds of a run, one entry for each leaf, also where nothing did.
+def difference(
+    before: Checkpoint, after: Checkpoint, step: Callable[[int, int], None] = lambda done, all: None
+) -> list[Change]:
+    """Changes between two rounds of a run, one entry for each leaf, also for those without any.
 
     Only the clients that were written between the rounds are read, a part of them at a time.
 
     Args:
-        step: told how many of how many leaves are done.
+        step: called with how many of how many leaves are done.
 
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    servers = [{f"server/{path}": array for path, array in one.server.items()} for one in (before, after)]
-    clients = [{f"clients/{path}": rows for path, rows in one.clients.items()} for one in (before, after)]
+    first, second = (_leaves(one) for one in (before, after))
+    names = [name for side in ("server/", "clients/") for name in sorted(first | second) if name.startswith(side)]
     written = after.written_since(before)
-    leaves = [(leaf, servers) for leaf in _names(servers)] + [(leaf, clients) for leaf in _names(clients)]
     found = []
-    for done, (leaf, sides) in enumerate(leaves, 1):
-        found.append(_change(leaf, sides[0].get(leaf), sides[1].get(leaf), written))
-        step(done, len(leaves))
+    for done, name in enumerate(names, 1):
+        found.append(_change(name, first.get(name), second.get(name), written))
+        step(done, len(names))
     return found
 
 
 def relative(before: np.ndarray, after: np.ndarray) -> float:
-    """Return ||after - before|| / ||before|| in float64; 0 where both are zero.
+    """||after - before|| / ||before|| in float64; 0 where both are zero.
 
     >>> relative(np.array([3.0, 4.0]), np.array([3.0, 3.0]))
     0.2
@@ -70,38 +73,31 @@ def relative(before: np.ndarray, after: np.ndarray) -> float:
     return apart / size if size else float("inf")
 
 
-def _names(sides: list[dict[str, np.ndarray]] | list[dict[str, LeafRows]]) -> list[str]:
-    return sorted(sides[0].keys() | sides[1].keys())
+def _leaves(checkpoint: Checkpoint) -> dict[str, Leaf]:
+    sides: dict[str, Mapping[str, Leaf]] = {"server": checkpoint.server, "clients": checkpoint.clients}
+    return {f"{side}/{path}": leaf for side, leaves in sides.items() for path, leaf in leaves.items()}
 
 
-def _change(
-    leaf: str, before: np.ndarray | LeafRows | None, after: np.ndarray | LeafRows | None, written: np.ndarray
-) -> Change:
+def _change(name: str, before: Leaf | None, after: Leaf | None, written: np.ndarray) -> Change:
     shapes = (None if before is None else before.shape, None if after is None else after.shape)
     rows = before if after is None else after
     count = len(rows) if isinstance(rows, LeafRows) else 0
     if before is None or after is None or before.shape != after.shape:
-        return Change(leaf, shapes, count, max(count, 1), float("nan"), float("nan"))
-    if isinstance(before, LeafRows) and isinstance(after, LeafRows):
-        return _rows_change(leaf, before, after, written)
-    one, two = np.asarray(before), np.asarray(after)
-    apart = relative(one, two)
-    return Change(leaf, shapes, 0, int(not _same(one, two)), apart, apart)
-
-
-def _rows_change(leaf: str, before: LeafRows, after: LeafRows, written: np.ndarray) -> Change:
-    apart = np.zeros(len(after))
-    changed = 0
+        return Change(name, shapes, count, max(count, 1), float("nan"), float("nan"))
+    if not isinstance(after, LeafRows):
+        apart = relative(np.asarray(before), after)
+        return Change(name, shapes, 0, int(not _same(np.asarray(before), after)), apart, apart)
+    all_apart, changed = np.zeros(count), 0
     positions = np.flatnonzero(written[after.clients])
-    width = max(1, _BYTES_AT_ONCE * len(after) // max(after.nbytes, 1))
+    width = max(1, _BYTES_AT_ONCE * count // max(after.nbytes, 1))
     for start in range(0, len(positions), width):
         chosen = positions[start : start + width]
         for position, one, two in zip(chosen, before[chosen], after[chosen], strict=True):
-            apart[position] = relative(one, two)
+            all_apart[position] = relative(one, two)
             changed += not _same(one, two)
-    where = int(after.clients[np.nanargmax(apart)]) if changed and not np.isnan(apart).all() else -1
-    mean, largest = (float(apart.mean()), float(apart.max())) if len(apart) else (0.0, 0.0)
-    return Change(leaf, (before.shape, after.shape), len(after), changed, mean, largest, where)
+    where = int(after.clients[np.nanargmax(all_apart)]) if changed and not np.isnan(all_apart).all() else -1
+    mean, largest = (float(all_apart.mean()), float(all_apart.max())) if count else (0.0, 0.0)
+    return Change(name, shapes, count, changed, mean, largest, where)
 
 
 def _same(before: np.ndarray, after: np.ndarray) -> bool:

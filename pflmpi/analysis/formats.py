@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pflmpi.analysis.table import LAST, Entry, Figure
+from pflmpi.analysis.table import LAST, Entry, Percent
 from pflmpi.sweep.table import Table
 
 _METRICS = {
@@ -25,8 +25,8 @@ _LATEX = {
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Texts by row and column, with the names of both.
+class PrintedTable:
+    """A table of texts, ready to be printed.
 
     Attributes:
         rows: the name of each and its texts.
@@ -37,19 +37,21 @@ class Matrix:
     rows: list[list[str]]
 
 
-def matrices(table: Table, entries: Sequence[Entry]) -> list[Matrix]:
-    """Return the table as the paper prints it, beside the published figures, and the honest one."""
+def printed(table: Table, entries: Sequence[Entry]) -> list[PrintedTable]:
+    """The table as the paper prints it, beside the published figures, and the mean of the last ten rounds."""
     metric = _METRICS[table.metric]
     return [
-        _matrix(f"{metric}, {_FIGURES[table.figure]} (published, difference), percent", table, entries, _beside),
-        _matrix(f"{metric}, {_FIGURES['last10']}, percent", table, entries, lambda entry: _shown(entry, entry.honest)),
+        _printed(f"{metric}, {_FIGURES[table.figure]} (published, difference), percent", table, entries, _beside),
+        _printed(
+            f"{metric}, {_FIGURES['last10']}, percent", table, entries, lambda entry: _shown(entry, entry.last_ten)
+        ),
     ]
 
 
 def markdown(table: Table, entries: Sequence[Entry], commands: Sequence[str]) -> str:
-    """Return the table with its source, notes and the commands that made it."""
+    """The table with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
-    for matrix in matrices(table, entries):
+    for matrix in printed(table, entries):
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
         lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
@@ -59,7 +61,7 @@ def markdown(table: Table, entries: Sequence[Entry], commands: Sequence[str]) ->
 
 
 def comma_separated(table: Table, entries: Sequence[Entry]) -> str:
-    """Return everything that is known, one line for each row and column of the table."""
+    """Everything that is known, one line for each row and column of the table."""
     lines = [_everything(table, entry) for entry in entries]
     file = io.StringIO()
     writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
@@ -69,9 +71,9 @@ def comma_separated(table: Table, entries: Sequence[Entry]) -> str:
 
 
 def latex(table: Table, entries: Sequence[Entry], commands: Sequence[str]) -> str:
-    """Return the table as tabulars for the package booktabs."""
+    """The table as tabulars for the package booktabs."""
     parts = [f"% {line}" for text in (table.title, table.source, *commands, *table.notes) for line in text.splitlines()]
-    for matrix in matrices(table, entries):
+    for matrix in printed(table, entries):
         rows = [" & ".join(_escaped(text) for text in row) + r" \\" for row in [["", *matrix.columns], *matrix.rows]]
         parts += ["", f"% {matrix.caption}", rf"\begin{{tabular}}{{l{'r' * len(matrix.columns)}}}", r"\toprule"]
         parts += [rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
@@ -79,7 +81,7 @@ def latex(table: Table, entries: Sequence[Entry], commands: Sequence[str]) -> st
 
 
 def _everything(table: Table, entry: Entry) -> dict[str, str | int]:
-    ours, published, last = (_pair(figure) for figure in (entry.ours, entry.published, entry.honest))
+    ours, published, last = (_pair(figure) for figure in (entry.ours, entry.published, entry.last_ten))
     return {
         "row": entry.row,
         "column": entry.column,
@@ -101,18 +103,20 @@ def _everything(table: Table, entry: Entry) -> dict[str, str | int]:
     }
 
 
-def _matrix(caption: str, table: Table, entries: Sequence[Entry], text: Callable[[Entry], str]) -> Matrix:
+def _printed(caption: str, table: Table, entries: Sequence[Entry], text: Callable[[Entry], str]) -> PrintedTable:
     texts = {(entry.row, entry.column): text(entry) for entry in entries}
     rows = [row for row in table.rows if any(entry.row == row for entry in entries)]
     columns = [column for column in table.columns if any(entry.column == column for entry in entries)]
-    return Matrix(caption, columns, [[row, *(texts.get((row, column), "-") for column in columns)] for row in rows])
+    return PrintedTable(
+        caption, columns, [[row, *(texts.get((row, column), "-") for column in columns)] for row in rows]
+    )
 
 
 def _beside(entry: Entry) -> str:
-    """Return ours and, in brackets, what was published and the difference.
+    """Our figure and, in brackets, the published one and the difference.
 
-    >>> figures = dict(honest=None, over_clients=None, finished=3, seeds=3, done=30, rounds=30, state="")
-    >>> _beside(Entry("row", "column", ours=Figure(98.634, 0.1), published=Figure(98.66), **figures))
+    >>> figures = dict(last_ten=None, over_clients=None, finished=3, seeds=3, done=30, rounds=30, state="")
+    >>> _beside(Entry("row", "column", ours=Percent(98.634, 0.1), published=Percent(98.66), **figures))
     '98.63 ± 0.10 (98.66, -0.03)'
     """
     if entry.published is None:
@@ -121,15 +125,15 @@ def _beside(entry: Entry) -> str:
     return f"{_shown(entry, entry.ours)} ({', '.join(known)})"
 
 
-def _shown(entry: Entry, figure: Figure | None) -> str:
+def _shown(entry: Entry, figure: Percent | None) -> str:
     return ", ".join(text for text in (_text(figure), entry.state) if text)
 
 
-def _text(figure: Figure | None) -> str:
+def _text(figure: Percent | None) -> str:
     return " ± ".join(filter(None, _pair(figure)))
 
 
-def _pair(figure: Figure | None) -> tuple[str, str]:
+def _pair(figure: Percent | None) -> tuple[str, str]:
     return (_number(figure.value), _number(figure.spread)) if figure else ("", "")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.analysis.columns import columns
+from pflmpi.analysis.run import columns
 from pflmpi.errors import CheckpointError
 from pflmpi.store import metrics_file, probe_file
 from pflmpi.store.checked_hdf5 import damage
@@ -29,14 +29,14 @@ class Checked:
 
 
 def files(run: Path) -> list[Path]:
-    """Return the files of a run that carry checksums: shards, also those no checkpoint needs, rounds and probes."""
+    """The files of a run that have checksums: shards, also those no checkpoint needs, rounds and probes."""
     shards = [path for path in sorted((run / SHARDS).glob("*.h5")) if round_of(path.name) is not None]
     probes = [probe_file.path(run, round) for round in probe_file.rounds(run)]
     return [*shards, *(round_path(run, round) for round in rounds(run)), *probes]
 
 
 def check(run: Path) -> Iterator[Checked]:
-    """Yield metrics.csv and then each of `files`, checked; a file that a run still going on deletes is left out.
+    """Check metrics.csv and then each of `files`; a file that a running run deletes is left out.
 
     A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
     """
@@ -56,7 +56,7 @@ def check(run: Path) -> Iterator[Checked]:
 
 
 def _unmet(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
-    """Return what a round file needs of its shards and does not find; damage within them is their own."""
+    """What a round file needs of its shards and does not find; damage within a shard is reported for the shard."""
     number = round_of(path.name)
     assert number is not None
     try:
@@ -83,7 +83,7 @@ def _metrics(run: Path) -> Checked | None:
 
 
 def _length(path: Path) -> int | None:
-    """Return the length of a file in bytes; None where it is gone."""
+    """Length of a file in bytes; None if it is gone."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

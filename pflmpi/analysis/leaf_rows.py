@@ -1,4 +1,4 @@
-"""What the clients keep, as arrays that are read when they are indexed."""
+"""State of the clients as arrays that are read when they are indexed."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ class LeafRows:
         return everything if dtype is None else everything.astype(dtype, copy=False)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return what NumPy would for the whole array, reading only the rows that the first index names."""
+        """The same as NumPy for the whole array; only the rows that the first index names are read."""
         first, *rest = index if isinstance(index, tuple) else (index,)
         if not isinstance(first, int | np.integer | slice | list | np.ndarray) or isinstance(first, bool | np.bool):
             return np.asarray(self)[index]  # an ellipsis, a new axis

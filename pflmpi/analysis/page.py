@@ -34,7 +34,7 @@ nav ul { columns: 16rem; padding-left: 1.2rem; }
 
 
 @dataclass(frozen=True)
-class Shown:
+class PageFigure:
     """A figure on the page, with the path of its files relative to the page, without an ending."""
 
     plot: Plot
@@ -43,7 +43,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Texts by row and column; the first columns are names, aligned to the left, the rest numbers."""
 
     columns: Sequence[str]
@@ -57,12 +57,12 @@ class Section:
 
     title: str
     text: str = ""
-    tables: list[Table] = field(default_factory=list)
-    figures: list[Shown | Missing] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)
+    figures: list[PageFigure | Missing] = field(default_factory=list)
 
 
 def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the page.
+    """HTML of the page.
 
     Args:
         title: of the page.
@@ -110,7 +110,7 @@ def _section(section: Section, anchor: str) -> list[str]:
     return [*parts, "</section>"]
 
 
-def _figure(shown: Shown) -> str:
+def _figure(shown: PageFigure) -> str:
     plot = shown.plot
     described = html.escape(f"{plot.title}. {plot.caption}", quote=True)
     inline = re.sub(r"^<svg", f'<svg role="img" aria-label="{described}"', shown.drawn.inline, count=1)
@@ -125,7 +125,7 @@ def _missing(missing: Missing) -> str:
     return f'<h3>{_text(missing.title)}</h3>\n<p class="missing">Not shown: {_text(missing.why)}.</p>'
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
         texts = (
             f"<{tag}{' class=text' if place < table.names else ''}>{_text(cell)}</{tag}>"

@@ -1,4 +1,4 @@
-"""What a figure shows, as plain numbers: drawn by `analysis.drawing`, written as CSV, compared by tests."""
+"""Figures as plain numbers: drawn by `analysis.drawing`, written as CSV, compared by tests."""
 
 import csv
 import io
@@ -28,10 +28,10 @@ class Plot(ABC):
 
     @abstractmethod
     def lines(self) -> Iterable[Line]:
-        """Yield the header and the lines of the table of everything that is drawn."""
+        """The header and the lines of the table of everything that is drawn."""
 
     def table(self) -> str:
-        """Return the table as CSV; what is not known is empty."""
+        """The table as CSV; unknown values are empty."""
         return comma_separated(self.lines())
 
 
@@ -81,7 +81,6 @@ class Curves(Plot):
     y_label: str
     curves: tuple[Curve, ...]
     x_log: bool = False
-    y_log: bool = False
     zero: bool = False
     x_names: tuple[str, ...] = ()
 
@@ -177,7 +176,7 @@ class Clouds(Plot):
 
 
 def comma_separated(lines: Iterable[Line]) -> str:
-    """Return lines as CSV; what is not known is empty."""
+    """Lines as CSV; unknown values are empty."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows([_text(value) for value in line] for line in lines)

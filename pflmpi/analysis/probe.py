@@ -8,9 +8,8 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.analysis.alignment import LEAST_SAMPLES, centred, cka
-from pflmpi.analysis.personal import layered_model
-from pflmpi.analysis.run import Round, Run
-from pflmpi.analysis.state_dict import kept
+from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.model import assembled, client_states, comparable_model
 from pflmpi.data.federation import Federation
 from pflmpi.errors import ConfigError
 from pflmpi.models.activations import activations
@@ -34,8 +33,7 @@ def probe_samples(federation: Federation, most: int, seed: int) -> np.ndarray:
 
 
 def compare_layers(
-    run: Run,
-    round: Round,
+    checkpoint: Checkpoint,
     experiment: Experiment,
     clients: np.ndarray,
     samples: np.ndarray,
@@ -49,14 +47,15 @@ def compare_layers(
         update: called with how many clients are done, of how many.
     """
     seen: dict[str, dict[int, np.ndarray]] = {}
-    states = kept(run, round, clients)
+    description, states = comparable_model(checkpoint), client_states(checkpoint, clients.tolist())
     first = experiment.tasks[0]
     x = first.prepare(torch.from_numpy(experiment.federation.dataset.images[samples]).to(first.device))
     for done, state in enumerate(states, 1):
-        task = experiment.tasks[int(experiment.cohort[state.number])]
-        model = tree.unflatten({path: torch.from_numpy(array) for path, array in layered_model(state).items()})
+        task = experiment.tasks[int(experiment.cohort[state.client])]
+        flat = assembled(checkpoint, description, state)
+        model = tree.unflatten({path: torch.tensor(array) for path, array in flat.items()})
 
-        def see(layer: str, output: Tensor, client: int = state.number) -> None:
+        def see(layer: str, output: Tensor, client: int = state.client) -> None:
             seen.setdefault(layer, {})[client] = centred(_products(output)).astype(np.float32)
 
         activations(task.architecture, tree.to(model, task.device), x, see)

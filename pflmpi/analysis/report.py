@@ -7,10 +7,10 @@ from pathlib import Path
 from pflmpi.analysis import contents, overview, page
 from pflmpi.analysis.comparing import readable
 from pflmpi.analysis.drawing.files import draw
-from pflmpi.analysis.page import Section, Table
+from pflmpi.analysis.page import PageFigure, PageTable, Section
 from pflmpi.analysis.plots import Missing, Plot, comma_separated, write_table
 from pflmpi.analysis.series.final import final
-from pflmpi.analysis.series.selection import Shown, shown
+from pflmpi.analysis.series.selection import NamedRun, named
 from pflmpi.errors import CheckpointError, ConfigError
 
 PAGE, _FIGURES = "report.html", "figures"
@@ -38,7 +38,7 @@ def write_report(paths: Sequence[Path], out: Path, update: Callable[[int, int], 
     runs, problems = readable(paths, step)
     if not runs:
         raise CheckpointError("; ".join(problems))
-    among = shown(runs)
+    among = named(runs)
     total += len(among[: contents.MOST_DETAILED])
     try:
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
@@ -53,12 +53,13 @@ def write_report(paths: Sequence[Path], out: Path, update: Callable[[int, int], 
     return problems
 
 
-def _sections(among: Sequence[Shown], out: Path, problems: list[str], step: Callable[[], None]) -> list[Section]:
+def _sections(among: Sequence[NamedRun], out: Path, problems: list[str], step: Callable[[], None]) -> list[Section]:
     """Draw everything; the sections of the page, and more `problems`."""
     ends = [final(one.run) for one in among]
-    rows = [overview.outcome(one, end).cells() for one, end in zip(among, ends, strict=True)]
-    (out / "runs.csv").write_text(comma_separated([overview.COLUMNS, *rows]), encoding="utf-8")
-    table = Table(overview.COLUMNS, rows, names=2)
+    results = [overview.results(one, end) for one, end in zip(among, ends, strict=True)]
+    columns, rows = list(results[0]), [overview.cells(row) for row in results]
+    (out / "runs.csv").write_text(comma_separated([columns, *rows]), encoding="utf-8")
+    table = PageTable(columns, rows, names=2)
     first = Section("Runs", overview.EXPLAINED, tables=[table])
     together = Section("All runs" if len(among) > 1 else "The run")
     together.figures = _drawn(contents.compared(among, ends), out, _FIGURES)
@@ -79,15 +80,15 @@ def _sections(among: Sequence[Shown], out: Path, problems: list[str], step: Call
     return sections
 
 
-def _drawn(figures: Sequence[Plot | Missing], out: Path, folder: str) -> list[page.Shown | Missing]:
+def _drawn(figures: Sequence[Plot | Missing], out: Path, folder: str) -> list[PageFigure | Missing]:
     (out / folder).mkdir(parents=True, exist_ok=True)
-    result: list[page.Shown | Missing] = []
+    result: list[PageFigure | Missing] = []
     for figure in figures:
         if isinstance(figure, Missing):
             result.append(figure)
             continue
         write_table(figure, out / folder)
-        result.append(page.Shown(figure, draw(figure, out / folder), f"{folder}/{figure.name}"))
+        result.append(PageFigure(figure, draw(figure, out / folder), f"{folder}/{figure.name}"))
     return result
 
 
@@ -105,7 +106,7 @@ def _remove(out: Path, files: set[str]) -> None:
             folder.rmdir()
 
 
-def _about(among: Sequence[Shown]) -> str:
+def _about(among: Sequence[NamedRun]) -> str:
     config = among[0].run.config
     names = [str(config.get(section, {}).get("name", "?")) for section in ("data", "partition")]
     clients = config.get("partition", {}).get("clients")

@@ -1,35 +1,35 @@
-"""A run on disk, opened to read: its configuration, its metrics, its checkpoints. No torch is needed, and no MPI."""
+"""A run on disk, opened to read: its configuration, metrics and checkpoints. Needs neither torch nor MPI."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.checkpoint import Round
-from pflmpi.analysis.columns import columns, table
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.config import yaml_file
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.store import run_folder
+from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError, cut_short
 from pflmpi.store.names import round_path
 from pflmpi.text import spans
 
-__all__ = ["Round", "Run", "open_run"]
-
-_OWN_ATTRIBUTES = ("config", "format_version", "round")
+_COUNTS = ("round", "participants")
+_RECORDED = ("data", "partition", "device", "ranks", "transport", "versions")  # as "recorded" in config.yaml
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run, finished or still going on, here or copied from elsewhere. Made by `open_run`.
+    """A run, finished or in progress, here or copied from elsewhere. Made by `open_run`.
 
     Attributes:
         path: the folder.
-        config: the resolved configuration, nested; "recorded" holds the hashes of data and partition, and versions.
+        config: the resolved configuration, nested; "recorded" has the hashes of data and partition, and versions.
         name: a short name for legends, the algorithm's; not unique.
     """
 
@@ -44,20 +44,20 @@ class Run:
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns of metrics.csv, each [rounds], as they are at the first use; see `analysis.columns`.
-
-        Raises:
-            CheckpointError: the file is damaged.
-        """
+        """The columns of metrics.csv, each [rounds], as they are at the first use; see `columns`."""
         return columns(self.path)
 
     @property
     def metrics(self) -> Any:
         """`columns` as a pandas.DataFrame where pandas is installed, otherwise as a NumPy record array."""
-        return table(self.columns)
+        try:
+            return import_module("pandas").DataFrame(dict(self.columns))
+        except ImportError:
+            kinds = [(name, array.dtype) for name, array in self.columns.items()]
+            return np.rec.fromarrays(list(self.columns.values()), kinds)
 
-    def round(self, number: int | None = None) -> Round:
-        """Return a checkpoint; None for the newest whose files are all there in full length.
+    def round(self, number: int | None = None) -> Checkpoint:
+        """The checkpoint of a round; None for the newest whose files are all there in full length.
 
         Raises:
             CheckpointError: there is none of that round, or its file is damaged.
@@ -68,12 +68,12 @@ class Run:
             raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
         if problem := cut_short(round_path(self.path, number)):
             raise CheckpointError(problem)
-        return Round(self.path, number)
+        return Checkpoint(self.path, number)
 
-    def _newest(self) -> Round:
+    def _newest(self) -> Checkpoint:
         problems: list[str] = []
         for number in reversed(self.rounds):
-            found = Round(self.path, number)
+            found = Checkpoint(self.path, number)
             if not (problem := found.shortened()):
                 return found
             problems += problem
@@ -84,7 +84,7 @@ class Run:
 
 
 def open_run(path: str | PathLike[str]) -> Run:
-    """Return the run in a folder.
+    """The run in a folder.
 
     Raises:
         CheckpointError: the folder is no run, its configuration cannot be read, or a newer pflmpi wrote it.
@@ -103,13 +103,41 @@ def open_run(path: str | PathLike[str]) -> Run:
             f"{folder} is not a run: it has no config.yaml and no checkpoint that can be read; "
             "name the folder that `pflmpi run` printed"
         )
-    return Run(folder, config, _name(config, folder))
+    section = config.get("algorithm")
+    name = section.get("name") if isinstance(section, dict) else None
+    return Run(folder, config, str(name or folder.name))
 
 
-def _attributes(folder: Path, there: list[int]) -> dict[str, Any]:
-    """Return what the newest round file says about the run; nothing where it is damaged."""
+def columns(run: Path) -> dict[str, np.ndarray]:
+    """The complete lines of a run's metrics.csv by column, each [rounds].
+
+    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none. A line that
+    is being written is left out; without a file the columns are empty.
+
+    Raises:
+        CheckpointError: the file cannot be read, or a value in it is no number.
+    """
+    path = metrics_file.path(run)
     try:
-        return dict(run_folder.read_attributes(folder, there[-1])) if there else {}
+        lines = metrics_file.read(run)
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    names = list(lines[0]) if lines else list(metrics_file.COLUMNS)
+    return {name: _numbers(path, name, [line.get(name, "") for line in lines]) for name in names}
+
+
+def _numbers(path: Path, name: str, texts: list[str]) -> np.ndarray:
+    kind = np.int64 if name in _COUNTS or name.endswith("_bytes") else np.float64
+    try:
+        return np.array([kind(text) if text or kind is np.int64 else np.nan for text in texts], kind)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: column {name}: {error}; put it back from a copy") from error
+
+
+def _attributes(folder: Path, there: list[int]) -> Mapping[str, Any]:
+    """Attributes of the newest round file; none where it is damaged."""
+    try:
+        return run_folder.read_attributes(folder, there[-1]) if there else {}
     except NewerFormatError:
         raise
     except CheckpointError:
@@ -123,17 +151,12 @@ def _config(path: Path) -> dict[str, Any]:
         raise CheckpointError(str(error)) from error
 
 
-def _recorded(attributes: dict[str, Any], path: Path) -> dict[str, Any]:
+def _recorded(attributes: Mapping[str, Any], path: Path) -> dict[str, Any]:
     try:
         config = yaml_file.parse(str(attributes["config"]), f"the configuration in {path}")
     except (ConfigError, KeyError) as error:
         raise CheckpointError(f"{path} does not say how its run was configured: {error}") from error
-    recorded = {key: value for key, value in attributes.items() if key not in _OWN_ATTRIBUTES}
+    recorded = {key: attributes[key] for key in _RECORDED if key in attributes}
     if "versions" in recorded:
         recorded["versions"] = json.loads(recorded["versions"])
     return {**config, "recorded": recorded}
-
-
-def _name(config: dict[str, Any], folder: Path) -> str:
-    section = config.get("algorithm")
-    return str(section["name"]) if isinstance(section, dict) and "name" in section else folder.name

@@ -1,69 +1,64 @@
 """Plain state dicts from a checkpoint: arrays by the names that a module outside the runtime has for them."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from pflmpi.analysis.personal import Flat, Kept, below, personal_model
-from pflmpi.analysis.run import Round, Run
+from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.model import Flat, client_states, personal_model
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.module_names import module_names
-from pflmpi.store import run_folder
 
 
-def client_state(run: Run, round: Round, client: int, leaf: str | None = None) -> Flat:
-    """Return what a client predicts with, or a part of what it keeps, by module names.
+def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -> Flat:
+    """The model that a client predicts with, or a part of what it keeps, by module names.
 
     Args:
-        leaf: the path of a sub-tree of what it keeps, or of one array; "." for everything; None for its model.
+        leaf: path of a sub-tree of what it keeps, or of one array; "." for everything; None for its model.
 
     Raises:
-        CheckpointError: there is no such client, or a file is damaged (what is returned was checked whole).
+        CheckpointError: there is no such client, a file is damaged (what is returned was checked whole), or the file is
+            too old to say how models are put together.
         ConfigError: it keeps no such part, or does not predict with a model alone.
     """
-    number = sum(len(ids) for ids in round.cohorts.values())
+    number = checkpoint.num_clients
     if not 0 <= client < number:
-        raise CheckpointError(f"{run.path} has the clients 0 to {number - 1}, asked for is client {client}")
-    (state,) = kept(run, round, np.array([client]))
+        raise CheckpointError(f"{checkpoint.run} has the clients 0 to {number - 1}, asked for is client {client}")
+    (state,) = client_states(checkpoint, [client])
     if leaf is not None:
-        return names(_part(state.client, leaf, f"client {client} keeps"))
+        return names(_part(state.kept, leaf, f"client {client} keeps"))
     try:
-        return names(personal_model(state))
+        return names(personal_model(checkpoint, state))
     except ConfigError as error:
-        others = f"of it with --leaf: {_parts(state.client)}; or of the server's with --server"
+        others = f"of it with --leaf: {_parts(state.kept)}; or of the server's with --server"
         raise ConfigError(f"{error} {others}") from error
+    except OlderFormatError as error:
+        raise OlderFormatError(f"{error}, or choose a part with --leaf: {_parts(state.kept)}") from error
 
 
-def kept(run: Run, round: Round, clients: np.ndarray) -> list[Kept]:
-    """Return what a checkpoint holds for some clients [m], each of which exists.
-
-    Raises:
-        CheckpointError: a file is damaged (what is returned was checked whole).
-    """
-    states: dict[int, Flat] = {int(client): {} for client in clients}
-    for ids, leaves in run_folder.read_clients(round.run, round.number, clients).values():
-        for path, rows in leaves.items():
-            for client, row in zip(ids.tolist(), rows, strict=True):
-                states[client][path] = row
-    return [Kept(run.config["algorithm"], client, state, round.server) for client, state in states.items()]
+def server_state(checkpoint: Checkpoint, leaf: str | None = None) -> Flat:
+    """What the server keeps, or a part of it, by module names; see `client_state`."""
+    return names(_part(checkpoint.server, leaf or ".", "the server keeps"))
 
 
-def server_state(round: Round, leaf: str | None = None) -> Flat:
-    """Return what the server keeps, or a part of it, by module names; see `client_state`."""
-    return names(_part(dict(round.server), leaf or ".", "the server keeps"))
-
-
-def names(flat: Flat) -> Flat:
-    """Return arrays by the names that they have in a module; see `module_names`."""
+def names(flat: Mapping[str, np.ndarray]) -> Flat:
+    """Arrays by the names that they have in a module; see `module_names`."""
     called = module_names(flat)
     return {called[path]: array for path, array in flat.items()}
 
 
-def _part(state: Flat, leaf: str, who: str) -> Flat:
-    found = below(state, leaf.replace(".", "/") if leaf != "." and leaf not in state else leaf)
+def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:
+    """All arrays for ".", those below a path by the rest of theirs, one array by its last name."""
+    path = leaf if leaf == "." or leaf in state else leaf.replace(".", "/")
+    if path in state:
+        return {path.rpartition("/")[2]: state[path]}
+    below = "" if path == "." else f"{path}/"
+    found = {name.removeprefix(below): array for name, array in state.items() if name.startswith(below)}
     if not found:
         raise ConfigError(f"{who} nothing at --leaf {leaf}; known: {_parts(state)}")
     return found
 
 
-def _parts(state: Flat) -> str:
-    """Return the first names of the paths, for an error."""
+def _parts(state: Mapping[str, np.ndarray]) -> str:
+    """The first names of the paths, for an error."""
     return ", ".join(sorted({path.partition("/")[0] for path in state})) or "nothing"

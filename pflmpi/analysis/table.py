@@ -15,13 +15,13 @@ from pflmpi.store import metrics_file
 from pflmpi.sweep.cells import Cell
 from pflmpi.sweep.table import Table
 
-LAST = 10  # rounds in the honest figure: no round is chosen by what it gives on the test splits
+LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
 _COLUMNS = {"mean": "accuracy_mean", "weighted": "accuracy_weighted", "spread": "accuracy_std"}
 
 
 @dataclass(frozen=True)
-class Figure:
-    """Percent; `spread` is None for a single value."""
+class Percent:
+    """A value in percent and its spread, None for a single value."""
 
     value: float
     spread: float | None = None
@@ -29,11 +29,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a cell of the table, over its seeds.
+    """The figures of a cell of the table, over its seeds.
 
     Attributes:
         ours: as the paper prints it, mean and sample standard deviation over the finished seeds.
-        honest: the same of the mean over the last ten evaluated rounds.
+        last_ten: the same of the mean over the last ten evaluated rounds.
         over_clients: standard deviation of the accuracy over clients in the last round, mean over seeds.
         published: the paper's figure.
         finished, seeds: how many runs are finished, of how many.
@@ -43,10 +43,10 @@ class Entry:
 
     row: str
     column: str
-    ours: Figure | None
-    honest: Figure | None
+    ours: Percent | None
+    last_ten: Percent | None
     over_clients: float | None
-    published: Figure | None
+    published: Percent | None
     finished: int
     seeds: int
     done: int
@@ -60,7 +60,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _SeedRun:
     rounds: int
     lines: Sequence[Mapping[str, str]]
     other: bool  # made with another configuration
@@ -71,7 +71,7 @@ class _Run:
 
 
 def entries(table: Table, cells: Sequence[Cell], out: Path) -> list[Entry]:
-    """Return an entry for each row and column, in their order.
+    """An entry for each row and column, in their order.
 
     Args:
         cells: of the table, seeds last.
@@ -82,7 +82,7 @@ def entries(table: Table, cells: Sequence[Cell], out: Path) -> list[Entry]:
 
 
 def pick(lines: Sequence[Mapping[str, str]], metric: str, figure: str) -> float:
-    """Return a figure of one run in percent, from the lines of its metrics.
+    """A figure of one run in percent, from the lines of its metrics.
 
     Args:
         metric, figure: as in the table file.
@@ -95,28 +95,28 @@ def pick(lines: Sequence[Mapping[str, str]], metric: str, figure: str) -> float:
     return values[-1] if figure == "last" else statistics.fmean(values[-LAST:])
 
 
-def _run(cell: Cell, out: Path) -> _Run:
+def _run(cell: Cell, out: Path) -> _SeedRun:
     rounds = section("training", TrainingConfig, cell.raw.get("training")).rounds
     lines, path = metrics_file.read(cell.run(out)), cell.config(out)
     same = path.exists() and _decisive(yaml_file.read(path)) == _decisive(cell.raw)
-    return _Run(rounds, lines, other=bool(lines) and not (same and len(lines) <= rounds))
+    return _SeedRun(rounds, lines, other=bool(lines) and not (same and len(lines) <= rounds))
 
 
 def _decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the results of a run, by dotted key."""
+    """The settings that decide the results of a run, by dotted key."""
     return {key: value for key, value in flat(raw).items() if key not in FREE_ON_RESUME}
 
 
-def _entry(table: Table, row: str, column: str, runs: Sequence[_Run]) -> Entry:
+def _entry(table: Table, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
     finished = [run.lines for run in runs if run.finished]
     printed = table.published.get(row, {}).get(column)
     return Entry(
         row,
         column,
         ours=_over_seeds([pick(lines, table.metric, table.figure) for lines in finished]),
-        honest=_over_seeds([pick(lines, table.metric, "last10") for lines in finished]),
+        last_ten=_over_seeds([pick(lines, table.metric, "last10") for lines in finished]),
         over_clients=statistics.fmean(pick(lines, "spread", "last") for lines in finished) if finished else None,
-        published=Figure(*printed) if printed else None,
+        published=Percent(*printed) if printed else None,
         finished=len(finished),
         seeds=len(runs),
         done=sum(len(run.lines) for run in runs if not run.other),
@@ -125,13 +125,13 @@ def _entry(table: Table, row: str, column: str, runs: Sequence[_Run]) -> Entry:
     )
 
 
-def _over_seeds(values: Sequence[float]) -> Figure | None:
+def _over_seeds(values: Sequence[float]) -> Percent | None:
     if not values:
         return None
-    return Figure(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return Percent(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def _state(runs: Sequence[_Run]) -> str:
+def _state(runs: Sequence[_SeedRun]) -> str:
     finished = sum(run.finished for run in runs)
     if finished == len(runs):
         return ""

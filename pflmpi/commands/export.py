@@ -14,7 +14,7 @@ from pflmpi.text import size
 if TYPE_CHECKING:
     import numpy as np
 
-    from pflmpi.analysis.run import Round
+    from pflmpi.analysis.checkpoint import Checkpoint
 
 State = dict[str, "np.ndarray"]
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if options.server:
         who, state = "server", server_state(round, options.leaf)
     else:
-        who, state = f"client {options.client}", client_state(opened, round, options.client, options.leaf)
+        who, state = f"client {options.client}", client_state(round, options.client, options.leaf)
     _save(options.out, state, write)
     total = size(sum(array.nbytes for array in state.values()))
     part = "" if options.leaf is None else f", {options.leaf}"
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _score(round: "Round", client: int) -> str:
+def _score(round: "Checkpoint", client: int) -> str:
     if "correct" not in round.metrics or not round.metrics["total"][client]:
         return ""
     correct, total = int(round.metrics["correct"][client]), int(round.metrics["total"][client])

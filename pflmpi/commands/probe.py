@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     clients = np.array(spread_over(range(experiment.federation.num_clients), options.clients))
     path = probe_file.path(opened.path, round.number)
     with bar("clients") as update:
-        layers = compare_layers(opened, round, experiment, clients, samples, update)
+        layers = compare_layers(round, experiment, clients, samples, update)
     try:
         probe_file.write(opened.path, probe_file.Probe(round.number, len(samples), layers))
     except OSError as error:

@@ -77,7 +77,7 @@ def _report_table(options: argparse.Namespace) -> None:
     written = _write(options.write or out, path.stem, texts)
     console = Console(markup=False, highlight=False)
     console.print(table.title)
-    for matrix in formats.matrices(table, found):
+    for matrix in formats.printed(table, found):
         shown = Table("", *matrix.columns, title=matrix.caption, title_justify="left", title_style="")
         for row in matrix.rows:
             shown.add_row(*row)

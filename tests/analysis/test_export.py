@@ -1,5 +1,6 @@
 """`pflmpi export`: what a client predicts with, as a file that a torch module loads and predicts the same with."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,27 @@ from torch import nn
 from torchvision.models import resnet18
 
 import harness
+import newcomer
 from every_algorithm import every_algorithm
 from pflmpi import tree
-from pflmpi.algorithms import ALGORITHMS
-from pflmpi.analysis import personal
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.state_dict import client_state, names
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
+from pflmpi.learning.personal import Kept, NotAModel, Received
 from pflmpi.models import MODELS
 from pflmpi.models.module import ModelModule
 from pflmpi.run.build import Experiment, prepare
 from pflmpi.store import run_folder
 
-CASES = every_algorithm()
-OPTIONS = {"fedproto": {"predict_with": "head"}, "pfedafe": {"adaptive": False}}  # those that make it one model
-NO_MODEL = {  # and a word of what is said instead
-    "fedcp": "gate",
-    "gpfl": "valve",
-    "perfedavg": "a step on its own data",
-    "pfedpm-relation": "relation module",
-    "perfedavg-hessian_free": "a step on its own data",
+CASES = {
+    **every_algorithm(),
+    **{  # options that make it one model, where it is not one by default
+        f"{name}-one_model": {"algorithm": {"name": name, **option}, "training": {}}
+        for name, option in {"fedproto": {"predict_with": "head"}, "pfedafe": {"adaptive": False}}.items()
+    },
 }
 
 
@@ -57,6 +58,13 @@ def correct(module: nn.Module, made: Experiment, client: int) -> int:
         return int((module.eval()(images).argmax(1) == torch.tensor(dataset.labels[samples])).sum())
 
 
+def module(made: Experiment, state: dict[str, np.ndarray], client: int = 0) -> nn.Module:
+    """A client's module with a state, of which nothing may be missing or left."""
+    found = ModelModule(made.architectures[made.cohort[client]])
+    found.load_state_dict(tensors(state), strict=True)
+    return found
+
+
 def tensors(state: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(array) for name, array in state.items()}
 
@@ -65,54 +73,80 @@ def tensors(state: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
-@pytest.mark.parametrize("case", [case for case in CASES if case not in NO_MODEL])
+@pytest.mark.parametrize("case", CASES)
 def test_the_exported_model_is_right_as_often_as_in_the_run(case: str, absent: str, tmp_path: Path) -> None:
-    sections = CASES[case]
-    section = {**sections["algorithm"], **OPTIONS.get(case.split("-")[0], {})}
-    raw = harness.settings(sections, algorithm=section, evaluation={"absent": absent}, training={"rounds": 2})
+    raw = harness.settings(CASES[case], evaluation={"absent": absent}, training={"rounds": 2})
     harness.run(raw, tmp_path / "run")
-    run, made = open_run(tmp_path / "run"), experiment(tmp_path / "run")
-    round = run.round()
-    found = []
-    for client in range(7):
-        module = ModelModule(made.architectures[0])
-        module.load_state_dict(tensors(client_state(run, round, client)), strict=True)
-        found.append(correct(module, made, client))
+    round, made = open_run(tmp_path / "run").round(), experiment(tmp_path / "run")
+    if isinstance(round.personal, NotAModel):
+        with pytest.raises(ConfigError, match=re.escape(round.personal.why)):
+            client_state(round, 0)
+        return
+    found = [correct(module(made, client_state(round, client)), made, client) for client in range(7)]
     assert found == round.metrics["correct"].tolist()
     assert len(set(found)) > 1, "the clients can be told apart"
 
 
-@pytest.mark.parametrize("case", NO_MODEL)
-def test_what_is_not_one_model_is_refused_with_the_parts_to_choose(
-    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("absent", ["latest", "last_received"])
+def test_an_algorithm_that_the_package_does_not_know_is_exported_too(absent: str, tmp_path: Path) -> None:
+    """From files alone: it is not registered any more, and its model has kept, shared and own parts."""
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        raw = harness.settings(algorithm=newcomer.registered(patch), evaluation={"absent": absent})
+        harness.run(raw, run, ranks=2)
+        made = experiment(run)
+    round = open_run(run).round()
+    for client, right in enumerate(round.metrics["correct"].tolist()):
+        file = tmp_path / f"{client}.npz"
+        assert main(["export", str(run), "--client", str(client), "-o", str(file)]) == 0
+        assert correct(module(made, load(file)), made, client) == right
+
+
+def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choose(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    harness.run(harness.settings(CASES[case], training={"rounds": 1}), tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        section = {**newcomer.registered(patch), "one_model": False}
+        harness.run(harness.settings(algorithm=section, training={"rounds": 1}), tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(tmp_path / "m.npz")]) == 2
     said = capfd.readouterr().err
-    assert NO_MODEL[case] in said and "--leaf" in said and "--server" in said
+    assert "a client of Newcomer predicts with what it likes best, which is not one model" in said
+    assert "--leaf: classes, friends, mine, picked, seen, trust" in said and "--server" in said
     assert not (tmp_path / "m.npz").exists()
 
 
-def test_every_algorithm_has_a_rule() -> None:
-    assert set(personal._RULES) == set(ALGORITHMS)
+def test_files_that_do_not_describe_themselves_are_refused_but_for_their_parts(
+    older_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", str(older_run), "--client", "1", "-o", str(tmp_path / "m.npz")]
+    assert main(words) == 2
+    said = capfd.readouterr().err
+    assert "before checkpoints described themselves (format 1)" in said and f"`pflmpi resume {older_run}`" in said
+    assert "choose a part with --leaf: critical, model" in said and not (tmp_path / "m.npz").exists()
+    assert main([*words, "--leaf", "model"]) == 0
+    stored = run_folder.read_clients(older_run, 3, np.array([1]))["cohort0"][1]
+    np.testing.assert_array_equal(load(tmp_path / "m.npz")["head.bias"], stored["model/head/bias"][0], strict=True)
 
 
-@pytest.mark.parametrize("options", [{"predict_with": "prototypes"}, {"adaptive": True}, {"name": "of_tomorrow"}])
-def test_options_that_make_it_no_model_are_refused(options: dict[str, Any]) -> None:
-    name = {"predict_with": "fedproto", "adaptive": "pfedafe", "name": ""}[next(iter(options))]
-    with pytest.raises(personal.ConfigError, match="choose a part"):
-        personal.personal_model(personal.Kept({"name": name, **options}, 0, {}, {}))
+def test_a_checkpoint_that_lacks_a_part_of_its_models_is_named(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for model, complaint in (
+        (Received("model"), "lacks what client 1 received: model"),
+        (Kept("modell"), "describes models with 'modell', which client 1 does not keep"),
+    ):
+        monkeypatch.setattr(Checkpoint, "personal", model)
+        assert main(["export", str(finished), "--client", "1", "-o", str(tmp_path / "m.npz")]) == 2
+        assert f"{finished / 'round_00003.h5'} {complaint}" in capfd.readouterr().err
 
 
 def test_unlike_clients_have_their_own_models(tmp_path: Path) -> None:
     models = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
     algorithm = {"name": "fedproto", "predict_with": "head"}
     harness.run(harness.settings(algorithm=algorithm, model=models), tmp_path / "run")
-    run, made = open_run(tmp_path / "run"), experiment(tmp_path / "run")
-    for client, right in enumerate(run.round().metrics["correct"].tolist()):
-        module = ModelModule(made.architectures[made.cohort[client]])
-        module.load_state_dict(tensors(client_state(run, run.round(), client)), strict=True)
-        assert correct(module, made, client) == right
+    round, made = open_run(tmp_path / "run").round(), experiment(tmp_path / "run")
+    for client, right in enumerate(round.metrics["correct"].tolist()):
+        assert correct(module(made, client_state(round, client), client), made, client) == right
 
 
 # --- names --------------------------------------------------------------------------------------------------------
@@ -187,9 +221,9 @@ def test_torch_loads_safetensors_into_the_model(finished: Path, tmp_path: Path) 
     file = tmp_path / "model.safetensors"
     assert main(["export", str(finished), "--client", "4", "-o", str(file)]) == 0
     made = experiment(finished)
-    module = ModelModule(made.architectures[0])
-    module.load_state_dict(safetensors.torch.load_file(file), strict=True)
-    assert correct(module, made, 4) == open_run(finished).round().metrics["correct"][4]
+    loaded = ModelModule(made.architectures[0])
+    loaded.load_state_dict(safetensors.torch.load_file(file), strict=True)
+    assert correct(loaded, made, 4) == open_run(finished).round().metrics["correct"][4]
 
 
 def test_a_library_that_is_missing_is_named(

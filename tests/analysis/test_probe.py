@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 import harness
+import newcomer
 from every_algorithm import every_algorithm
 from model_helpers import images, start
 from pflmpi import tree
@@ -17,7 +18,7 @@ from pflmpi.analysis.alignment import centred, cka
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.probe import _products, probe_samples
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.series.probes import probes
+from pflmpi.analysis.series import probes
 from pflmpi.cli import main
 from pflmpi.models import MODELS
 from pflmpi.models.activations import activations
@@ -143,6 +144,22 @@ def test_the_clients_of_every_algorithm_can_be_compared(case: str, tmp_path: Pat
         assert np.array_equal(layer.cka, layer.cka.T) and (abs(layer.cka) <= 1 + 1e-6).all()
 
 
+def test_clients_of_an_algorithm_that_the_package_does_not_know_can_be_compared(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        section = {**newcomer.registered(patch), "one_model": False}
+        harness.run(harness.settings(algorithm=section, training={"rounds": 1}), run)
+        assert probe(run, "--clients", "3") == 0
+    layers = probe_file.read(run, 1).layers
+    assert list(layers) == ["body/fc1", "head"] and layers["head"].clients.tolist() == [0, 3, 6]
+
+
+def test_files_that_do_not_describe_themselves_are_refused(older_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert probe(older_run) == 2
+    assert "before checkpoints described themselves (format 1)" in capfd.readouterr().err
+    assert probe_file.rounds(older_run) == []
+
+
 def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(local: Path, tmp_path: Path) -> None:
     harness.run(harness.settings(algorithm={"name": "fedavg"}), tmp_path / "one")
     assert probe(tmp_path / "one") == probe(local) == 0
@@ -179,13 +196,13 @@ def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path: Pat
     layers = probe_file.read(tmp_path / "run", 1).layers
     assert layers["body/conv1"].clients.tolist() == [0, 2, 4, 6]
     assert layers["body/fc1"].clients.tolist() == layers["head"].clients.tolist() == list(range(7))
-    assert probes(open_run(tmp_path / "run"))
+    assert probes.figures(open_run(tmp_path / "run"))
 
 
 def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
     for number in (2, 3):
         assert probe(local, "--round", str(number)) == 0
-    pairs, curves = probes(open_run(local))
+    pairs, curves = probes.figures(open_run(local))
     assert isinstance(pairs, Matrices) and isinstance(curves, Curves)
     newest = probe_file.read(local, 3)
     assert [panel.title for panel in pairs.panels] == list(newest.layers) == list(curves.x_names)
@@ -204,7 +221,7 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
 
 def test_without_a_probe_the_report_says_how_to_make_one(tmp_path: Path) -> None:
     harness.run(harness.settings(training={"rounds": 1}), tmp_path / "run")
-    (missing,) = probes(open_run(tmp_path / "run"))
+    (missing,) = probes.figures(open_run(tmp_path / "run"))
     assert isinstance(missing, Missing) and f"pflmpi probe {tmp_path / 'run'}" in missing.why
 
 

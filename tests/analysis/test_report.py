@@ -10,7 +10,7 @@ import yaml
 
 import table_file
 from pflmpi.analysis import formats
-from pflmpi.analysis.table import Entry, Figure, entries, pick
+from pflmpi.analysis.table import Entry, Percent, entries, pick
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import metrics_file
@@ -72,7 +72,7 @@ def test_a_figure_is_taken_from_the_evaluated_rounds(metric: str, figure: str, e
     assert pick(metrics(tmp_path / "run", scores), metric, figure) == pytest.approx(expected)
 
 
-def test_the_honest_figure_is_the_mean_of_the_last_ten_evaluated_rounds(tmp_path: Path) -> None:
+def test_the_last_ten_are_evaluated_rounds(tmp_path: Path) -> None:
     scores: list[Scores | None] = []
     for percent in range(1, 13):
         scores += [None, (percent / 100, 0, 0)]
@@ -84,17 +84,17 @@ def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figu
     made(among[0], tmp_path / "out", [0.8, 0.7])
     made(among[1], tmp_path / "out", [0.6, 0.9])
     entry = of(table, among, tmp_path / "out")["FedAvg"]
-    assert entry.ours == Figure(pytest.approx(85.0), pytest.approx(50**0.5))  # of 80 and 90, over n - 1
-    assert entry.honest == Figure(pytest.approx(75.0), pytest.approx(0.0))
+    assert entry.ours == Percent(pytest.approx(85.0), pytest.approx(50**0.5))  # of 80 and 90, over n - 1
+    assert entry.last_ten == Percent(pytest.approx(75.0), pytest.approx(0.0))
     assert entry.over_clients == pytest.approx(25.0)
-    assert entry.published == Figure(86, 0.5) and entry.difference == pytest.approx(-1.0)
+    assert entry.published == Percent(86, 0.5) and entry.difference == pytest.approx(-1.0)
     assert (entry.finished, entry.seeds, entry.done, entry.rounds, entry.state) == (2, 2, 4, 4, "")
 
 
 def test_one_seed_has_no_spread(tmp_path: Path) -> None:
     table, among = small(tmp_path, seeds=[5])
     made(among[0], tmp_path / "out", [0.8, 0.7])
-    assert of(table, among, tmp_path / "out")["FedAvg"].ours == Figure(pytest.approx(80.0), None)
+    assert of(table, among, tmp_path / "out")["FedAvg"].ours == Percent(pytest.approx(80.0), None)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_run_made_with_another_configuration_is_not_used(tmp_path: Path) -> No
     raw["training"]["lr"] = 0.5
     among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
     entry = of(table, among, tmp_path / "out")["FedAvg"]
-    assert entry.ours == Figure(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, other configuration"
+    assert entry.ours == Percent(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, other configuration"
     raw["training"].pop("lr")
     raw["checkpoint"] = {"keep": 1}  # a continuation may change it
     among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
@@ -137,17 +137,17 @@ def test_a_run_made_with_another_configuration_is_not_used(tmp_path: Path) -> No
 
 
 def an_entry(row: str, **known: Any) -> Entry:
-    values = {"ours": None, "honest": None, "over_clients": None, "published": None, "state": ""}
+    values = {"ours": None, "last_ten": None, "over_clients": None, "published": None, "state": ""}
     return Entry(row, "few", **{**values, **known}, finished=2, seeds=2, done=4, rounds=4)
 
 
 ENTRIES = [
-    an_entry("FedAvg", ours=Figure(98.634, 0.1), honest=Figure(98.5, 0.2), published=Figure(98.66, 0.3)),
-    an_entry("Local", published=Figure(70), state="1/4 rounds"),
+    an_entry("FedAvg", ours=Percent(98.634, 0.1), last_ten=Percent(98.5, 0.2), published=Percent(98.66, 0.3)),
+    an_entry("Local", published=Percent(70), state="1/4 rounds"),
 ]
 
 
-def test_markdown_has_ours_beside_the_published_figure_and_then_the_honest_one(tmp_path: Path) -> None:
+def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_last_ten(tmp_path: Path) -> None:
     table, _ = small(tmp_path, notes=["first note"])
     text = formats.markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
     assert [line for line in text.splitlines() if line.startswith(("|", "#", "-", "pflmpi"))] == [
@@ -187,7 +187,7 @@ def test_latex_escapes_text_and_sets_signs(tmp_path: Path) -> None:
 
 
 def vars_of(entry: Entry) -> dict[str, Any]:
-    return {name: getattr(entry, name) for name in ("ours", "honest", "published")}
+    return {name: getattr(entry, name) for name in ("ours", "last_ten", "published")}
 
 
 # --- the command --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pflmpi.analysis import overview
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Stack
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.series import final, partition, rounds, scores
-from pflmpi.analysis.series.selection import shown, spread_over
+from pflmpi.analysis.series.selection import named, spread_over
 from pflmpi.config import load as configuration
 from pflmpi.run.build import load_federation
 from pflmpi.store import metrics_file, partition_file
@@ -57,7 +57,7 @@ def test_accuracy_is_shown_for_evaluated_rounds_with_the_best_marked(tmp_path: P
         {"accuracy_mean": 0.75, "accuracy_std": 0.25},
         {"accuracy_mean": 0.625, "accuracy_std": 0.125},
     ]
-    plot = curves(scores.accuracy_over_rounds(shown([written(tmp_path / "run", lines)])))
+    plot = curves(scores.accuracy_over_rounds(named([written(tmp_path / "run", lines)])))
     mean, below, above = plot.curves
     assert mean.x.tolist() == [1, 3, 4] and mean.y.tolist() == [50.0, 75.0, 62.5] and mean.mark == 1
     assert below.y.tolist() == [40.0, 50.0, 50.0] and above.y.tolist() == [60.0, 100.0, 75.0]
@@ -72,7 +72,7 @@ def test_accuracy_over_bytes_and_seconds_counts_the_rounds_without_evaluation_to
         {"accuracy_mean": "", "up_bytes": 1024, "down_bytes": 512, "seconds": 3},
         {"accuracy_mean": 0.75, "up_bytes": 1024, "down_bytes": 512, "seconds": 4},
     ]
-    runs = shown([written(tmp_path / "a", lines), written(tmp_path / "b", [{"accuracy_mean": 0.25}], "local")])
+    runs = named([written(tmp_path / "a", lines), written(tmp_path / "b", [{"accuracy_mean": 0.25}], "local")])
     sent = curves(scores.accuracy_against_bytes(runs))
     assert sent.x_label.endswith("(KiB)") and "nothing is sent: local" in sent.caption
     assert [curve.x.tolist() for curve in sent.curves] == [[1.5, 4.5]]
@@ -82,7 +82,7 @@ def test_accuracy_over_bytes_and_seconds_counts_the_rounds_without_evaluation_to
 
 def test_the_band_is_there_only_in_rounds_with_a_checkpoint(trained: dict[str, Run]) -> None:
     run = trained["fedavg"]
-    mean = curves(scores.accuracy_over_rounds(shown([run]))).curves[0]
+    mean = curves(scores.accuracy_over_rounds(named([run]))).curves[0]
     assert mean.low is not None and mean.high is not None and mean.x.tolist() == [1, 2, 3]
     assert np.isnan(mean.low).tolist() == [True, False, False]
     for place, number in ((1, 2), (2, 3)):
@@ -92,7 +92,7 @@ def test_the_band_is_there_only_in_rounds_with_a_checkpoint(trained: dict[str, R
 
 
 def test_a_run_that_has_not_been_evaluated_is_told_of(tmp_path: Path) -> None:
-    plot = scores.accuracy_over_rounds(shown([written(tmp_path / "run", [])]))
+    plot = scores.accuracy_over_rounds(named([written(tmp_path / "run", [])]))
     assert isinstance(plot, Missing) and "no round has been evaluated" in plot.why
 
 
@@ -102,13 +102,13 @@ def test_a_run_that_has_not_been_evaluated_is_told_of(tmp_path: Path) -> None:
 def test_runs_of_one_algorithm_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     paths = ["x/seed0", "x/seed1", "y/seed0"]
     runs = [written(tmp_path / path, [], name) for path, name in zip(paths, ("ditto", "ditto", "local"), strict=True)]
-    assert [one.label for one in shown(runs)] == ["ditto x/seed0", "ditto x/seed1", "local"]
-    assert [one.style for one in shown(runs)] == [0, 1, 2]
+    assert [one.label for one in named(runs)] == ["ditto x/seed0", "ditto x/seed1", "local"]
+    assert [one.style for one in named(runs)] == [0, 1, 2]
 
 
 def test_many_runs_share_the_legend_of_their_algorithm(tmp_path: Path) -> None:
     runs = [written(tmp_path / str(i), [], "ditto" if i % 2 else "local") for i in range(13)]
-    among = shown(runs)
+    among = named(runs)
     assert len({one.label for one in among}) == 13
     assert {(one.legend, one.style) for one in among} == {("local", 0), ("ditto", 1)}
 
@@ -123,7 +123,7 @@ def test_rounds_are_spread_evenly_with_both_ends() -> None:
 
 def test_bytes_per_round_are_those_of_the_metrics(tmp_path: Path) -> None:
     line: dict[str, float | str] = {"up_bytes": 2048, "down_bytes": 1024, "wire_up_bytes": 3072, "wire_down_bytes": 512}
-    plot = curves(rounds.bytes_per_round(shown([written(tmp_path / "run", [line])])[0]))
+    plot = curves(rounds.bytes_per_round(named([written(tmp_path / "run", [line])])[0]))
     assert {curve.label: curve.y.tolist() for curve in plot.curves} == {
         "up": [2.0],
         "down": [1.0],
@@ -136,7 +136,7 @@ def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp
     parts: dict[str, float | str] = {"exchange_seconds": 0.25, "evaluation_seconds": 0.25, "checkpoint_seconds": 0.125}
     usual = parts | {"seconds": 1}
     run = written(tmp_path / "run", [usual | {"seconds": 20}, *[usual] * 19])
-    plot = rounds.seconds_per_round(shown([run])[0])
+    plot = rounds.seconds_per_round(named([run])[0])
     assert isinstance(plot, Stack)
     assert np.sum(list(plot.parts.values()), axis=0).tolist() == [20.0] + [1.0] * 19
     assert plot.parts["communication"].tolist() == plot.parts["evaluation"].tolist() == [0.25] * 20
@@ -152,7 +152,7 @@ def test_rounds_from_before_the_time_of_checkpoints_was_recorded_are_drawn_witho
     path.write_text("\n".join(text.rpartition(",")[0] for text in path.read_text().splitlines()) + "\n")
     assert "checkpoint_seconds" not in old.columns
     for run, rest in ((continued, [0.5, 0.0]), (old, [0.5])):
-        plot = rounds.seconds_per_round(shown([run])[0])
+        plot = rounds.seconds_per_round(named([run])[0])
         assert isinstance(plot, Stack) and "before the time of checkpoints" in plot.caption
         assert plot.parts["computation, and the rest of the round"].tolist() == rest
 
@@ -170,7 +170,7 @@ def test_the_distribution_has_every_client_in_ascending_order(trained: dict[str,
     run = trained["fedavg"]
     end = final.final(run)
     assert end is not None and end.round == 3
-    (curve,) = curves(final.distribution(shown([run]), [end])).curves
+    (curve,) = curves(final.distribution(named([run]), [end])).curves
     accuracy = 100 * run.round(3).metrics["accuracy"]
     assert curve.points is not None and sorted(curve.points.tolist()) == list(range(7))
     assert curve.y.tolist() == sorted(accuracy.tolist()) == accuracy[curve.points].tolist()
@@ -178,7 +178,7 @@ def test_the_distribution_has_every_client_in_ascending_order(trained: dict[str,
 
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained: dict[str, Run]) -> None:
     runs = [trained["other"], trained["local"], trained["fedavg"]]
-    among, ends = shown(runs), [final.final(run) for run in runs]
+    among, ends = named(runs), [final.final(run) for run in runs]
     plot = final.against_local(among[1:], ends[1:])
     gain = 100 * (trained["fedavg"].round(3).metrics["accuracy"] - trained["local"].round(3).metrics["accuracy"])
     (curve,) = curves(plot).curves
@@ -190,8 +190,8 @@ def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained:
 
 
 def test_without_a_local_run_there_is_no_comparison(trained: dict[str, Run]) -> None:
-    plot = final.against_local(shown([trained["fedavg"]]), [final.final(trained["fedavg"])])
-    assert isinstance(plot, Missing) and "no run of algorithm local" in plot.why
+    plot = final.against_local(named([trained["fedavg"]]), [final.final(trained["fedavg"])])
+    assert isinstance(plot, Missing) and "no run among these sends nothing" in plot.why
 
 
 def test_the_partition_is_that_of_the_federation(trained: dict[str, Run]) -> None:
@@ -215,12 +215,10 @@ def test_a_run_without_its_partition_says_so(tmp_path: Path) -> None:
 
 def test_the_table_of_runs_has_the_best_round_and_the_worst_client(trained: dict[str, Run], tmp_path: Path) -> None:
     run = trained["local"]
-    found = overview.outcome(shown([run])[0], final.final(run))
+    found = overview.results(named([run])[0], final.final(run))
     mean = 100 * run.columns["accuracy_mean"]
-    assert (found.best, found.best_round, found.last) == (mean.max(), mean.argmax() + 1, mean[-1])
-    assert found.worst_client == 100 * run.round(3).metrics["accuracy"].min() and (found.rounds, found.planned) == (
-        3,
-        3,
-    )
-    empty = overview.outcome(shown([written(tmp_path / "new", [])])[0], None)
-    assert empty.cells()[2:8] == ["0", "5", "", "", "", ""]
+    assert (found["best (%)"], found["in round"], found["last (%)"]) == (mean.max(), mean.argmax() + 1, mean[-1])
+    assert found["worst client (%)"] == 100 * run.round(3).metrics["accuracy"].min()
+    assert (found["rounds"], found["of"]) == (3, 3)
+    empty = overview.results(named([written(tmp_path / "new", [])])[0], None)
+    assert overview.cells(empty)[2:8] == ["0", "5", "", "", "", ""]

@@ -19,7 +19,7 @@ _MOST_TICKS = 20
 
 
 def clouds(plot: Clouds) -> Figure:
-    """Return a drawing of points side by side: colour and number by class, shape by client, stars for the server."""
+    """Drawing of points side by side: colour and number by class, shape by client, stars for the server."""
     figure = Figure(figsize=(style.WIDTH, _HEIGHT + 0.5), dpi=style.DPI, layout="constrained")
     panels = np.asarray(figure.subplots(1, len(plot.clouds), sharex=True, sharey=True, squeeze=False))[0]
     last = max(int(cloud.classes.max()) for cloud in plot.clouds)

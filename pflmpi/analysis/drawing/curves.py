@@ -19,7 +19,7 @@ _MOST_NAMES = 16  # below the axis
 
 
 def curves(plot: Curves) -> Figure:
-    """Return a drawing of lines with their bands, the legend below."""
+    """Drawing of lines with their bands, the legend below."""
     labels = list(dict.fromkeys(curve.label for curve in plot.curves))
     columns, rows = _legend(labels)
     figure = Figure(figsize=(style.WIDTH, _HEIGHT + _ROW * rows), dpi=style.DPI, layout="constrained")
@@ -47,8 +47,6 @@ def curves(plot: Curves) -> Figure:
         axes.axhline(0, color=style.INK, linewidth=0.8)
     if plot.x_log:
         axes.set_xscale("log")
-    if plot.y_log:
-        axes.set_yscale("log")
     if plot.x_label == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
     if plot.x_names:
@@ -65,7 +63,7 @@ def curves(plot: Curves) -> Figure:
 
 
 def stack(plot: Stack) -> Figure:
-    """Return a drawing of parts on top of each other, the legend below."""
+    """Drawing of parts on top of each other, the legend below."""
     figure = Figure(figsize=(style.WIDTH, _HEIGHT + _ROW), dpi=style.DPI, layout="constrained")
     axes = figure.add_subplot()
     hatches = ("", "///", "...", "xxx")
@@ -113,7 +111,7 @@ def _look(curve: Curve, many: bool) -> dict[str, Any]:
 
 
 def _legend(labels: list[str]) -> tuple[int, int]:
-    """Return the columns and rows of a legend, so that it is not wider than the figure."""
+    """Columns and rows of a legend that is not wider than the figure."""
     longest = max((len(label) for label in labels), default=1)
     columns = max(1, min(len(labels), 4, 105 // (longest + 8)))
     return columns, -(-len(labels) // columns)

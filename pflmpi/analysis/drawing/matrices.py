@@ -16,7 +16,7 @@ _LEAST, _MOST = 2.4, 6.0
 
 
 def matrices(plot: Matrices) -> Figure:
-    """Return a drawing of one or several matrices with a common scale of colours on the right."""
+    """Drawing of one or several matrices with a common scale of colours on the right."""
     count = len(plot.panels)
     columns = 2 if count == 4 else min(count, _MOST_COLUMNS)
     rows = -(-count // columns)

@@ -1,4 +1,4 @@
-"""How figures look: colours that differ in brightness too, lines and markers that tell them apart without colour."""
+"""The look of figures: colours that also differ in brightness, lines and markers that do without colour."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def line(style: int, points: int) -> dict[str, Any]:
-    """Return colour, line and marker number `style` for a line of so many points."""
+    """Colour, line and marker number `style` for a line of so many points."""
     every = max(1, points // _MOST_MARKERS)
     colour = COLOURS[style % len(COLOURS)]
     return {
@@ -51,5 +51,5 @@ def line(style: int, points: int) -> dict[str, Any]:
 
 
 def colour(number: int) -> str:
-    """Return colour `number`, from the first again after the last."""
+    """Colour `number`, from the first again after the last."""
     return COLOURS[number % len(COLOURS)]

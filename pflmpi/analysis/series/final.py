@@ -8,11 +8,13 @@ import numpy as np
 from pflmpi.analysis.plots import Curve, Curves, Missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.series.scores import client_accuracy
-from pflmpi.analysis.series.selection import Shown
+from pflmpi.analysis.series.selection import NamedRun
+from pflmpi.text import some
 
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
-_ALONE = "local"  # the algorithm that sends nothing
+_MOST_NAMED = 8  # runs in the caption
+_MOST_LOSERS = 6  # clients named for each
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,22 +31,22 @@ class Final:
 
 
 def final(run: Run) -> Final | None:
-    """Return the accuracies of the clients at the end; None where no checkpoint has any."""
+    """The accuracies of the clients at the end; None where no checkpoint has any."""
     for number in reversed(run.rounds):
         for accuracy in client_accuracy(run, [number]).values():
             return Final(number, 100 * accuracy)
     return None
 
 
-def distribution(runs: Sequence[Shown], finals: Sequence[Final | None]) -> Curves | Missing:
-    """Return the accuracies of the clients in ascending order, for each run."""
+def distribution(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Curves | Missing:
+    """The accuracies of the clients in ascending order, for each run."""
     known = [(one, end) for one, end in zip(runs, finals, strict=True) if end is not None]
     if not known:
         return Missing(_TITLE, "no checkpoint has the accuracies of the clients")
     without = [one.label for one, end in zip(runs, finals, strict=True) if end is None]
     caption = "Each point is a client of the newest checkpoint, from the worst to the best."
     if without:
-        caption += f" Not drawn, without such a checkpoint: {', '.join(without[:5])}{' ...' * (len(without) > 5)}."
+        caption += f" Not drawn, without such a checkpoint: {some(without, 5)}."
     return Curves(
         name="clients_at_the_end",
         title=_TITLE,
@@ -55,27 +57,24 @@ def distribution(runs: Sequence[Shown], finals: Sequence[Final | None]) -> Curve
     )
 
 
-def against_local(runs: Sequence[Shown], finals: Sequence[Final | None]) -> Curves | Missing:
-    """Return by how much each client is better than when it trains alone, for each run with the same clients."""
+def against_local(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Curves | Missing:
+    """By how much each client is better than when it trains alone, for each run with the same clients."""
+    known = [(one, end) for one, end in zip(runs, finals, strict=True) if end is not None]
     alone = next(
-        (
-            (one, end)
-            for one, end in zip(runs, finals, strict=True)
-            if one.run.name == _ALONE and end is not None and "partition" in one.run.config.get("recorded", {})
-        ),
+        ((one, end) for one, end in known if _local(one.run) and "partition" in one.run.config.get("recorded", {})),
         None,
     )
     if alone is None:
-        return Missing(_AGAINST, "no run of algorithm local is among these; add one on the same data and partition")
-    local, end = alone
-    pairs = [
-        (one, other.accuracy - end.accuracy)
-        for one, other in zip(runs, finals, strict=True)
-        if other is not None and one is not local and one.run.name != _ALONE and _same_clients(one.run, local.run)
+        return Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")
+    local, base = alone
+    gains = [
+        (one, end.accuracy - base.accuracy)
+        for one, end in known
+        if not _local(one.run) and _same_clients(one.run, local.run)
     ]
-    if not pairs:
+    if not gains:
         return Missing(_AGAINST, f"no other run has the same data and partition as {local.label}")
-    losers = "; ".join(_losers(one, gain) for one, gain in pairs[:8])
+    losers = "; ".join(_losers(one, gain) for one, gain in gains[:_MOST_NAMED])
     return Curves(
         name="against_local",
         title=_AGAINST,
@@ -83,9 +82,15 @@ def against_local(runs: Sequence[Shown], finals: Sequence[Final | None]) -> Curv
         f"clients that would be better off alone. {losers}.",
         x_label="share of the clients (%)",
         y_label="gain over local (percentage points)",
-        curves=tuple(_ascending(one, gain) for one, gain in pairs),
+        curves=tuple(_ascending(one, gain) for one, gain in gains),
         zero=True,
     )
+
+
+def _local(run: Run) -> bool:
+    """Whether the clients have trained alone: nothing was sent in any round."""
+    columns = run.columns
+    return len(columns["round"]) > 0 and not (columns["up_bytes"].any() or columns["down_bytes"].any())
 
 
 def _same_clients(run: Run, other: Run) -> bool:
@@ -94,17 +99,17 @@ def _same_clients(run: Run, other: Run) -> bool:
     )
 
 
-def _ascending(one: Shown, values: np.ndarray) -> Curve:
+def _ascending(one: NamedRun, values: np.ndarray) -> Curve:
     clients = np.flatnonzero(~np.isnan(values))
     clients = clients[np.argsort(values[clients], kind="stable")]
     share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
     return Curve(one.legend, share, values[clients], points=clients, style=one.style)
 
 
-def _losers(one: Shown, gain: np.ndarray) -> str:
+def _losers(one: NamedRun, gain: np.ndarray) -> str:
     losing = np.flatnonzero(gain < 0)
     if not len(losing):
         return f"{one.label}: nobody loses"
     worst = losing[np.argsort(gain[losing], kind="stable")]
-    named = ", ".join(f"{client} ({gain[client]:.1f})" for client in worst[:6].tolist())
-    return f"{one.label}: {len(losing)} of {len(gain)} lose, client {named}{' ...' * (len(worst) > 6)}"
+    clients = [f"{client} ({gain[client]:.1f})" for client in worst.tolist()]
+    return f"{one.label}: {len(losing)} of {len(gain)} lose, client {some(clients, _MOST_LOSERS)}"

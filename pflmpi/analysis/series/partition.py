@@ -1,4 +1,4 @@
-"""Who holds what: the samples of each client and class."""
+"""The partition: samples of each client and class."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _TITLE = "The partition"
 
 
 def partition(run: Run) -> Matrices | Missing:
-    """Return the training and test samples of each client (rows) and class (columns)."""
+    """Training and test samples of each client (rows) and class (columns)."""
     try:
         counts = partition_file.read(run.path)
     except CheckpointError as error:

@@ -1,9 +1,9 @@
-"""What each round of one run sends and how long it takes, from its metrics alone."""
+"""Bytes and seconds of each round of one run, from its metrics."""
 
 import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
-from pflmpi.analysis.series.selection import Shown
+from pflmpi.analysis.series.selection import NamedRun
 from pflmpi.text import scaled_bytes
 
 _HIGH = 4  # times what most rounds take: rounds above that are cut off in the drawing
@@ -15,8 +15,8 @@ _PARTS = {
 _KINDS = {"up": "up_bytes", "down": "down_bytes", "up, wire": "wire_up_bytes", "down, wire": "wire_down_bytes"}
 
 
-def bytes_per_round(one: Shown) -> Curves | Missing:
-    """Return the bytes up and down in each round, logical and wire."""
+def bytes_per_round(one: NamedRun) -> Curves | Missing:
+    """Bytes up and down in each round, logical and wire."""
     title = "Bytes per round"
     columns = one.run.columns
     if not any(columns[name].any() for name in _KINDS.values()):
@@ -38,8 +38,8 @@ def bytes_per_round(one: Shown) -> Curves | Missing:
     )
 
 
-def seconds_per_round(one: Shown) -> Stack | Missing:
-    """Return the seconds of each round on rank 0, in parts that add up to the round."""
+def seconds_per_round(one: NamedRun) -> Stack | Missing:
+    """Seconds of each round on rank 0, in parts that add up to the round."""
     title = "Time per round"
     columns = one.run.columns
     if not len(columns["round"]):

@@ -6,7 +6,7 @@ import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves, Missing
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.series.selection import Shown, spread_over
+from pflmpi.analysis.series.selection import NamedRun, spread_over
 from pflmpi.errors import CheckpointError
 from pflmpi.text import scaled_bytes
 
@@ -15,8 +15,8 @@ _TITLE = "Accuracy over rounds"
 _MOST_BANDS = 3  # runs in one figure with a band; more would hide each other
 
 
-def accuracy_over_rounds(runs: Sequence[Shown]) -> Curves | Missing:
-    """Return the mean accuracy over clients by round, the best marked, with a band over clients where that is known."""
+def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
+    """Mean accuracy over clients by round, the best marked, with a band over clients where that is known."""
     banded = len(runs) <= _MOST_BANDS
     curves = [_over_rounds(one, banded) for one in runs if _evaluated(one.run).any()]
     if not curves:
@@ -47,8 +47,8 @@ def accuracy_over_rounds(runs: Sequence[Shown]) -> Curves | Missing:
     )
 
 
-def accuracy_against_bytes(runs: Sequence[Shown]) -> Curves | Missing:
-    """Return the accuracy over all logical bytes that went up and down so far."""
+def accuracy_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
+    """Accuracy against the logical bytes sent so far, up and down."""
     title = "Accuracy against bytes"
     moved = [np.cumsum(one.run.columns["up_bytes"] + one.run.columns["down_bytes"]) for one in runs]
     silent = [one.label for one, total in zip(runs, moved, strict=True) if not total.any()]
@@ -71,8 +71,8 @@ def accuracy_against_bytes(runs: Sequence[Shown]) -> Curves | Missing:
     )
 
 
-def accuracy_against_seconds(runs: Sequence[Shown]) -> Curves | Missing:
-    """Return the accuracy over the seconds of all rounds so far."""
+def accuracy_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
+    """Accuracy against the seconds of all rounds so far."""
     title = "Accuracy against time"
     chosen = [one for one in runs if _evaluated(one.run).any()]
     if not chosen:
@@ -92,7 +92,7 @@ def accuracy_against_seconds(runs: Sequence[Shown]) -> Curves | Missing:
 
 
 def client_accuracy(run: Run, rounds: Sequence[int]) -> dict[int, np.ndarray]:
-    """Return the accuracy [N] of each client in those of the rounds that have a good checkpoint with scores."""
+    """Accuracy [N] of each client, for those of the rounds that have a good checkpoint with scores."""
     found = {}
     for number in rounds:
         try:
@@ -105,11 +105,11 @@ def client_accuracy(run: Run, rounds: Sequence[int]) -> dict[int, np.ndarray]:
 
 
 def _evaluated(run: Run) -> np.ndarray:
-    """Return which lines of the metrics have an accuracy, [rounds] bool."""
+    """Whether a line of the metrics has an accuracy, [rounds] bool."""
     return np.asarray(~np.isnan(run.columns["accuracy_mean"]), bool)
 
 
-def _over_rounds(one: Shown, banded: bool) -> Curve:
+def _over_rounds(one: NamedRun, banded: bool) -> Curve:
     columns, seen = one.run.columns, _evaluated(one.run)
     rounds, mean = columns["round"][seen], 100 * columns["accuracy_mean"][seen]
     low = high = None
@@ -121,7 +121,7 @@ def _over_rounds(one: Shown, banded: bool) -> Curve:
     return Curve(one.legend, rounds, mean, low, high, int(np.nanargmax(mean)), style=one.style)
 
 
-def _against(one: Shown, x: np.ndarray) -> Curve:
+def _against(one: NamedRun, x: np.ndarray) -> Curve:
     seen = _evaluated(one.run)
     mean = 100 * one.run.columns["accuracy_mean"][seen]
     return Curve(one.legend, x[seen], mean, mark=int(np.nanargmax(mean)), style=one.style)

@@ -1,115 +1,130 @@
-"""How alike the heads and bodies are that clients keep: cosines, layer by layer."""
+"""How similar the clients' personal models are: cosines, layer by layer."""
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.analysis.leaf_rows import LeafRows
-from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
-from pflmpi.analysis.run import Round
+from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.model import assembled, client_states, comparable_model
+from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing
+from pflmpi.analysis.series.pairs import layer_matrices, pairs
+from pflmpi.analysis.series.selection import some_of
+from pflmpi.learning.personal import Kept, Model
 
 _TITLE = "Similarity of the clients' layers"
-_PARTS = ("body", "head")
 _MOST_CLIENTS = 100
-_MOST_VALUES = 1 << 26  # of one leaf in memory: 256 MiB of float32
-_MOST_IN_ALL = 1 << 28  # values that the curves read: 1 GiB of float32
+_MOST_VALUES = 1 << 27  # of all clients and checkpoints together: 512 MiB of float32, about thrice that in memory
 _FEW = 10  # clients
-_MOST_LAYERS = 6  # matrices in the figure; the curves have all
-_SKIPPED = ("received", "before", "critical")  # copies of what others sent or of an earlier model; no weights
-
-Layers = Mapping[str, Sequence[LeafRows]]
+_MANY = 1 << 23  # values that are not worth a copy in float64
 
 
-def layers(state: Round) -> dict[str, list[LeafRows]]:
-    """Return the layers of bodies and heads that clients keep, with their tensors; unlike models apart."""
-    found: dict[str, list[LeafRows]] = {}
-    for path, rows in state.clients.items():
-        steps = path.split("/")
-        own = steps[1:] if len(state.cohorts) > 1 else steps
-        if own[0] in _SKIPPED or not any(part in own[:-1] for part in _PARTS) or "stats" in own:
-            continue
-        found.setdefault("/".join(steps[:-1]), []).append(rows)
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The weights of a layer in some clients' models: ids [m] and rows [m, n]."""
+
+    clients: np.ndarray
+    weights: np.ndarray
+
+
+def figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves | Missing]:
+    """The cosines of every two clients in the last checkpoint, and the mean of all pairs over the rounds.
+
+    Raises:
+        CheckpointError: a file is damaged, or does not say how personal models are put together.
+    """
+    last = {
+        name: layer
+        for name, layer in layers(checkpoints[-1], _affordable(checkpoints[-1], 1)).items()
+        if len(layer.clients) > 1 and (layer.weights != layer.weights[0]).any()
+    }
+    if not last:
+        return [Missing(_TITLE, "all clients predict with the same model, or there is one client alone")]
+    return [matrices(checkpoints[-1].number, last), over_rounds(checkpoints, list(last))]
+
+
+def layers(checkpoint: Checkpoint, most: int) -> dict[str, Layer]:
+    """The layers of body and head of the first `most` clients of each cohort; unlike models apart."""
+    model = _model(checkpoint)
+    found = {}
+    for cohort, members in checkpoint.cohorts.items():
+        rows: dict[str, list[np.ndarray]] = {}
+        for state in client_states(checkpoint, members[:most].tolist()):
+            tensors: dict[str, list[np.ndarray]] = {}
+            for path, array in sorted(assembled(checkpoint, model, state).items()):
+                if not path.startswith("stats/"):
+                    tensors.setdefault(path.rpartition("/")[0], []).append(array.ravel())
+            for name, arrays in tensors.items():
+                rows.setdefault(name, []).append(np.concatenate(arrays))
+        prefix = f"{cohort}/" if len(checkpoint.cohorts) > 1 else ""
+        found.update({prefix + name: Layer(members[:most], np.stack(weights)) for name, weights in rows.items()})
     return found
 
 
-def cosines(tensors: Sequence[LeafRows], clients: int) -> np.ndarray:
-    """Return the cosines between the first clients' weights of a layer, all tensors of it together, [n, n]."""
-    gram = np.zeros((clients, clients))
-    for tensor in tensors:
-        flat = np.asarray(tensor[:clients]).reshape(clients, -1)
-        gram += flat.astype(np.float64) @ flat.astype(np.float64).T if flat.size < _MOST_VALUES // 8 else flat @ flat.T
+def cosines(weights: np.ndarray) -> np.ndarray:
+    """The cosines between the rows [m, n], [m, m]."""
+    flat = weights.astype(np.float64) if weights.size < _MANY else weights
+    gram = flat @ flat.T
     norms = np.sqrt(np.diag(gram))
-    matrix: np.ndarray = gram / np.maximum(norms[:, np.newaxis] * norms, np.finfo(np.float64).tiny)
-    return matrix
+    return np.asarray(gram / np.maximum(norms[:, np.newaxis] * norms, np.finfo(np.float64).tiny))
 
 
-def matrices(state: Round) -> Matrices | Missing:
-    """Return the cosines of every two clients for some layers of one checkpoint, from the first to the last."""
-    there = {name: tensors for name, tensors in layers(state).items() if len(tensors[0]) > 1}
-    if not there:
-        return _nothing()
-    names = list(there)
-    if len(names) > _MOST_LAYERS:
-        names = [names[i] for i in np.linspace(0, len(names) - 1, _MOST_LAYERS).round().astype(int)]
-    panels = []
-    for name in names:
-        clients = _affordable(there[name])
-        ids = there[name][0].clients[:clients].tolist()
-        panels.append(Panel(name, cosines(there[name], clients), ids, ids))
-    several = f" {len(names)} of {len(there)} layers." if len(names) < len(there) else ""
-    return Matrices(
-        name="layer_cosines",
-        title=f"{_TITLE}, round {state.number}",
-        caption="Cosine between the weights and biases of a layer in two clients' personal models: 1 alike, 0 "
-        f"unrelated.{several} The diagonal is 1 and not drawn.",
-        row_label="client",
-        column_label="client",
-        value_label="cosine",
-        panels=tuple(panels),
-        hide_diagonal=True,
+def matrices(round: int, there: Mapping[str, Layer]) -> Matrices:
+    """The cosines of every two clients for some layers, from the first to the last."""
+    return layer_matrices(
+        "layer_cosines",
+        f"{_TITLE}, round {round}",
+        "Cosine between the weights and biases of a layer in two clients' personal models: 1 alike, 0 unrelated. "
+        "Layers that are the same in all clients are left out.",
+        "cosine",
+        {name: (layer.clients, cosines(layer.weights)) for name, layer in there.items()},
     )
 
 
-def over_rounds(states: Sequence[Round]) -> Curves | Missing:
-    """Return the mean cosine over all pairs of clients, for each layer by round."""
-    first = {name: tensors for name, tensors in layers(states[-1]).items() if len(tensors[0]) > 1}
-    if not first:
-        return _nothing()
-    whole = sum(math.prod(tensor.shape[1:]) for tensors in first.values() for tensor in tensors)
-    if len(states) > 3 and _MOST_IN_ALL // (whole * len(states)) < _FEW:  # of large models rather fewer rounds
-        states = [states[0], states[len(states) // 2], states[-1]]
-    most = max(2, _MOST_IN_ALL // (whole * len(states)))
-    fewer = any(most < len(tensors[0]) for tensors in first.values())
-    curves = []
-    for style, name in enumerate(first):
-        means = []
-        for state in states:
-            there = layers(state)[name]
-            clients = min(most, _affordable(there))
-            means.append(_mean_of_pairs(cosines(there, clients)))
-        rounds = np.array([state.number for state in states])
-        curves.append(Curve(name, rounds, np.array(means), style=style))
+def over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> Curves:
+    """The mean cosine over all pairs of clients, for each of the named layers by round."""
+    most = _affordable(checkpoints[-1], len(checkpoints))
+    if len(checkpoints) > 3 and most < _FEW:  # of large models rather fewer rounds
+        checkpoints = some_of(checkpoints, 3)
+        most = _affordable(checkpoints[-1], len(checkpoints))
+    means: dict[str, list[float]] = {name: [] for name in names}
+    for checkpoint in checkpoints:
+        there = layers(checkpoint, most)
+        for name, values in means.items():
+            values.append(float(pairs(cosines(there[name].weights)).mean()))
+    rounds = np.array([one.number for one in checkpoints])
+    fewer = any(most < len(members) for members in checkpoints[-1].cohorts.values())
     return Curves(
         name="layer_cosines_over_rounds",
         title=f"{_TITLE} over rounds",
         caption="Mean cosine over all pairs of clients, for each layer of their personal models."
-        + (f" Only the first {most} clients: the models are large." if fewer else ""),
+        + (f" Only the first {most} clients." if fewer else ""),
         x_label="round",
         y_label="mean cosine",
-        curves=tuple(curves),
+        curves=tuple(
+            Curve(name, rounds, np.array(values), style=style) for style, (name, values) in enumerate(means.items())
+        ),
     )
 
 
-def _mean_of_pairs(matrix: np.ndarray) -> float:
-    return float(matrix[np.triu_indices(len(matrix), 1)].mean())
+def _model(checkpoint: Checkpoint) -> Model:
+    """The model to compare; in files of format 1, which do not describe it, a model or parts that clients keep."""
+    if not checkpoint.describes_itself:
+        one = len(checkpoint.cohorts) == 1
+        names = {(leaf if one else leaf.partition("/")[2]).partition("/")[0] for leaf in checkpoint.clients}
+        if "model" in names:
+            return Kept("model")
+        if names & {"body", "head"}:
+            return Kept()
+    return comparable_model(checkpoint)
 
 
-def _affordable(tensors: Sequence[LeafRows]) -> int:
-    """Return of how many clients a layer is read."""
-    values = max(math.prod(tensor.shape[1:]) for tensor in tensors)
-    return max(2, min(len(tensors[0]), _MOST_CLIENTS, _MOST_VALUES // max(values, 1)))
-
-
-def _nothing() -> Missing:
-    return Missing(_TITLE, "clients of this algorithm keep neither bodies nor heads, or there is one client alone")
+def _affordable(checkpoint: Checkpoint, count: int) -> int:
+    """Of how many clients models are read, in each of `count` checkpoints."""
+    firsts = sorted(int(members[0]) for members in checkpoint.cohorts.values())
+    model = _model(checkpoint)
+    sizes = [
+        sum(array.size for array in assembled(checkpoint, model, state).values())
+        for state in client_states(checkpoint, firsts)
+    ]
+    return max(2, min(_MOST_CLIENTS, _MOST_VALUES // (max(*sizes, 1) * count)))

@@ -1,0 +1,30 @@
+"""Runs that several test files read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import harness
+from pflmpi.runtime import checkpoints
+from pflmpi.store import checked_hdf5
+from pflmpi.store.round_file import RoundContent
+
+
+@pytest.fixture(scope="session")
+def older_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose files do not describe themselves, as an earlier pflmpi wrote them (format 1)."""
+    folder = tmp_path_factory.mktemp("older") / "run"
+    write = checkpoints.write_round
+
+    def write_as_before(run: Path, content: RoundContent, layout: Any, templates: Any, attributes: Any) -> None:
+        former = {name: value for name, value in attributes.items() if name not in ("personal", "diagnostics")}
+        write(
+            run, RoundContent(content.round, content.server, content.metrics, content.bytes), layout, templates, former
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checked_hdf5, "FORMAT_VERSION", 1)
+        patch.setattr(checkpoints, "write_round", write_as_before)
+        harness.run(harness.settings(), folder)
+    return folder

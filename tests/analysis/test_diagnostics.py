@@ -1,0 +1,239 @@
+"""Diagnostics, drawn by kind from what the checkpoints say: of an algorithm that the package does not know."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+import newcomer
+from every_algorithm import every_algorithm
+from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
+from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.series import class_vectors, diagnostics, entry_shares
+from pflmpi.analysis.series.selection import ends
+from pflmpi.learning.diagnostics import ClassVectors, ClientWeights, EntryShare, PerClient
+
+CASES = every_algorithm()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A run of three rounds with all its checkpoints; the algorithm is not registered any more when it is read."""
+    folder = tmp_path_factory.mktemp("newcomer") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        raw = harness.settings(algorithm=newcomer.registered(patch), checkpoint={"keep": 0})
+        harness.run(raw, folder, ranks=2)
+    yield open_run(folder)
+
+
+def checkpoints(run: Run) -> list[Checkpoint]:
+    return [run.round(number) for number in run.rounds]
+
+
+@pytest.fixture(scope="module")
+def drawn(run: Run) -> dict[str, Plot]:
+    """The figures of the run by name."""
+    found = diagnostics.figures(checkpoints(run))
+    assert not [plot for plot in found if isinstance(plot, Missing)]
+    return {plot.name: plot for plot in found if not isinstance(plot, Missing)}
+
+
+def matrix(plot: Any) -> Matrices:
+    assert isinstance(plot, Matrices), plot
+    return plot
+
+
+def same(found: np.ndarray, expected: np.ndarray) -> bool:
+    return bool(np.array_equal(found, expected.astype(np.float64), equal_nan=True))
+
+
+def test_every_diagnostic_has_its_figures_with_the_titles_and_units_of_the_file(drawn: dict[str, Plot]) -> None:
+    assert list(drawn) == [
+        "trust",
+        "distance",
+        "team",
+        "picked_over_rounds",
+        "picked_overlap",
+        "friends",
+        "liking",
+        "closeness",
+        "class_points_pca",
+        "class_points_tsne",
+    ]
+    assert (drawn["trust"].title, drawn["trust"].caption) == ("Trust", "Trust in itself. An empty cell: not known.")
+    assert matrix(drawn["distance"]).value_label == "distance (m)" and matrix(drawn["trust"]).value_label == "trust"
+
+
+# --- one number per client ----------------------------------------------------------------------------------------
+
+
+def test_numbers_that_clients_keep_are_drawn_once_they_are_known(run: Run, drawn: dict[str, Plot]) -> None:
+    plot = matrix(drawn["trust"])
+    (panel,) = plot.panels
+    assert panel.columns == [0, 1, 2, 3] and panel.values.shape == (7, 4) and np.isnan(panel.values[:, 0]).all()
+    assert plot.limits == (0.0, 1.0)
+    for place, state in enumerate(checkpoints(run)):
+        seen = np.asarray(state.clients["seen"])
+        assert same(panel.values[:, place], np.where(seen, np.asarray(state.clients["trust"]), np.nan))
+    assert not np.isnan(panel.values[:, 3]).all()
+
+
+def test_measured_numbers_are_those_of_the_participants(run: Run, drawn: dict[str, Plot]) -> None:
+    (panel,) = matrix(drawn["distance"]).panels
+    for place, state in enumerate(checkpoints(run)):
+        expected = np.full(7, np.nan)
+        if place:
+            expected[np.sort(state.metrics["participants"])] = state.measured["distance"]
+        assert same(panel.values[:, place], expected)
+    assert np.isnan(panel.values[:, 3]).any()
+
+
+def test_categories_of_the_server_are_empty_for_who_has_none(run: Run, drawn: dict[str, Plot]) -> None:
+    plot = matrix(drawn["team"])
+    team = run.round(3).server["team"]
+    assert plot.categories == ("0", "1", "2") and same(plot.panels[0].values[:, 3], np.where(team < 0, np.nan, team))
+    assert np.isnan(plot.panels[0].values[:, 0]).all()
+
+
+# --- shares of entries --------------------------------------------------------------------------------------------
+
+
+def test_overlap_is_both_over_either() -> None:
+    chosen = np.array([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
+    assert entry_shares.jaccard(chosen[0], chosen[1]) == 0.25
+    found = entry_shares.between_clients(chosen)
+    assert found[:2, :2].tolist() == [[1.0, 0.25], [0.25, 1.0]] and np.isnan(found[2]).all()
+
+
+def test_shares_and_overlaps_are_over_all_arrays_of_a_client(run: Run, drawn: dict[str, Plot]) -> None:
+    def entries(number: int) -> np.ndarray:
+        clients = run.round(number).clients
+        return np.concatenate([np.asarray(clients[f"picked/{name}"]).reshape(7, -1) for name in ("bias", "weight")], 1)
+
+    curves = drawn["picked_over_rounds"]
+    assert isinstance(curves, Curves)
+    share, before, across = (curve.y for curve in curves.curves)
+    second, third = entries(2), entries(3)
+    trained = third.any(1)
+    assert np.isnan(share[0]) and share[3] == pytest.approx(100 * third[trained].mean())
+    again = [n for n in range(7) if second[n].any() and (second[n] != third[n]).any()]
+    by_hand = [(second[n] & third[n]).sum() / (second[n] | third[n]).sum() for n in again]
+    assert again and before[3] == pytest.approx(100 * np.mean(by_hand)) and np.isnan(before[0])
+    overlap = matrix(drawn["picked_overlap"]).panels[0].values
+    pairs = overlap[np.ix_(trained, trained)][np.triu_indices(trained.sum(), 1)]
+    assert across[3] == pytest.approx(pairs.mean()) and np.isnan(overlap[~trained]).all()
+
+
+# --- weights of clients -------------------------------------------------------------------------------------------
+
+
+def test_measured_weights_are_those_of_the_participants_without_their_own(run: Run, drawn: dict[str, Plot]) -> None:
+    plot = matrix(drawn["closeness"])
+    assert [panel.title for panel in plot.panels] == ["round 1", "round 2", "round 3"] and plot.hide_diagonal
+    for number, panel in enumerate(plot.panels, 1):
+        participants = np.sort(run.round(number).metrics["participants"]).tolist()
+        assert panel.rows == panel.columns == participants
+        assert same(panel.values, run.round(number).measured["closeness"])
+    assert "The diagonal, a client's own weight, is not drawn; it is between 1 and 1." in plot.caption
+
+
+def test_weights_that_clients_keep_stand_at_those_whose_they_are(run: Run, drawn: dict[str, Plot]) -> None:
+    plot = matrix(drawn["friends"])
+    assert not plot.hide_diagonal and plot.limits == (0.0, 1.0)
+    for number, panel in enumerate(plot.panels, 1):
+        state = run.round(number)
+        participants = np.sort(state.metrics["participants"]).tolist()
+        friends = {client: (client + 2) % 7 for client in participants}
+        others = sorted(set(friends.values()) - set(participants))
+        assert panel.rows == participants and panel.columns == [*participants, *others], "own weights on the diagonal"
+        trust = np.asarray(state.clients["trust"])
+        for client, row in zip(participants, panel.values, strict=True):
+            weights = {other: weight for other, weight in zip(panel.columns, row, strict=True) if not np.isnan(weight)}
+            assert weights == {client: trust[client], friends[client]: pytest.approx(1 - trust[client])}
+
+
+def test_weights_that_the_server_keeps_are_drawn_whole(run: Run, drawn: dict[str, Plot]) -> None:
+    plot = matrix(drawn["liking"])
+    for number, panel in enumerate(plot.panels, 1):
+        assert list(panel.rows) == list(range(7)) and same(panel.values, run.round(number).server["liking"])
+    assert plot.panels[2].values.any()
+
+
+def test_before_the_first_round_nobody_has_given_weights(run: Run) -> None:
+    found = {plot.title: plot for plot in diagnostics.figures([run.round(0)])}
+    for title in ("Friends", "Closeness"):
+        plot = found[title]
+        assert isinstance(plot, Missing) and "who took part" in plot.why
+    distance = found["Distance"]
+    assert isinstance(distance, Missing) and "no checkpoint has a value of it" in distance.why
+
+
+# --- vectors of classes -------------------------------------------------------------------------------------------
+
+
+def test_principal_components_of_points_on_a_line() -> None:
+    values = np.array([[0.0, 0.0, 1.0], [3.0, 4.0, 1.0], [6.0, 8.0, 1.0]])
+    points, shares = class_vectors.pca(values)
+    assert points == pytest.approx(np.array([[-5.0, 0.0], [0.0, 0.0], [5.0, 0.0]]), abs=1e-12)
+    assert shares == pytest.approx([1.0, 0.0])
+
+
+def test_class_vectors_are_those_that_server_and_clients_know(run: Run) -> None:
+    state = run.round(3)
+    description = state.diagnostics["class_points"]
+    assert isinstance(description, ClassVectors)
+    found = class_vectors.known_vectors(state, description)
+    held, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
+    assert len(found.classes) == 10 + held.sum()
+    for vector, label, client in zip(found.values, found.classes, found.clients, strict=True):
+        expected = state.server["vectors"][label] if client < 0 else means[client, label]
+        assert vector.tolist() == expected.tolist()
+
+
+def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run: Run, drawn: dict[str, Plot]) -> None:
+    again = {plot.title: plot for plot in diagnostics.figures(checkpoints(run))}
+    for name in ("class_points_pca", "class_points_tsne"):
+        plot = drawn[name]
+        other = again[plot.title]
+        assert isinstance(plot, Clouds) and isinstance(other, Clouds) and plot.title.startswith("Class points, ")
+        assert [cloud.title for cloud in plot.clouds] == ["round 1", "round 2", "round 3"]
+        for cloud, twin, state in zip(plot.clouds, other.clouds, ends(checkpoints(run)), strict=True):
+            assert len(cloud.points) == 10 + np.asarray(state.clients["classes/held"]).sum()
+            assert np.isfinite(cloud.points).all() and cloud.points.tolist() == twin.points.tolist()
+            assert "other marks those of clients" in plot.caption
+
+
+# --- every algorithm of the package -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_an_algorithm_declares_is_drawn(case: str, tmp_path: Path) -> None:
+    sections = CASES[case]
+    harness.run(harness.settings(sections, training={"rounds": 2}, checkpoint={"keep": 0}), tmp_path / "run")
+    states = checkpoints(open_run(tmp_path / "run"))
+    found = diagnostics.figures(states)
+    declared = states[-1].diagnostics
+    assert not [plot for plot in found if isinstance(plot, Missing)]
+    for name, one in declared.items():
+        figures = [plot for plot in found if isinstance(plot, Plot) and plot.name.startswith(name)]
+        assert len(figures) == (2 if isinstance(one, ClassVectors | EntryShare) else 1)
+        for plot in figures:
+            assert plot.title.startswith(one.title) and plot.caption.startswith(one.caption)
+            if isinstance(plot, Matrices):
+                assert all(np.isfinite(panel.values).any() for panel in plot.panels)
+        if isinstance(one, PerClient | ClientWeights) and one.limits:
+            for panel in matrix(figures[0]).panels:
+                known = panel.values[~np.isnan(panel.values)]
+                assert one.limits[0] <= known.min() and known.max() <= one.limits[1]
+
+
+# --- files of format 1 --------------------------------------------------------------------------------------------
+
+
+def test_files_that_do_not_describe_themselves_are_refused_with_what_to_do(older_run: Path) -> None:
+    with pytest.raises(OlderFormatError, match=r"\(format 1\); run `pflmpi resume .*` with a later training.rounds"):
+        diagnostics.figures(checkpoints(open_run(older_run)))

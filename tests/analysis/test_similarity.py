@@ -1,0 +1,100 @@
+"""Cosines between the layers of the clients' personal models: against the models themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import harness
+import newcomer
+from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.plots import Curves, Matrices, Missing
+from pflmpi.analysis.run import open_run
+from pflmpi.analysis.series import similarity
+from pflmpi.analysis.state_dict import client_state
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("similarity")
+
+
+def made(folder: Path, name: str, **sections: Any) -> list[Checkpoint]:
+    """All checkpoints of a run of three rounds; made once."""
+    path = folder / "-".join([name, *sections])
+    if not path.exists():
+        harness.run(harness.settings(algorithm={"name": name}, checkpoint={"keep": 0}, **sections), path)
+    run = open_run(path)
+    return [run.round(number) for number in run.rounds]
+
+
+def matrices(checkpoints: list[Checkpoint]) -> Matrices:
+    found = similarity.figures(checkpoints)[0]
+    assert isinstance(found, Matrices), found
+    return found
+
+
+def curves(checkpoints: list[Checkpoint]) -> Curves:
+    found = similarity.figures(checkpoints)[1]
+    assert isinstance(found, Curves), found
+    return found
+
+
+def test_cosines_are_over_weight_and_bias_of_a_layer_of_two_personal_models(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        raw = harness.settings(algorithm=newcomer.registered(patch), checkpoint={"keep": 0})
+        harness.run(raw, tmp_path / "run")
+    state = open_run(tmp_path / "run").round(3)
+    plot = matrices([state])
+    assert [panel.title for panel in plot.panels] == ["body/fc1", "head"]
+    models = [client_state(state, client) for client in (2, 5)]
+    a, b = (np.concatenate([model["head.bias"], model["head.weight"].ravel()]) for model in models)
+    assert plot.panels[1].values[2, 5] == pytest.approx(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)), rel=1e-5)
+    assert np.diag(plot.panels[0].values) == pytest.approx(np.ones(7))
+
+
+def test_the_mean_cosine_is_over_pairs_of_layers_that_differ(folder: Path) -> None:
+    checkpoints = made(folder, "fedper")
+    plot = curves(checkpoints)
+    assert [curve.label for curve in plot.curves] == ["head"], "all have the same body"
+    values = matrices(checkpoints).panels[0].values
+    assert plot.curves[0].y[3] == pytest.approx(values[np.triu_indices(7, 1)].mean())
+
+
+def test_clients_with_one_model_have_no_similarity(folder: Path) -> None:
+    (plot,) = similarity.figures(made(folder, "fedavg"))
+    assert isinstance(plot, Missing) and "all clients predict with the same model" in plot.why
+
+
+def test_clients_that_are_tested_with_what_they_last_received_differ(folder: Path) -> None:
+    plot = matrices(made(folder, "fedavg", evaluation={"absent": "last_received"}))
+    assert [panel.title for panel in plot.panels] == ["body/fc1", "head"]
+
+
+def test_unlike_models_are_compared_within_their_cohort(folder: Path) -> None:
+    model = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}]
+    panels = {panel.title: panel.rows for panel in matrices(made(folder, "fedproto", model=model)).panels}
+    assert panels["cohort0/head"] == [0, 2, 4, 6] and panels["cohort1/head"] == [1, 3, 5]
+
+
+def test_of_large_models_few_clients_and_rounds_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = made(folder, "fedper")
+    values = 64 * 12 + 12 + 12 * 10 + 10
+    monkeypatch.setattr(similarity, "_MOST_VALUES", 9 * values)  # 4 checkpoints of 7 clients would be 28
+    plot = curves(checkpoints)
+    assert "Only the first 3 clients" in plot.caption
+    assert plot.curves[0].x.tolist() == [0, 2, 3]
+    whole = matrices(checkpoints).panels[0].values
+    assert plot.curves[0].y[2] == pytest.approx(whole[[0, 0, 1], [1, 2, 2]].mean())
+
+
+def test_of_files_of_format_1_the_kept_models_are_compared(older_run: Path) -> None:
+    state = open_run(older_run).round()
+    plot = matrices([state])
+    assert [panel.title for panel in plot.panels] == ["body/fc1", "head"]
+    heads = np.concatenate(
+        [np.asarray(state.clients[f"model/head/{name}"]).reshape(7, -1) for name in ("bias", "weight")], 1
+    )
+    a, b = heads[1].astype(np.float64), heads[4].astype(np.float64)
+    assert plot.panels[1].values[1, 4] == pytest.approx(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
