@@ -80,7 +80,10 @@ def main() -> None:
             stdout=subprocess.DEVNULL,
         )
         expected = digest(folder / "whole")
-        lines = ["| | kills | right digest | noticed, s | gone on, s | all ended, s |", "|---|---|---|---|---|---|"]
+        lines = [
+            "| | kills | correct digest | time to detect, s | time to recover, s | time until all ended, s |",
+            "|---|---|---|---|---|---|",
+        ]
         messages: dict[str, int] = {}
         for way in ("continue", "restart", "stop"):
             outcomes = []
@@ -92,7 +95,7 @@ def main() -> None:
                 messages[text] = messages.get(text, 0) + 1
             if outcomes:
                 lines.append(row(way, outcomes))
-    lines += ["", "Median (worst). What was shown, by how often:", ""]
+    lines += ["", "Median (worst). Messages, with how often they were printed:", ""]
     lines += [f"- {count} x `{text}`" for text, count in sorted(messages.items(), key=lambda item: -item[1])]
     text = "\n".join(lines)
     print(text)

@@ -49,14 +49,14 @@ def main() -> None:
     lines = [
         f"{asked.ranks} ranks under mpirun, {asked.ranks - 1} clients, {os.cpu_count()} cores:",
         "",
-        "| | all ranks up, s | first round done, s | PSS per rank, MB: median (most) | processor time of a rank that "
-        "serves, s |",
+        "| | all ranks started, s | first round done, s | PSS per rank, MB: median (maximum) | CPU time of the server "
+        "rank, s |",
         "|---|---|---|---|---|",
         f"| `import torch` alone | {floor[0]:.1f} | - | {memory(floor[1])} | - |",
         f"| {rounds} | {ours[0]:.1f} | {ours[1]:.1f} | {memory(ours[2])} | {ours[3]:.1f} |",
         "",
-        f"Whole run {ours[4]:.1f} s; start-up {ours[0] / floor[0]:.2f} and memory "
-        f"{statistics.median(ours[2]) / statistics.median(floor[1]):.2f} times the floor.",
+        f"Whole run {ours[4]:.1f} s; start-up takes {ours[0] / floor[0]:.2f} and memory "
+        f"{statistics.median(ours[2]) / statistics.median(floor[1]):.2f} times what `import torch` alone does.",
     ]
     text = "\n".join(lines)
     print(text)

@@ -133,9 +133,10 @@ def main() -> None:
     options.add_argument("--out", type=Path)
     asked = options.parse_args()
     lines = [
-        f"Digits, 20 clients, {ROUNDS} rounds, {os.cpu_count()} cores; pairs are plan, run; medians of {asked.runs}.",
+        f"Predicted versus measured: digits, 20 clients, {ROUNDS} rounds, {os.cpu_count()} cores; medians of "
+        f"{asked.runs} runs. Pairs are predicted, measured; the ratio is measured / predicted.",
         "",
-        "| experiment | ranks | seconds of a round | ratio | rank 0, MB | ratio | largest other rank, MB | ratio |",
+        "| experiment | ranks | seconds per round | ratio | rank 0, MB | ratio | largest other rank, MB | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
@@ -147,10 +148,10 @@ def main() -> None:
             lines.append(text)
             seconds.append(ratios[0])
             memory += ratios[1:]
-    lines += ["", f"run / plan: seconds {spread(seconds)}; memory {spread(memory)}."]
+    lines += ["", f"Median ratio (range): seconds {spread(seconds)}; memory {spread(memory)}."]
     print("\n".join(lines[-2:]))
     if asked.out:
-        asked.out.write_text("\n".join(["# What plan foretells", "", *lines]) + "\n")
+        asked.out.write_text("\n".join(["# Accuracy of `plan`", "", *lines]) + "\n")
 
 
 def spread(ratios: list[float]) -> str:

@@ -21,7 +21,7 @@ import yaml
 
 ALGORITHMS = ("fedgmh", "pfedafe", "fedproto", "local")
 PFLMPI = Path(sys.executable).parent / "pflmpi"
-HEAD = "| runs | on disk, MB | figures | report, s | floor, s | ratio | most memory, MB | page, MB |"
+HEAD = "| runs | on disk, MB | figures | report, s | lower bound, s | ratio | peak memory, MB | page, MB |"
 FLOOR = """
 import io, sys, h5py, numpy
 from matplotlib.figure import Figure
@@ -55,7 +55,7 @@ def main() -> None:
     text = "\n".join(lines)
     print(text)
     if asked.out:
-        asked.out.write_text(f"# Reports\n\n{text}\n")
+        asked.out.write_text(f"# Time and memory of `report`\n\n{text}\n")
 
 
 def small(name: str, rounds: int) -> dict[str, object]:

@@ -206,29 +206,29 @@ def report(tools: Path, folder: Path, parts: Sequence[str]) -> Iterator[str]:
     mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     yield f"{len(cores())} cores, Python {platform.python_version()}, {versions}, {mpi}."
     if "calls" in parts:
-        yield from ("", f"## Single calls: {SIZE / 1e6:.1f} MB each, 3 hosts with a rank each", "")
-        columns = ["transport", "call", "counted MB", "sent MB", "sent / counted", "payload / counted", "sent again"]
+        yield from ("", f"## Single calls of {SIZE / 1e6:.1f} MB, 3 hosts with one rank each", "")
+        columns = ["transport", "call", "counted MB", "sent MB", "sent / counted", "payload / counted", "retransmitted"]
         yield from table(columns, bytes_of_calls(tools, folder))
     if "bytes" in parts:
-        yield from ("", f"## A round of FedAvg with {4 * parameters(WIDE) / 1e6:.1f} MB of parameters", "")
-        columns = ["transport", "counted MB", "sent MB", "sent / counted", "payload / counted", "sent again"]
+        yield from ("", f"## One round of FedAvg with {4 * parameters(WIDE) / 1e6:.1f} MB of parameters", "")
+        columns = ["transport", "counted MB", "sent MB", "sent / counted", "payload / counted", "retransmitted"]
         yield from table(columns, bytes_of_runs(tools, folder))
         yield from ("", _BYTES)
     if "seconds" in parts:
-        yield from ("", "## Seconds of communication per round, 3 hosts with a rank each", "")
-        columns = ["network", "parameters MB", "transport", "exchange s", "quartiles apart", "predicted s"]
+        yield from ("", "## Seconds of communication per round, 3 hosts with one rank each", "")
+        columns = ["network", "parameters MB", "transport", "exchange s", "quartile spread", "predicted s"]
         columns += ["exchange / predicted", "exchange / (predicted + no limit)"]
         yield from table(columns, seconds_of_rounds(tools, folder))
         yield from ("", _SECONDS)
 
 
 _BYTES = """`counted`: `wire_up_bytes` and `wire_down_bytes`. A call between R ranks moves R - 1 times its size; torch's
-sum (gloo's ring) moves (R - 1) (R + 1) / R times, and is counted so. `payload`: what was sent without headers (66 bytes
-a packet) and without what TCP sent again (`sent again`: segments)."""
-_SECONDS = f"""Medians over {TIMED - WARM} rounds of one run each. `exchange`: `exchange_seconds`, on rank 0: the calls
-and, besides, the arithmetic of the sums and waiting for the rank that trains longest, which are most of it where the
-network has no limit. Predicted are the calls alone (maximum, sum and broadcast; `plan` adds those after the exchange),
-so the truth lies between the two ratios."""
+sum (gloo's ring) moves (R - 1) (R + 1) / R times its size, and is counted accordingly. `payload`: what was sent,
+without headers (66 bytes per packet) and without the segments that TCP retransmitted."""
+_SECONDS = f"""Medians over {TIMED - WARM} rounds of one run each. `exchange` is `exchange_seconds` on rank 0: the
+calls, the arithmetic of the sums, and waiting for the slowest rank; without a network limit the latter two are most of
+it. Predicted are the calls alone (maximum, sum and broadcast; `plan` adds those after the exchange), so the true ratio
+lies between the two columns."""
 
 
 def main() -> None:
@@ -256,7 +256,7 @@ def main() -> None:
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
     if options.out:
-        options.out.write_text("\n".join(["# Several hosts", "", *lines]) + "\n")
+        options.out.write_text("\n".join(["# Communication between several hosts", "", *lines]) + "\n")
 
 
 if __name__ == "__main__":

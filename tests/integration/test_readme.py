@@ -1,4 +1,4 @@
-"""What the README says is what the product does: its commands are run as written."""
+"""What README.md and docs/ say is what the product does: their commands are run as written."""
 
 import os
 import re
@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import harness
+import pflmpi
 import processes
 import testbed
 from pflmpi.algorithms import ALGORITHMS
@@ -19,21 +20,30 @@ from pflmpi.cli import parser
 from pflmpi.config import load as configuration
 from pflmpi.errors import RunError, Stopped, UserError
 from pflmpi.store import run_folder
+from pflmpi.sweep import cells, table
 from project import ROOT
 
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def blocks(language: str) -> list[str]:
-    """The contents of the README's code blocks in a language."""
-    return [text.strip() for text in re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)]
+def blocks(language: str, pages: list[Path] = PAGES) -> list[str]:
+    """The contents of the code blocks in a language."""
+    found = [re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL) for page in pages]
+    return [text.strip() for texts in found for text in texts]
 
 
 def section(title: str) -> str:
-    """The text under a heading, up to the next one of the same level."""
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    """The text under a heading of the README, up to the next one of the same level."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README.read_text(), re.MULTILINE | re.DOTALL)
     assert found, f"README has no section {title!r}"
     return found[1]
+
+
+def algorithm_rows(text: str) -> dict[str, list[str]]:
+    """The cells of the rows of algorithm tables, by the first, which has the name and options in code marks."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return {row[0]: row[1:] for row in rows}
 
 
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
@@ -80,6 +90,7 @@ def packages(environment: dict[str, str]) -> tuple[str, bool]:
 
 
 def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
+    assert len(README.read_text().splitlines()) <= 200
     assert COMMANDS[:2] == ["launch/quickstart", "launch/test"] == SCRIPTS
     assert [line.split()[0] for line in RUNS] == ["pflmpi", "mpirun", "torchrun", "srun"]
     folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
@@ -211,7 +222,7 @@ def test_the_test_script_collects_the_tests(environment: dict[str, str], tmp_pat
 
 
 def test_the_configuration_block_is_the_quickstart(tmp_path: Path) -> None:
-    (block,) = blocks("yaml")
+    (block,) = blocks("yaml", [README])
     path = tmp_path / "readme.yaml"
     path.write_text(block)
     written = configuration.read(path)
@@ -226,10 +237,23 @@ def test_every_configuration_beside_it_is_valid(path: Path) -> None:
     assert configuration.parse(resolved).resolved() == resolved
 
 
-def test_the_algorithm_table_has_exactly_the_registered_ones() -> None:
-    rows = [line.split("|")[1] for line in section("Algorithms").splitlines() if line.startswith("| `")]
-    named = [re.findall(r"`([^`]+)`", row) for row in rows]
+def test_the_table_file_in_the_documentation_is_valid(tmp_path: Path) -> None:
+    (block,) = blocks("yaml", [ROOT / "docs" / "tables.md"])
+    path = tmp_path / "table.yaml"
+    path.write_text(block)
+    found = cells.cells(table.load(path), (), None)
+    assert len(found) == 8
+    for cell in found:
+        configuration.parse(cell.raw)
+
+
+def test_the_algorithm_tables_have_exactly_the_registered_ones() -> None:
+    rows = algorithm_rows((ROOT / "docs" / "algorithms.md").read_text())
+    named = [re.findall(r"`([^`]+)`", names) for names in rows]
     assert sorted(names[0] for names in named) == sorted(ALGORITHMS)
+    facts = {names.split("`")[1]: row for names, row in rows.items()}
+    papers = {names.split("`")[1]: row for names, row in algorithm_rows(section("Algorithms")).items()}
+    assert len(papers) == 5 and papers.items() <= facts.items(), "the README's rows are those of docs/algorithms.md"
     for name, *options in named:
         values: dict[str, list[str]] = {}
         for option in options:  # `variant: onehead`, `avghead`
@@ -243,7 +267,7 @@ def test_the_algorithm_table_has_exactly_the_registered_ones() -> None:
 
 
 def test_the_command_table_has_every_command_with_options_that_exist() -> None:
-    texts = re.findall(r"`(pflmpi [a-z]+[^`]*)`", section("Starting"))
+    texts = re.findall(r"`(pflmpi [a-z]+[^`]*)`", section("Commands"))
     top = parser()
     commands = next(action.choices for action in top._actions if isinstance(action.choices, dict))
     told: dict[str, set[str]] = {}
@@ -257,10 +281,50 @@ def test_the_command_table_has_every_command_with_options_that_exist() -> None:
 
 def test_the_exit_codes_are_those_of_the_errors() -> None:
     assert (UserError.exit_code, RunError.exit_code, Stopped.exit_code) == (2, 3, 75)
-    told = " ".join(README.split())
-    for text in (
-        "0 done, 1 a run of a sweep has failed",
-        "2 wrong input",
-        "3 a fault during the run, 75 stopped after",
-    ):
-        assert text in told
+    told = dict(re.findall(r"^\| (\d+) \| (.*) \|$", section("Commands"), re.MULTILINE))
+    begin = {"0": "done", "1": "a run of a sweep failed", "2": "wrong input", "3": "a fault during the run"}
+    begin["75"] = "stopped after a complete round"
+    assert told.keys() == begin.keys()
+    assert all(told[code].startswith(text) for code, text in begin.items())
+
+
+# --- what lies beside it ------------------------------------------------------------------------------------------
+
+
+def test_links_and_pictures_lead_to_files() -> None:
+    pages = [*PAGES, *ROOT.glob("*.md"), *(ROOT / "results").glob("*.md"), *(ROOT / "configs").rglob("*.md")]
+    for page in pages:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        links = re.findall(r"\]\(([^)]+)\)", text)
+        lost = [link for link in links if "://" not in link and not (page.parent / link.partition("#")[0]).exists()]
+        assert not lost, f"{page.relative_to(ROOT)}: {lost}"
+
+
+@pytest.mark.slow
+def test_the_pictures_are_small_and_can_be_drawn(environment: dict[str, str], tmp_path: Path) -> None:
+    pictures = [ROOT / path for path in re.findall(r"^!\[.*\]\((.*)\)$", README.read_text(), re.MULTILINE)]
+    assert len(pictures) == 2 and sum(path.stat().st_size for path in pictures) < 150_000
+    done = processes.call([str(ROOT / "docs/images/draw"), str(tmp_path), "FedGMH"], timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {path.name for path in pictures}
+    assert (tmp_path / "accuracy_against_bytes.png").exists()
+
+
+def test_scripts_that_contributors_are_told_to_run_exist() -> None:
+    lines = [line for block in blocks("bash", [ROOT / "CONTRIBUTING.md"]) for line in block.splitlines()]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    lines += [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    lines += [hook["entry"] for repository in hooks["repos"] for hook in repository["hooks"]]
+    ours = {line.split()[0] for line in lines}
+    assert ours == {"launch/test", ".ci/lint", ".ci/run"}
+    assert all(os.access(ROOT / path, os.X_OK) for path in ours)
+    told = (ROOT / ".ci/run").read_text().splitlines()
+    assert {line.split()[0] for line in told if line.startswith(("launch/", ".ci/"))} == ours - {".ci/run"}
+
+
+def test_the_citation_has_this_version_and_the_five_papers() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (pflmpi.__version__, "Apache-2.0")
+    named = [reference["notes"].removeprefix("algorithm ").partition(";")[0] for reference in citation["references"]]
+    assert sorted(named) == sorted(names.split("`")[1] for names in algorithm_rows(section("Algorithms")))
