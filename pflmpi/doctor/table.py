@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Problem, by, line, numbers
-from pflmpi.text import counted, size, some, spans
+from pflmpi.text import counted, scaled_bytes, size, some, spans
 
 _ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
 _WIDTH = 120  # where there is no terminal
@@ -42,7 +42,7 @@ def _ranks(everyone: Sequence[RankFacts]) -> Table:
             spans(numbers(group)),
             some(list(dict.fromkeys(one.host for one in group)), most=2),
             _device(min(group, key=lambda one: one.device.memory_free)),
-            f"{size(memory.memory_free)} of {size(memory.memory)}",
+            _free(memory.memory_free, memory.memory),
             _threads(group[0]),
             spans(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
             _clock(max(group, key=lambda one: abs(one.clock.ahead))),
@@ -58,7 +58,11 @@ def _row(one: RankFacts) -> tuple[str, ...]:
 def _device(one: RankFacts) -> str:
     if not one.device.uuid:
         return one.device.name or "none"
-    return f"{one.device.name}, {size(one.device.memory_free)} of {size(one.device.memory)}"
+    return f"{one.device.name}, {_free(one.device.memory_free, one.device.memory)}"
+
+
+def _free(free: int, total: int) -> str:
+    return f"{free / scaled_bytes(total)[0]:.3g} of {size(total)}"
 
 
 def _threads(one: RankFacts) -> str:

@@ -151,7 +151,7 @@ def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
     code, printed = doctor("torchrun", tmp_path, PYTHONPATH=one_for_all)
     assert code == 1 and len(problems(printed)) == 1, printed
     assert "2 ranks share one GPU (GPU of a test, 4-2); give each its own (--ntasks-per-node" in problems(printed)[0]
-    assert "GPU of a test, 4 GiB of 8 GiB" in printed
+    assert "GPU of a test, 4 of 8 GiB" in printed
 
 
 def test_too_many_threads_are_named(tmp_path: Path) -> None:
