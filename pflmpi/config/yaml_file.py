@@ -9,6 +9,9 @@ import yaml
 
 from pflmpi.errors import ConfigError
 
+_MOST_BYTES = 16 << 20
+_MOST_VALUES = 100_000
+
 
 class _Loader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number, as everybody expects."""
@@ -26,8 +29,14 @@ _Loader.add_implicit_resolver(
 def read(path: Path) -> dict[str, Any]:
     """Contents of a YAML file that holds a mapping."""
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"cannot read {path}: it is no regular file, and every rank has to read it")
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(
+                f"cannot read {path}: it has more than {_MOST_BYTES >> 20} MiB, so it is no configuration"
+            )
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL byte, or no UTF-8
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read {path}: {reason}") from error
     content = parse(text, str(path))
@@ -37,11 +46,47 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, where: str) -> Any:
-    """Value of a YAML text; `where` names its place in the error if it is invalid."""
+    """Value of a YAML text; `where` names its place in the error if it is invalid.
+
+    A key that is given twice is refused, and aliases that make more of a text than `_MOST_VALUES` values.
+    """
+    loader = _Loader(text)
     try:
-        return yaml.load(text, _Loader)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check(node, where, {})
+        return loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} is nested too deeply; a configuration has three levels") from error
+    finally:
+        loader.dispose()
+
+
+def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
+    """The number of values below a node, each alias counted in full; raise for too many and for a repeated key."""
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise ConfigError(f"{where}: line {node.start_mark.line + 1} refers to itself; write the values out")
+        return sizes[id(node)]
+    sizes[id(node)] = 0  # until it is known
+    below: list[yaml.Node] = []
+    if isinstance(node, yaml.SequenceNode):
+        below = node.value
+    elif isinstance(node, yaml.MappingNode):
+        below = [value for _, value in node.value]
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and lines.setdefault(name, line) != line:
+                raise ConfigError(f"{where}: {name!r} is in line {lines[name]} and again in line {line}; merge the two")
+    total = 1 + sum(_check(each, where, sizes) for each in below)
+    if total > _MOST_VALUES:
+        raise ConfigError(f"{where} has more than {_MOST_VALUES} values, aliases counted in full; write fewer")
+    sizes[id(node)] = total
+    return total
 
 
 def dump(values: Mapping[str, Any]) -> str:

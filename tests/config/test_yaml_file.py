@@ -1,0 +1,63 @@
+"""YAML files as people get them wrong: one line says what, and nothing is lost or waited for."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pflmpi.config.yaml_file import parse, read
+from pflmpi.errors import ConfigError
+
+BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("training: {lr: 1}\ndata: {}\ntraining: {epochs: 2}\n", "'training' is in line 1 and again in line 3"),
+        ("training:\n  lr: 1\n  lr: 2\n", "'lr' is in line 2 and again in line 3"),
+        ("- {a: 1}\n- {b: 1,\n   b: 2}\n", "'b' is in line 2 and again in line 3"),
+        (BOMB, "more than 100000 values"),
+        ("seed: &a [*a]\n", "refers to itself"),
+        ("[" * 3000, "nested too deeply"),
+        ("a: " + "{b: " * 2000 + "1" + "}" * 2000, "nested too deeply"),
+        ("a: [1", "not valid YAML"),
+        ("a: !!python/object/apply:os.system [ls]", "not valid YAML"),
+    ],
+)
+def test_a_text_that_is_wrong_is_refused_in_one_short_line(text: str, says: str) -> None:
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=says) as raised:
+        parse(text, "here")
+    assert len(str(raised.value)) < 600 and "\n" not in str(raised.value)
+    assert time.process_time() - began < 30, "a bomb would take for ever"
+
+
+def test_aliases_of_a_sensible_size_work() -> None:
+    assert parse("base: &base {lr: 0.1}\nrows: [*base, *base]\n", "here") == {
+        "base": {"lr": 0.1},
+        "rows": [{"lr": 0.1}, {"lr": 0.1}],
+    }
+    assert parse("", "here") is None
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read(tmp_path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read(Path(str(tmp_path) + "/a\0b"))
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
+        read(tmp_path / "missing.yaml")
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="it is not text"):
+        read(tmp_path / "bytes.yaml")
