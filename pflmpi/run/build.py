@@ -79,7 +79,7 @@ def assemble(config: Config, federation: Federation, device: torch.device) -> Ex
     decided = _decide(config, federation, tasks)
     if decided.runtime.executor == "lanes":
         for number, task in enumerate(tasks):
-            check_padding(config.algorithm, task, int(np.flatnonzero(cohort == number)[0]))
+            check_padding(config.algorithm, task.replace(device=HOST), int(np.flatnonzero(cohort == number)[0]))
     return Experiment(decided, federation, architectures, cohort, tasks)
 
 
