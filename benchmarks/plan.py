@@ -1,4 +1,4 @@
-"""What `pflmpi plan` foretells against what a run then takes: seconds of a round, and memory of the ranks.
+"""Predicted versus measured: what `pflmpi plan` says and what a run takes, in seconds per round and memory.
 
     python benchmarks/plan.py [--runs 3] [--out FILE]
 
@@ -7,12 +7,14 @@ had resident at any time (VmHWM), the largest rank but rank 0, and rank 0. This 
 """
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ import yaml
 
 from pflmpi import machine
 from pflmpi.config import load as configuration
-from pflmpi.forecast.forecast import Forecast, Question, foresee
+from pflmpi.forecast.forecast import Resources, predict
+from pflmpi.forecast.measuring import Cache
 from pflmpi.store import metrics_file
 
 ROUNDS, WARM = 12, 1
@@ -51,9 +54,14 @@ def settings(algorithm: str, model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def foretold(raw: dict[str, Any], ranks: int, folder: Path) -> Forecast:
-    """Return what `pflmpi plan` says."""
-    question = Question(
+def predicted(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, list[float]]:
+    """What `pflmpi plan` says in a process of its own: seconds of a round, and bytes of each rank."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        return process.submit(_predict, raw, ranks, folder).result()
+
+
+def _predict(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, list[float]]:
+    here = Resources(
         ranks=ranks,
         nodes=1,
         gpus=0,
@@ -62,11 +70,10 @@ def foretold(raw: dict[str, Any], ranks: int, folder: Path) -> Forecast:
         gpu_memory=None,
         delay=None,
         rate=None,
-        folder=folder / "measured",
-        anew=False,
-        worker="pflmpi.commands.links",
     )
-    return foresee(configuration.parse(raw), question)
+    forecast = predict(configuration.parse(raw), here, Cache(folder / "measured"))
+    assert forecast.seconds is not None
+    return forecast.seconds.round, [rank.total for rank in forecast.memory]
 
 
 def taken(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, list[float]]:
@@ -109,18 +116,16 @@ def resident(pid: int, alone: bool) -> list[tuple[int, int]]:
 def line(name: str, model: dict[str, Any], ranks: int, runs: int, folder: Path) -> tuple[str, list[float]]:
     """Return the line of a case, and its ratios: seconds, rank 0, the other ranks."""
     raw = settings(name, model)
-    forecast = foretold(raw, ranks, folder)
-    assert forecast.seconds is not None
+    round_seconds, said = predicted(raw, ranks, folder)
     found = [taken(raw, ranks, folder) for _ in range(runs)]
     seconds = statistics.median(one for one, _ in found)
     memory = [statistics.median(one[rank] for _, one in found) for rank in range(ranks)]
-    said = [rank.total for rank in forecast.memory]
-    ratios = [seconds / forecast.seconds.round, memory[0] / said[0]]
+    ratios = [seconds / round_seconds, memory[0] / said[0]]
     ratios += [max(memory[1:]) / max(said[1:])] if ranks > 1 else []
     text = f"{model['name']} {model['hidden']}"
     others = f"{max(said[1:]) / 2**20:.0f}, {max(memory[1:]) / 2**20:.0f}" if ranks > 1 else "-"
     return (
-        f"| {name}, {text} | {ranks} | {forecast.seconds.round:.3f}, {seconds:.3f} | {ratios[0]:.2f} | "
+        f"| {name}, {text} | {ranks} | {round_seconds:.3f}, {seconds:.3f} | {ratios[0]:.2f} | "
         f"{said[0] / 2**20:.0f}, {memory[0] / 2**20:.0f} | {ratios[1]:.2f} | {others} | "
         f"{f'{ratios[2]:.2f}' if ranks > 1 else '-'} |"
     ), ratios

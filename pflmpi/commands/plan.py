@@ -15,7 +15,7 @@ from pflmpi.text import size, spans
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from pflmpi.forecast.forecast import Forecast, Question
+    from pflmpi.forecast.forecast import Forecast, Resources
     from pflmpi.forecast.memory import RankMemory
 
 _DOES_NOT_FIT = 1
@@ -45,11 +45,12 @@ def run(options: argparse.Namespace) -> int:
 
     from pflmpi.config.load import load
     from pflmpi.forecast import advice
-    from pflmpi.forecast.forecast import foresee
+    from pflmpi.forecast.forecast import predict
+    from pflmpi.forecast.measuring import Cache, cache_folder
 
-    question = _question(options)
-    forecast = foresee(load(options.config, options.overrides), question)
-    problems = advice.problems(forecast, Path("runs"), size)
+    resources, cache = _resources(options), Cache(cache_folder(os.environ), renew=options.calibrate)
+    forecast = predict(load(options.config, options.overrides), resources, cache)
+    problems = advice.problems(forecast, Path("runs"))
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if known else _WIDTH)
     console.print(_ranks_table(forecast))
@@ -61,10 +62,9 @@ def run(options: argparse.Namespace) -> int:
     return _DOES_NOT_FIT if problems else 0
 
 
-def _question(options: argparse.Namespace) -> "Question":
-    """What is asked; raise if it is impossible."""
-    from pflmpi.forecast import stored
-    from pflmpi.forecast.forecast import Question
+def _resources(options: argparse.Namespace) -> "Resources":
+    """Machines to plan for, from the options; raise if that is impossible."""
+    from pflmpi.forecast.forecast import Resources
     from pflmpi.transports.detect import detect
 
     launch = detect(os.environ)
@@ -82,7 +82,7 @@ def _question(options: argparse.Namespace) -> "Question":
             raise ConfigError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")
     if options.delay is not None and not 0 <= options.delay < float("inf"):
         raise ConfigError(f"--delay {options.delay:g}: must be at least 0")
-    return Question(
+    return Resources(
         ranks=options.ranks,
         nodes=options.nodes,
         gpus=options.gpus,
@@ -91,9 +91,6 @@ def _question(options: argparse.Namespace) -> "Question":
         gpu_memory=machine.gpu_memory() if options.gpu_memory is None else int(options.gpu_memory * _GIB),
         delay=None if options.delay is None else options.delay / 1e3,
         rate=None if options.rate is None else options.rate * 1e6 / 8,
-        folder=stored.folder(os.environ),
-        anew=options.calibrate,
-        worker="pflmpi.commands.links",
     )
 
 
@@ -119,10 +116,10 @@ def _run_table(forecast: "Forecast") -> "Table":
 
     from pflmpi.forecast import advice
 
-    question, disk = forecast.question, forecast.disk
+    resources, disk = forecast.resources, forecast.disk
     table = Table(show_header=False)
-    node = max(advice.node_bytes(forecast, number) for number in range(question.nodes))
-    table.add_row("a node: needs, has", f"{size(node)}, {size(question.memory)}")
+    node = max(advice.node_bytes(forecast, number) for number in range(resources.nodes))
+    table.add_row("a node: needs, has", f"{size(node)}, {size(resources.memory)}")
     if on_gpus := advice.gpu_bytes(forecast):
         has = "unknown (--gpu-memory)" if forecast.gpu_memory is None else size(forecast.gpu_memory)
         table.add_row("a GPU: needs, has", f"{size(max(on_gpus.values()))}, {has}")
@@ -137,7 +134,7 @@ def _run_table(forecast: "Forecast") -> "Table":
 
 def _seconds(forecast: "Forecast") -> Iterator[tuple[str, str]]:
     found, rounds = forecast.seconds, forecast.experiment.config.training.rounds
-    if found is None or not forecast.ahead:
+    if found is None or not forecast.rounds:
         return
     talk = "unknown" if found.talk is None and forecast.ranks.count > 1 else f"{found.talk or 0:.3f}"
     parts = f"{found.train:.3f}, {talk}, {found.serve:.3f}, {found.test:.3f}, {found.store:.3f}"
@@ -147,7 +144,7 @@ def _seconds(forecast: "Forecast") -> Iterator[tuple[str, str]]:
 
 
 def _assumed(options: argparse.Namespace, forecast: "Forecast") -> Iterator[str]:
-    if forecast.question.nodes > 1 and forecast.measured.link is not None:
+    if forecast.resources.nodes > 1 and forecast.measured.link is not None:
         left_out = [f"--{name}" for name in ("delay", "rate") if getattr(options, name) is None]
         if left_out:
             yield f"communication between nodes is assumed to be as fast as within one; give {' and '.join(left_out)}"

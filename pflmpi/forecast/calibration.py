@@ -1,89 +1,75 @@
-"""Short measurements on this machine, with the configured model, batch size and executor: seconds and memory."""
+"""Calibration: training, testing and serving a few clients with the real executor, on this machine."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.forecast.sample import Sample, sample
-from pflmpi.forecast.stopwatch import Taken, measure, resident
+from pflmpi.algorithms.base import Round
+from pflmpi.forecast.costs import Calibration, CallCost
+from pflmpi.forecast.measuring import Cost, measure, resident
+from pflmpi.learning.task import HOST
+from pflmpi.messages.downlink import send_down
+from pflmpi.messages.kinds import Messages
+from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.transports.inprocess import InProcessTransport
+from pflmpi.tree import Tree
 
 _SHORT = 4.0  # seconds that a longer call should take
+_ALONE = InProcessTransport()
 
 
 @dataclass(frozen=True)
-class Plane:
-    """What grows with the lanes of a call and the work of each: at + lane m + work (each + both m)."""
-
-    at: float
-    lane: float
-    each: float
-    both: float
-
-    def of(self, lanes: float, work: float) -> float:
-        """Return the value for a call with m lanes and so many steps, or samples, in the longest."""
-        return self.at + self.lane * lanes + work * (self.each + self.both * lanes)
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """What the calls of one cohort take on this machine; where clients are computed one by one, a call has one lane.
+class _Sample:
+    """A few clients of one group, each with the same number of samples.
 
     Attributes:
-        train, train_memory, train_device: seconds, bytes of the host and of the GPU, by lanes and steps.
-        test, test_memory, test_device: the same of a test, by lanes and test samples.
-        adapt: seconds of a lane's step where clients adapt before they are tested.
-        fold: seconds of a participant's message on its rank.
-        serve: seconds of rank 0 in a round, besides.
-        fold_memory, serve_memory: bytes that they need on rank 0, besides the messages and the state.
-        library: bytes that the first call has brought into memory to stay.
+        setup: of the experiment, with these clients' data stretched or cut.
+        clients: [m] ascending ids.
+        states: tree of [m, ...].
+        server: the server's state.
+        steps: of one client in a round.
+        tests: test samples of one client.
     """
 
-    train: Plane
-    train_memory: Plane
-    train_device: Plane
-    test: Plane
-    test_memory: Plane
-    test_device: Plane
-    adapt: float
-    fold: float
-    serve: float
-    fold_memory: float
-    serve_memory: float
-    library: float
+    setup: Setup
+    clients: np.ndarray
+    states: Tree
+    server: Tree
+    steps: int
+    tests: int
 
-    def plain(self) -> dict[str, Any]:
-        """Return the numbers for a file."""
-        return asdict(self)
+    def train(self) -> Messages:
+        """What the clients send after a round."""
+        return self.setup.executor.update(self.clients, self.states, self._down(), 1)[1]
 
-    @classmethod
-    def read(cls, plain: dict[str, Any]) -> "Calibration":
-        """Return what `plain` gave; `TypeError`, `ValueError` or `KeyError` for anything else."""
-        fields: dict[str, Any] = {
-            name: Plane(**value) if isinstance(value, dict) else float(value) for name, value in plain.items()
-        }
-        return cls(**fields)
+    def test(self) -> None:
+        """Test the clients' personal models."""
+        down = {name: value for name, value in self._down().items() if name in self.setup.algorithm.predicts_with}
+        self.setup.executor.evaluate(self.clients, self.states, down, 1)
+
+    def _down(self) -> Messages:
+        published = self.setup.algorithm.publish(self.setup.task, self.server, self.clients)
+        return send_down(_ALONE, self.setup.declared, published, [[self.clients]]).for_clients(self.clients)
 
 
-def calibrate(ready: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], before: float) -> Calibration:
-    """Return what the calls of a cohort take on the device of its data; it takes some seconds.
+def calibrate(setup: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], before: float) -> Calibration:
+    """Calibration of a cohort, on the device of its data; it takes some seconds.
 
     Args:
-        ready: of the experiment.
-        first: its first round.
+        first: the first round.
         groups: clients of the cohort that are computed in one call: one with the fewest, and one with the most of them.
-        before: bytes of this process without the data, before anything was computed.
+        before: bytes of this process before anything was computed.
     """
-    executor, device = ready.executor, ready.executor.pool.images.device
+    executor, device = setup.executor, setup.executor.pool.images.device
     members = executor.cohort == executor.cohort[groups[-1][0]]
-    samples, tests = int(executor.federation.num_train[members].max()), max(int(ready.num_test[members].max()), 2)
-    width, few = min(ready.task.training.batch_size, samples), max(tests // 4, 1)
-    wide = sample(ready, groups[-1], 1, width, few)
+    samples, tests = int(executor.federation.num_train[members].max()), max(int(setup.num_test[members].max()), 2)
+    width, few = min(setup.task.training.batch_size, samples), max(tests // 4, 1)
+    wide = _sample(setup, groups[-1], 1, width, few)
     measure(wide.train, device)
     measure(wide.test, device)
     library = max(resident() - before - tree.num_bytes(wide.states) - tree.num_bytes(wide.server), 0)
@@ -91,70 +77,90 @@ def calibrate(ready: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], 
     brief = measure(wide.train, device).seconds
     batches = min(-(-samples // width), max(2, int(_SHORT / max(brief, 1e-6))))
     cases = [
-        sample(ready, group, *size, wide.server)
+        _sample(setup, group, *size, wide.server)
         for group in groups
         for size in ((1, width, few), (batches, width, tests))
     ]
     adapt = 0.0
     if executor.adapts and batches > 1:
-        adapt = _adapt(sample(ready, groups[-1], batches, width, few, wide.server), wide)
-    fold, serve = _server(wide, first)
+        long = _sample(setup, groups[-1], batches, width, few, wide.server)
+        added = measure(long.test, device).seconds - measure(wide.test, device).seconds
+        adapt = max(added, 0.0) / (long.steps - wide.steps) / len(long.clients)
+
+    def test(one: _Sample) -> Cost:
+        found = measure(one.test, device)
+        return replace(found, seconds=found.seconds - adapt * one.steps * len(one.clients))
+
+    folding, serving = _server_costs(wide, first)
     return Calibration(
-        *_planes([(len(one.clients), one.steps, measure(one.train, device)) for one in cases]),
-        *_planes([(len(one.clients), one.tests, _without(measure(one.test, device), one, adapt)) for one in cases]),
+        train=CallCost.through([(len(one.clients), one.steps, measure(one.train, device)) for one in cases]),
+        test=CallCost.through([(len(one.clients), one.tests, test(one)) for one in cases]),
         adapt=adapt,
-        fold=fold.seconds,
-        serve=serve.seconds,
-        fold_memory=fold.memory,
-        serve_memory=serve.memory,
+        fold=folding,
+        serve=serving,
         library=library,
     )
 
 
-def _adapt(long: Sample, short: Sample) -> float:
-    """Return the seconds that a step of one lane adds to a test."""
-    device = long.ready.executor.pool.images.device
-    added = measure(long.test, device).seconds - measure(short.test, device).seconds
-    return max(added, 0.0) / (long.steps - short.steps) / len(long.clients)
+def _server_costs(one: _Sample, first: RoundSchedule) -> tuple[Cost, Cost]:
+    """Cost of folding the messages of a round, with the seconds of one, and of updating the server and publishing."""
+    setup, participants = one.setup, first.participants
+    rows = torch.arange(len(participants)) % len(one.clients)  # the clients' own messages, again and again
+    up = {name: tree.map(lambda leaf: leaf.index_select(0, rows), value) for name, value in one.train().items()}
+    folded = _fold(setup, participants, up)
+
+    def serve() -> None:
+        now = Round(1, participants, setup.task.seed)
+        server = setup.algorithm.server_update(setup.task, one.server, folded, now)
+        published = setup.algorithm.publish(setup.task, server, first.receivers)
+        send_down(_ALONE, setup.declared, published, [[first.receivers]])
+
+    all_folded = measure(lambda: _fold(setup, participants, up), HOST)
+    return replace(all_folded, seconds=all_folded.seconds / len(participants)), measure(serve, HOST)
 
 
-def _server(wide: Sample, first: RoundSchedule) -> tuple[Taken, Taken]:
-    """Return what it takes to fold the messages (seconds of one of them), and to update the server and publish."""
-    host = torch.device("cpu")
-    participants = first.participants
-    ups = wide.repeated(wide.train(), participants)
-    folded = wide.fold(ups, participants)
-    fold = measure(lambda: wide.fold(ups, participants), host)
-    fold = replace(fold, seconds=fold.seconds / len(participants))
-    return fold, measure(lambda: wide.serve(folded, participants, first.receivers), host)
+def _sample(
+    setup: Setup, clients: np.ndarray, batches: int, width: int, tests: int, server: Tree | None = None
+) -> _Sample:
+    """Clients of one group with the given number of batches of `width` samples, and of test samples.
 
-
-def _without(taken: Taken, one: Sample, adapt: float) -> Taken:
-    """Return what a test takes without the adapting before it."""
-    return replace(taken, seconds=taken.seconds - adapt * one.steps * len(one.clients))
-
-
-def _planes(points: list[tuple[int, int, Taken]]) -> tuple[Plane, Plane, Plane]:
-    """Return seconds, bytes of the host and of the GPU, from lanes, work, and what was taken."""
-    seconds = _plane([(lanes, work, taken.seconds) for lanes, work, taken in points])
-    memory = _plane([(lanes, work, taken.memory) for lanes, work, taken in points])
-    return seconds, memory, _plane([(lanes, work, taken.device) for lanes, work, taken in points])
-
-
-def _plane(points: list[tuple[int, int, float]]) -> Plane:
-    """Return the plane through values at numbers of lanes and amounts of work, the fewest and the most of each.
-
-    >>> _plane([(1, 10, 12.0), (1, 20, 22.0), (3, 10, 34.0), (3, 20, 64.0)])
-    Plane(at=1.0, lane=1.0, each=0.0, both=1.0)
+    Args:
+        batches: are steps where `training.steps` says how many there are.
+        server: of another sample; None to make it, which takes long where it has a state for each client.
     """
-    lines = {}
-    for lanes in sorted({lanes for lanes, _, _ in points}):
-        found = sorted((work, value) for m, work, value in points if m == lanes)
-        (first, low), (last, high) = found[0], found[-1]
-        slope = max((high - low) / (last - first), 0.0) if last > first else 0.0
-        lines[lanes] = max(low - slope * first, 0.0), slope
-    fewest, most = min(lines), max(lines)
-    (at, each), (far_at, far_each) = lines[fewest], lines[most]
-    apart = max(most - fewest, 1)
-    lane, both = (far_at - at) / apart, (far_each - each) / apart
-    return Plane(at - lane * fewest, lane, each - both * fewest, both)
+    training, samples = setup.task.training, batches * width
+    if training.steps is not None:
+        training = training.model_copy(update={"steps": batches})
+    train, test = list(setup.executor.federation.train), list(setup.executor.federation.test)
+    for client in clients:
+        train[client] = np.resize(train[client], samples)
+        test[client] = np.resize(test[client] if len(test[client]) else train[client], tests)
+    executor = replace(
+        setup.executor,
+        federation=replace(setup.executor.federation, train=tuple(train), test=tuple(test)),
+        tasks=tuple(task.replace(training=training) for task in setup.executor.tasks),
+    )
+    setup = replace(setup, executor=executor)
+    host = executor.task(clients).replace(device=HOST)
+    states = tree.stack([setup.algorithm.init_client(host, int(client)) for client in clients])
+    if server is None:
+        server = _first_server(setup, clients, states)
+    return _Sample(setup, clients, states, server, training.num_steps(samples), tests)
+
+
+def _first_server(setup: Setup, clients: np.ndarray, states: Tree) -> Tree:
+    """The server's state before the first round, if these clients were all."""
+    server = setup.algorithm.init_server(setup.task)
+    if not setup.algorithm.introduces:
+        return server
+    introduced = setup.executor.introduce(clients, states)
+    return setup.algorithm.server_update(
+        setup.task, server, _fold(setup, clients, introduced), Round(0, clients, setup.task.seed)
+    )
+
+
+def _fold(setup: Setup, clients: np.ndarray, up: Messages) -> Messages:
+    """Messages [m, ...] of clients as the server gets them."""
+    folded = send_up(_ALONE, setup.declared, [(clients, up)], [[clients]], 1)
+    assert folded is not None
+    return folded

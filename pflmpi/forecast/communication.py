@@ -11,6 +11,8 @@ from typing import Literal
 from pflmpi.messages.kinds import Call
 from pflmpi.transports import ring
 
+TransportName = Literal["inprocess", "mpi", "torch"]
+
 _WINDOW = 2**21  # bytes in flight on a connection: Linux gives a socket 4 MiB, half of it for its own records
 _NUMBER = 8  # bytes of a float64 or int64
 _EAGER = 2**16  # bytes; Open MPI sends a larger message once the receiver has answered
@@ -72,9 +74,7 @@ class Network:
         return [link for link, count in ((self.within, self.per_node), (self.between, self.nodes)) if count > 1]
 
 
-def communication_seconds(
-    calls: Sequence[Call], network: Network, transport: Literal["inprocess", "mpi", "torch"]
-) -> float:
+def communication_seconds(calls: Sequence[Call], network: Network, transport: TransportName) -> float:
     """Seconds of a round's calls, one after the other."""
     if network.ranks == 1 or transport == "inprocess":
         return 0.0
@@ -151,15 +151,3 @@ def _fan_out(count: int) -> list[int]:
     """
     found = [(count - 2**step).bit_length() - step for step in range(count.bit_length()) if count > 2**step]
     return [messages for messages in found if messages > 0]
-
-
-def wire_bytes(calls: Sequence[Call], transport: Literal["inprocess", "mpi", "torch"]) -> tuple[int, int]:
-    """Bytes that a transport counts for calls: to rank 0, and from rank 0."""
-    moved = {"up": 0, "down": 0}
-    for call in calls:
-        way = "down" if call.operation in ("broadcast", "scatter") else "up"
-        if call.operation == "sum" and transport == "torch":
-            moved[way] += ring.sum_bytes(call.sizes[0], len(call.sizes))
-        else:
-            moved[way] += sum(call.sizes[1:])
-    return moved["up"], moved["down"]

@@ -1,66 +1,51 @@
-"""The link between two ranks of one node: measured by two ranks, and the worker that they run."""
+"""Link between two ranks of a node, timed by two ranks: python -m pflmpi.forecast.links FILE."""
 
 import json
+import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from pflmpi.forecast.communication import Link
-from pflmpi.forecast.stopwatch import resident, shared
+from pflmpi.transports import open_transport
 from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import detect
+from pflmpi.transports.process_exit import exit_process
 from pflmpi.transports.spawn import run_ranks
 
+_TIMEOUT = 60.0  # seconds
 _SMALL_CALLS, _LARGE_CALLS = 200, 7
 _LARGE = 2**24  # bytes
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What two ranks of one node have found.
-
-    Attributes:
-        link: between them.
-        base: bytes of a rank that has done nothing yet.
-        shared: bytes of it that the ranks of a node share.
-    """
-
-    link: Link
-    base: int
-    shared: int
-
-
-def measure_link(worker: str) -> Measured | None:
-    """Start two ranks on this node and return what they find; None if they cannot talk.
-
-    Args:
-        worker: the module that calls `work` on each rank.
-    """
+def measure_link() -> Link | None:
+    """Link that two ranks find on this node; None if they cannot talk."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "link.json"
-        if run_ranks(2, ["-m", worker, str(out)]) is not None or not out.exists():
+        if run_ranks(2, ["-m", __name__, str(out)]) is not None or not out.exists():
             return None
-        found = json.loads(out.read_text())
-    return Measured(_link(found["small"], found["large"]), found["base"], found["shared"])
+        small, large = json.loads(out.read_text())
+    delay = small / 2  # there and back
+    return Link(delay, _LARGE / max(large - small - delay, 1e-6))
 
 
 def work(transport: Transport, out: Path) -> None:
-    """Time calls on this rank; rank 0 writes the seconds of a small and a large one."""
-    base, files = resident(), shared()
-    values, payload = np.zeros(1), np.zeros(_LARGE, np.uint8)
+    """Time calls on this rank; rank 0 writes the seconds of a small one, and of a large and a small one."""
+    value, payload = np.zeros(1), np.zeros(_LARGE, np.uint8)
 
     def both() -> None:
         transport.broadcast(payload)
-        transport.maximum(values)
+        transport.maximum(value)
 
-    small = _median(lambda: transport.maximum(values), _SMALL_CALLS)
+    small = _median(lambda: transport.maximum(value), _SMALL_CALLS)
     large = _median(both, _LARGE_CALLS)
     if transport.rank == 0:
-        out.write_text(json.dumps({"small": small, "large": large, "base": base, "shared": files}))
+        out.write_text(json.dumps([small, large]))
 
 
 def _median(call: Callable[[], object], times: int) -> float:
@@ -73,7 +58,7 @@ def _median(call: Callable[[], object], times: int) -> float:
     return statistics.median(taken)
 
 
-def _link(small: float, large: float) -> Link:
-    """Link with which two ranks take the measured seconds for a maximum of one value, and for a broadcast and that."""
-    delay = small / 2  # there and back
-    return Link(delay, _LARGE / max(large - small - delay, 1e-6))
+if __name__ == "__main__":
+    opened = open_transport("torch", detect(os.environ), _TIMEOUT)
+    work(opened, Path(sys.argv[1]))
+    exit_process(opened, 0)

@@ -1,163 +1,149 @@
-"""What this machine was found to be: measured once, stored, and found again."""
+"""Seconds and memory of a call in this process, and measurements that are kept as small files."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
+from pydantic import TypeAdapter
 
-from pflmpi import machine
-from pflmpi.forecast import stored
-from pflmpi.forecast.calibration import Calibration, calibrate
-from pflmpi.forecast.communication import Link
-from pflmpi.forecast.links import Measured, measure_link
-from pflmpi.forecast.memory import data_bytes
-from pflmpi.forecast.sizes import StateSizes
-from pflmpi.learning.task import HOST
-from pflmpi.run.build import Experiment
-from pflmpi.runtime.schedule import RoundSchedule
-from pflmpi.runtime.setup import Setup
+T = TypeVar("T")
+Facts = Mapping[str, Any]
 
-_MACHINE = ("cpu", "device", "torch")  # facts that say where something was measured
-_FREE = {"rounds", "participation", "lr", "lr_decay"}  # of `training`: no call takes longer for them
+_REPEATS = 3
+_LONG = 1.0  # seconds; a longer call is made once
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is known of the machine.
+class Cost:
+    """Cost of a call.
 
     Attributes:
-        calibrations: by cohort; None where they could not be measured.
-        device: what they were measured on.
-        link: between two ranks of a node; None where it was not asked for, or could not be measured.
-        base: bytes of a rank that has done nothing, and what of it ranks share; None as for the link.
-        remarks: what the user should know of all this.
+        seconds: median of a few calls, after one that warms up.
+        memory: bytes of the host, besides those in use before.
+        device: likewise bytes of the GPU; 0 on a CPU.
     """
 
-    calibrations: Mapping[int, Calibration] | None
-    device: str
-    link: Link | None = None
-    base: tuple[float, float] | None = None
-    remarks: tuple[str, ...] = ()
+    seconds: float
+    memory: float
+    device: float
 
 
-def calls_found(
-    experiment: Experiment,
-    ready: Setup,
-    ahead: Sequence[RoundSchedule],
-    sizes: StateSizes,
-    on_gpu: bool,
-    folder: Path,
-    anew: bool,
-    before: float,
-) -> Found:
-    """Return the calibrations of all cohorts, measured on the device of the experiment if they are not stored.
+def measure(call: Callable[[], object], device: torch.device) -> Cost:
+    """Cost of a call, made a few times."""
+    host, on_gpu = _reset_peaks(device)
+    first = _seconds(call, device)
+    times = [_seconds(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
+    peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    return Cost(statistics.median(times or [first]), max(_status("VmHWM") - host, 0), peak - on_gpu)
 
-    Args:
-        on_gpu: whether ranks compute on GPUs; if there is none here, one measured elsewhere will do.
-        folder: of the stored measurements.
-        anew: whether to measure again.
-        before: bytes of this process without the data.
+
+def resident() -> int:
+    """Bytes of memory that this process has; where the system does not say, the most it ever had."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system
+    return _status("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def resident_files() -> int:
+    """Bytes of it that belong to files, which processes of a node share; 0 where the system does not say."""
+    return _status("RssFile")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Measurements in FOLDER/WORK-MACHINE.json, by what was measured and the machine on which.
+
+    Attributes:
+        folder: of the files.
+        renew: measure again what is stored.
     """
-    device = experiment.tasks[0].device
-    missing = on_gpu and device.type != "cuda"
-    calibrations, places, remarks = {}, set(), []
-    for cohort in range(len(experiment.tasks)):
-        groups = _units(ready, ahead, cohort)
-        facts = _facts(experiment, ready, cohort, groups, device)
-        elsewhere = (
-            stored.find(folder, {**facts}, _MACHINE, lambda found: found["device"] != "cpu") if missing else None
-        )
-        known = None if anew else elsewhere or stored.find(folder, facts)
-        calibration = _read(known)
-        if calibration is None:
-            needed = 2 * sizes.server_bytes + 4 * len(groups[-1]) * int(sizes.client.max())
-            if needed > machine.memory().free / 2:
-                remark = (
-                    "seconds and activations are not predicted: measuring them needs more memory than there is here"
-                )
-                return Found(None, "", remarks=(remark,))
-            calibration, known = calibrate(ready, ahead[0], groups, before + data_bytes(experiment)[0]), None
-            if problem := stored.keep(folder, facts, calibration.plain()):
-                remarks.append(f"the measurements are not stored ({problem})")
-        calibrations[cohort] = calibration
-        places.add(str((known or (facts, {}))[0]["device"]))
-    name = " and ".join(sorted(places)).replace("cpu", facts["cpu"])
-    if missing and "cpu" in places:
-        remarks.append(
-            "there is no GPU here: seconds and memory of calls are those of this machine's CPU; run this once where a "
-            "GPU is (srun --gpus=1 pflmpi plan ...), it is stored and found again"
-        )
-    return Found(calibrations, name, remarks=tuple(dict.fromkeys(remarks)))
 
+    folder: Path
+    renew: bool = False
 
-def link_found(found: Found, worker: str, folder: Path, anew: bool) -> Found:
-    """Return what is known, with the link between two ranks of this node and what a rank is without work."""
-    facts = {"link": "torch", **machine.description(HOST)}
-    known = None if anew else stored.find(folder, facts)
-    if known is not None:
+    def find(self, kind: type[T], work: Facts, machine: Facts) -> T | None:
+        """Stored measurement of some work on a machine; None if there is none, or it is damaged."""
+        found = None if self.renew else _read(kind, self.folder / _name(work, machine))
+        return found and found[0]
+
+    def find_on_gpu(self, kind: type[T], work: Facts) -> tuple[T, Facts] | None:
+        """Newest stored measurement of some work on the GPU of any machine, and that machine."""
+        paths = [] if self.renew else sorted(self.folder.glob(f"{_key(work)}-*.json"), key=os.path.getmtime)
+        found = [one for one in (_read(kind, path) for path in paths) if one and one[1]["device"] != "cpu"]
+        return found[-1] if found else None
+
+    def keep(self, value: object, work: Facts, machine: Facts) -> str:
+        """Store a measurement, a dataclass; why that was not possible, "" if it was."""
+        path = self.folder / _name(work, machine)
+        temporary = path.with_suffix(f".tmp{os.getpid()}")
+        content = {"work": work, "machine": machine, "numbers": asdict(value)}  # type: ignore[call-overload]
         try:
-            numbers = {name: float(value) for name, value in known[1].items()}
-            return replace(
-                found, link=Link(numbers["delay"], numbers["rate"]), base=(numbers["base"], numbers["shared"])
-            )
-        except (KeyError, TypeError, ValueError):
-            pass  # damaged: measured again
-    measured = measure_link(worker)
-    if measured is None:
-        remark = "communication is not predicted: two ranks could not talk on this machine"
-        return replace(found, remarks=(*found.remarks, remark))
-    problem = stored.keep(folder, facts, _numbers(measured))
-    remarks = [*found.remarks, *([f"the measurements are not stored ({problem})"] if problem else [])]
-    return replace(
-        found,
-        link=measured.link,
-        base=(float(measured.base), float(measured.shared)),
-        remarks=tuple(dict.fromkeys(remarks)),
-    )
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(content, indent=1) + "\n")
+            os.replace(temporary, path)
+        except OSError as error:
+            return f"the measurements are not stored ({self.folder}: {error.strerror})"
+        return ""
 
 
-def _numbers(measured: Measured) -> dict[str, Any]:
-    return {**asdict(measured.link), "base": measured.base, "shared": measured.shared}
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Folder of stored measurements, below XDG_CACHE_HOME or .cache of the home folder."""
+    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
+    return Path(cache) / "pflmpi" / "calibration"
 
 
-def _read(known: tuple[stored.Facts, stored.Facts] | None) -> Calibration | None:
-    if known is None:
-        return None
+def _read(kind: type[T], path: Path) -> tuple[T, Facts] | None:
     try:
-        return Calibration.read(dict(known[1]))
-    except (KeyError, TypeError, ValueError):
-        return None  # damaged: measured again
+        content = json.loads(path.read_text())
+        return TypeAdapter(kind).validate_python(content["numbers"]), dict(content["machine"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # missing or damaged: it is measured again
 
 
-def _units(ready: Setup, ahead: Sequence[RoundSchedule], cohort: int) -> list[np.ndarray]:
-    """Return clients of a cohort as they are computed in one call: those of the smallest call, and of the largest."""
-    calls = [group for one in ahead for groups in (*one.training, *one.testing) for group in groups]
-    calls = [group for group in (calls or ready.placement.groups) if ready.executor.cohort[group[0]] == cohort]
-    calls = calls or [group for group in ready.placement.groups if ready.executor.cohort[group[0]] == cohort]
-    least, most = min(calls, key=len), max(calls, key=len)
-    return [least, most] if len(least) < len(most) else [most]
+def _name(work: Facts, machine: Facts) -> str:
+    return f"{_key(work)}-{_key(machine)}.json"
 
 
-def _facts(
-    experiment: Experiment, ready: Setup, cohort: int, groups: Sequence[np.ndarray], device: torch.device
-) -> dict[str, Any]:
-    """Return what the calibration of a cohort depends on."""
-    config = experiment.config
-    members = experiment.cohort == cohort
-    return {
-        **machine.description(device),
-        "architecture": str(experiment.architectures[cohort]),
-        "algorithm": str(config.algorithm),
-        "training": config.training.model_dump(exclude=_FREE),
-        "evaluation": config.evaluation.model_dump(exclude={"every"}),
-        "executor": config.runtime.executor,
-        "threads": config.runtime.threads,
-        "lanes": [len(group) for group in groups],
-        "clients": experiment.federation.num_clients,
-        "participants": len(ready.task.training.participants(config.seed, 1, experiment.federation.num_clients)),
-        "samples": int(ready.executor.federation.num_train[members].max()),
-        "tests": int(ready.num_test[members].max()),
-    }
+def _key(facts: Facts) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _reset_peaks(device: torch.device) -> tuple[int, int]:
+    """Forget the peaks; bytes that the host and the GPU have in use."""
+    host = resident()
+    with contextlib.suppress(OSError):  # the peak is then that of the whole process, which is more
+        Path("/proc/self/clear_refs").write_text("5")
+    if device.type != "cuda":
+        return host, 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return host, torch.cuda.memory_reserved(device)
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    # On a CPU the seconds that this thread computes: what others do on a login node at the same time is left out.
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    began = clock()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - began
+
+
+def _status(name: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        return 0

@@ -1,24 +1,18 @@
 """Memory that each rank will need, on the host and on its GPU."""
 
-import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from pflmpi import tree
-from pflmpi.forecast.calibration import Calibration, Plane
+from pflmpi.forecast.bytes import StateSizes, leaf_bytes
+from pflmpi.forecast.costs import GroupCosts
+from pflmpi.forecast.measuring import Cost
 from pflmpi.forecast.ranks import Ranks
-from pflmpi.forecast.sizes import StateSizes
-from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import ClassMeans, Own, OwnClasses
-from pflmpi.run.build import Experiment
+from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 
 _CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
-
-_PIECES = 1.25  # freed memory that is too small for what comes next stays: up to a quarter more was seen in runs
+_FRAGMENTS = 1.25  # freed memory that is too small for what comes next stays: up to a quarter more was seen in runs
 
 
 @dataclass(frozen=True)
@@ -51,140 +45,78 @@ class RankMemory:
         return self.base + self.data + self.state + self.work + self.checkpoint
 
 
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Bytes of a process that has loaded the data and computed nothing.
+
+    Attributes:
+        program: without the data.
+        data: samples and who holds which.
+        shared: of both, what processes of a node have in common.
+    """
+
+    program: float
+    data: float
+    shared: float
+
+
 def rank_memory(
-    experiment: Experiment,
-    ready: Setup,
+    setup: Setup,
     ranks: Ranks,
-    ahead: Sequence[RoundSchedule],
+    rounds: Sequence[RoundSchedule],
     sizes: StateSizes,
-    calibrations: Mapping[int, Calibration] | None,
-    base: tuple[float, float],
+    costs: GroupCosts | None,
+    process: ProcessMemory,
 ) -> list[RankMemory]:
-    """Return what each rank needs.
+    """Memory of each rank.
 
     Args:
-        ahead: the rounds that are looked at.
-        calibrations: by cohort; None leaves activations out.
-        base: bytes of a rank that has done nothing, and what of it is shared.
+        rounds: the first ones.
+        costs: None leaves activations out.
     """
-    hosted = sizes.hosted(ready.placement)
-    data, mapped = data_bytes(experiment)
-    library = max((one.library for one in calibrations.values()), default=0.0) if calibrations else 0.0
+    library = max(one.library for one in costs.calibrations.values()) if costs else 0.0
+    hosted = sizes.hosted(setup.placement)
     found = []
-    for rank in range(ready.placement.ranks):
-        on_gpu = ranks.gpu[rank] is not None
-        phases = [_fullest(ready, rank, one, calibrations, on_gpu) for one in ahead]
-        device = max((gpu for _, gpu in phases), default=0.0)
-        computes = any(one.training[rank] or one.testing[rank] for one in ahead)
+    for rank, gpu in enumerate(ranks.gpu):
+        moments = [_fullest(one, rank, costs, gpu is not None) for one in rounds]
+        work, device = (max(values, default=0.0) for values in zip(*moments, strict=True))
+        computes = any(one.training[rank] or one.testing[rank] for one in rounds)
+        state, received = float(hosted[rank]), 0
+        if rank == 0:
+            state, received = state + sizes.server_bytes, leaf_bytes(sizes.received)
         found.append(
             RankMemory(
-                clients=len(ready.placement.hosted(rank)),
-                base=base[0] + (library if computes else 0.0),
-                data=data,
-                state=float(hosted[rank] + (sizes.server_bytes if rank == 0 else 0)),
-                work=_PIECES * max((host for host, _ in phases), default=0.0),
-                checkpoint=float(hosted[rank] + (sizes.server_bytes if rank == 0 else 0)),
-                shared=base[1] + mapped,
-                device=_CONTEXT + data + device if on_gpu else 0.0,
+                clients=len(setup.placement.hosted(rank)),
+                base=process.program + (library if computes else 0.0),
+                data=process.data,
+                state=state,
+                work=_FRAGMENTS * work,
+                checkpoint=state + received,
+                shared=process.shared,
+                device=0.0 if gpu is None else _CONTEXT + process.data + device,
             )
         )
     return found
 
 
-def data_bytes(experiment: Experiment) -> tuple[float, float]:
-    """Return the bytes of samples, labels and indices, and what of it is mapped from a file that ranks share."""
-    federation = experiment.federation
-    dataset = federation.dataset
-    labels = 2 * dataset.labels.nbytes + dataset.official_test.nbytes  # the pool has labels of its own
-    indices = sum(part.nbytes for part in (*federation.train, *federation.test))
-    return float(dataset.images.nbytes + labels + indices), float(
-        dataset.images.nbytes if _mapped(dataset.images) else 0
-    )
+def _fullest(now: RoundSchedule, rank: int, costs: GroupCosts | None, on_gpu: bool) -> tuple[float, float]:
+    """Bytes of a round at its fullest moment on the host and on the GPU, besides what stays."""
+    messages = float(now.setup.declared.up_bytes(clients_of(now.training[rank])).sum())
+    reply = float(sum(call.sizes[rank] for call in now.downlink))
+    fold, serve = 2.0 * sum(call.sizes[rank] for call in now.uplink), reply  # parts, or sums, and what is sent
+    train, test = (0.0, 0.0), (0.0, 0.0)
+    if costs:
+        train = _largest(map(costs.train, now.training[rank]), on_gpu)
+        test = _largest(map(costs.test, now.testing[rank]), on_gpu)
+    if costs and rank == 0:
+        folded = sum(sum(call.sizes) if call.operation == "gather" else call.sizes[0] / 2 for call in now.uplink)
+        fold, serve = costs.calibrations[0].fold.memory, folded + costs.calibrations[0].serve.memory
+    return reply + max(messages + train[0], messages + fold, serve, test[0]), max(train[1], test[1])
 
 
-def _mapped(array: np.ndarray) -> bool:
-    owner: object = array
-    while isinstance(owner, np.ndarray | memoryview):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    return isinstance(owner, mmap.mmap)
-
-
-def _fullest(
-    ready: Setup,
-    rank: int,
-    ahead: RoundSchedule,
-    calibrations: Mapping[int, Calibration] | None,
-    on_gpu: bool,
-) -> tuple[float, float]:
-    """Return the most bytes that a round needs at one moment on the host and on the GPU, besides what stays."""
-    ups = sum(_up_bytes(ready) * len(group) for group in ahead.training[rank])
-    reply, packed = _reply_bytes(ready, ahead, rank)
-    train, train_gpu = _calls(ready, ahead.training[rank], calibrations, "train")
-    test, test_gpu = _calls(ready, ahead.testing[rank], calibrations, "test")
-    if on_gpu:  # what was measured on the host, if that is all there is, stands for the GPU
-        train_gpu, test_gpu = train_gpu or train, test_gpu or test
-        train = test = 0.0
-    folding, serving = _buffers(ahead, rank), reply + packed
-    if rank == 0 and calibrations:
-        folding, serving = calibrations[0].fold_memory, calibrations[0].serve_memory
-    phases = (reply + ups + train, reply + ups + folding, reply + _folded(ahead, rank) + serving, reply + test)
-    return max(phases), max(train_gpu, test_gpu)
-
-
-def _calls(
-    ready: Setup, groups: Sequence[ClientGroup], calibrations: Mapping[int, Calibration] | None, kind: str
-) -> tuple[float, float]:
-    """Return the most bytes of a call, on the host and on the GPU."""
-    if calibrations is None:
-        return 0.0, 0.0
-    host = device = 0.0
-    for group in groups:
-        one = calibrations[int(ready.executor.cohort[group[0]])]
-        planes: tuple[Plane, Plane] = (one.train_memory, one.train_device)
-        work = longest_steps(ready, group)
-        if kind == "test":
-            planes, work = (one.test_memory, one.test_device), int(ready.num_test[group].max())
-        host, device = max(host, planes[0].of(len(group), work)), max(device, planes[1].of(len(group), work))
-    return host, device
-
-
-def longest_steps(ready: Setup, group: ClientGroup) -> int:
-    """Return the steps of the longest lane of a group."""
-    samples = int(ready.executor.federation.num_train[group].max())
-    return ready.task.training.num_steps(samples)
-
-
-def _up_bytes(ready: Setup) -> int:
-    """Return the bytes of one participant's messages before they are packed: means of all classes, held or not."""
-    classes = ready.declared.holds.shape[1]
-    return sum(
-        kind.client_bytes(classes) if isinstance(kind, ClassMeans) else tree.num_bytes(kind.like)
-        for kind in ready.declared.up.values()
-    )
-
-
-def _buffers(ahead: RoundSchedule, rank: int) -> float:
-    """Return the bytes of what a rank sends on the way up: parts and packed, or sums and what a tree adds to them."""
-    return 2.0 * sum(call.sizes[rank] for call in ahead.uplink)
-
-
-def _folded(ahead: RoundSchedule, rank: int) -> float:
-    """Return the bytes of what rank 0 makes of the messages; 0 for other ranks."""
-    calls = ahead.uplink if rank == 0 else []
-    return float(sum(sum(call.sizes) if call.operation == "gather" else call.sizes[0] / 2 for call in calls))
-
-
-def _reply_bytes(ready: Setup, ahead: RoundSchedule, rank: int) -> tuple[float, float]:
-    """Return the bytes of a reply as it is kept by a rank, and of its packed form; all ranks' forms on rank 0."""
-    packed = sum(
-        sum(call.sizes) if rank == 0 and call.operation == "scatter" else call.sizes[rank] for call in ahead.downlink
-    )
-    kept = 0
-    for kind in ready.declared.down.values():
-        rows = 1
-        if isinstance(kind, Own):
-            rows = len(clients_of(ahead.receiving[rank]))
-        elif isinstance(kind, OwnClasses):
-            rows = ready.declared.holds.shape[1]
-        kept += rows * tree.num_bytes(kind.like)
-    return float(kept), float(packed)
+def _largest(calls: Iterable[Cost], on_gpu: bool) -> tuple[float, float]:
+    """Bytes of the largest call on the host and on the GPU; one that was measured on a CPU stands for the GPU."""
+    found = list(calls)
+    host = max((cost.memory for cost in found), default=0.0)
+    device = max((cost.device for cost in found), default=0.0)
+    return (0.0, device or host) if on_gpu else (host, 0.0)

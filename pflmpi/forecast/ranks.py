@@ -1,6 +1,5 @@
-"""Where the ranks of a run would be: their nodes, their GPUs, and what runs beside them."""
+"""Where the ranks of a run would be: their nodes, their GPUs, and which share one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pflmpi.errors import ConfigError
@@ -32,23 +31,20 @@ class Ranks:
         return len(self.node)
 
     def of_node(self, node: int) -> list[int]:
-        """Return the ranks of a node."""
+        """Ranks of a node."""
         return [rank for rank, where in enumerate(self.node) if where == node]
 
     def sharing(self, rank: int) -> list[int]:
-        """Return the ranks that compute on the same GPU as this one, or on the CPU of the same node."""
+        """Ranks that compute on the same GPU as this one, or on the CPU of the same node."""
         return [other for other in self.of_node(self.node[rank]) if self.gpu[other] == self.gpu[rank]]
 
 
 def lay_out(runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: int) -> Ranks:
-    """Return the ranks in blocks: the first on the first node, and so on.
+    """Ranks in blocks as even as they can be: the first on the first node, and so on.
 
     Args:
         runtime: the `runtime` section.
-        ranks: R.
-        nodes: how many nodes.
-        gpus: of each node.
-        cores: of each node.
+        gpus, cores: of each node.
 
     Raises:
         ConfigError: fewer ranks than nodes, or a device that the nodes do not have.
@@ -59,28 +55,15 @@ def lay_out(runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: in
         raise ConfigError("runtime.device = 'cuda', and no GPUs; say how many a node has with --gpus")
     if runtime.gpus is not None and runtime.gpus > gpus > 0:
         raise ConfigError(f"runtime.gpus = {runtime.gpus}, and --gpus {gpus}; lower it or leave it null")
-    usable = 0 if runtime.device == "cpu" else (runtime.gpus or gpus) if gpus else 0
-    node = nodes_of(ranks, nodes)
-    gpu = tuple(gpu_of(launch, usable, runtime.server != "shared") for launch in _launches(node))
+    usable = 0 if runtime.device == "cpu" or gpus == 0 else runtime.gpus or gpus
+    node = [node for node in range(nodes) for _ in range(ranks // nodes + (node < ranks % nodes))]
+    launches = [
+        Launch("mpi", rank, ranks, rank - node.index(where), node.count(where)) for rank, where in enumerate(node)
+    ]
+    gpu = tuple(gpu_of(launch, usable, runtime.server != "shared") for launch in launches)
     here = usable or max(cores // runtime.threads, 1)
     peers = [
         Peer(str(where), rank, "cpu" if number is None else "cuda", here)
         for rank, (where, number) in enumerate(zip(node, gpu, strict=True))
     ]
     return Ranks(tuple(node), gpu, all_slots(peers), for_peers(runtime, peers))
-
-
-def nodes_of(ranks: int, nodes: int) -> list[int]:
-    """Node of each rank, in blocks as even as they can be.
-
-    >>> nodes_of(5, 3)
-    [0, 0, 1, 1, 2]
-    """
-    return [node for node in range(nodes) for _ in range(ranks // nodes + (node < ranks % nodes))]
-
-
-def _launches(node: Sequence[int]) -> list[Launch]:
-    first = {where: rank for rank, where in reversed(list(enumerate(node)))}
-    return [
-        Launch("mpi", rank, len(node), rank - first[where], list(node).count(where)) for rank, where in enumerate(node)
-    ]

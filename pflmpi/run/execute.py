@@ -155,7 +155,7 @@ def attributes(experiment: Experiment, context: RankContext, run_name: str) -> d
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
 
 
-def _received(experiment: Experiment) -> dict[str, bool]:
+def received(experiment: Experiment) -> dict[str, bool]:
     """Messages to store beside the server's state: name -> whether each client has a row of its own."""
     if kept_reply(experiment.config):
         return {}
@@ -242,7 +242,7 @@ def _checkpoints(
         templates=saving.templates(client_templates(experiment)),
         attributes=attributes(experiment, context, run_name),
         keep=experiment.config.checkpoint.keep,
-        received=_received(experiment),
+        received=received(experiment),
         partition={
             "train_samples": experiment.federation.num_train,
             "test_samples": experiment.federation.num_test,

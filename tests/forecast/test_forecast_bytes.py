@@ -1,4 +1,4 @@
-"""What is foreseen of messages and state is what a run then moves and keeps, to the byte."""
+"""Predicted bytes of messages and state are those that a run moves and keeps, to the byte."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,13 @@ import pytest
 
 import harness
 from every_algorithm import every_algorithm
-from forecast_world import both, foreseen
 from pflmpi import tree
-from pflmpi.forecast.communication import wire_bytes
-from pflmpi.forecast.sizes import state_sizes
+from pflmpi.forecast.bytes import state_sizes, wire_bytes
 from pflmpi.run.build import client_templates, kept_reply
 from pflmpi.runtime.client_state import allocate
 from pflmpi.runtime.schedule import schedule
 from pflmpi.store import metrics_file
+from planned import planned, planned_and_run
 
 COLUMNS = ("up_bytes", "down_bytes", "wire_up_bytes", "wire_down_bytes")
 # A folded mean; class means with rows per class; rows per client; means to all; an introduction; two kinds at once.
@@ -25,8 +24,8 @@ MODELS = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "kernel": 3, "padding":
 
 
 def check_bytes(raw: dict[str, Any], ranks: int, folder: Path) -> None:
-    world = both(raw, ranks, folder)
-    opening, *ahead = schedule(world.ready, None)
+    world = planned_and_run(raw, ranks, folder)
+    opening, *ahead = schedule(world.setup, None)
     wire = np.array([wire_bytes([*one.uplink, *one.downlink], "mpi") for one in ahead])
     wire[0] += wire_bytes([*opening.uplink, *opening.downlink], "mpi")
     logical = [(int(one.up_bytes.sum()), int(one.down_bytes.sum())) for one in ahead]
@@ -69,23 +68,23 @@ def test_bytes_and_server_state_of_every_algorithm(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_state_of_a_rank_is_that_of_its_population(name: str, absent: str) -> None:
-    world = foreseen({**harness.settings(MESSAGES[name], evaluation={"absent": absent}), "model": MODELS[:1]}, 3)
-    check_population(world.experiment, world.ready)
+    world = planned({**harness.settings(MESSAGES[name], evaluation={"absent": absent}), "model": MODELS[:1]}, 3)
+    check_population(world.experiment, world.setup)
 
 
 def test_state_of_unlike_models_is_that_of_the_population() -> None:
-    world = foreseen({**harness.settings(MESSAGES["fedproto"]), "model": MODELS}, 3)
-    check_population(world.experiment, world.ready)
+    world = planned({**harness.settings(MESSAGES["fedproto"]), "model": MODELS}, 3)
+    check_population(world.experiment, world.setup)
     assert len(np.unique(state_sizes(world.experiment).client)) == 2
 
 
-def check_population(experiment: Any, ready: Any) -> None:
+def check_population(experiment: Any, setup: Any) -> None:
     found = []
-    for rank in range(ready.placement.ranks):
-        hosted, templates = ready.placement.hosted(rank), client_templates(experiment)
+    for rank in range(setup.placement.ranks):
+        hosted, templates = setup.placement.hosted(rank), client_templates(experiment)
         population = allocate(experiment.cohort, hosted, templates, kept_reply(experiment.config))
         found.append(sum(tree.num_bytes(rows.rows) for rows in population.cohorts))
-    assert state_sizes(experiment).hosted(ready.placement).tolist() == found
+    assert state_sizes(experiment).hosted(setup.placement).tolist() == found
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fesem", "fedgmh-full"])
@@ -94,8 +93,8 @@ def test_the_servers_state_is_known_without_making_it(name: str) -> None:
 
 
 def check_server(raw: dict[str, Any]) -> None:
-    world = foreseen(raw, 1)
-    made = dict(tree.leaves(world.ready.algorithm.init_server(world.ready.task)))
+    world = planned(raw, 1)
+    made = dict(tree.leaves(world.setup.algorithm.init_server(world.setup.task)))
     found = state_sizes(world.experiment)
     assert found.server == {path: (leaf.numel(), leaf.numpy().dtype) for path, leaf in made.items()}
     assert found.server_bytes == sum(leaf.numel() * leaf.element_size() for leaf in made.values())

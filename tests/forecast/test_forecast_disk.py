@@ -1,4 +1,4 @@
-"""What is foreseen of checkpoints is what a run then writes and keeps, within two percent."""
+"""Predicted bytes of checkpoints are those that a run writes and keeps, within a few percent."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,16 @@ import pytest
 
 import harness
 from every_algorithm import every_algorithm
-from forecast_world import both, foreseen
-from pflmpi.forecast.disk import disk
+from pflmpi.forecast.bytes import state_sizes
+from pflmpi.forecast.disk import Disk, disk
+from planned import Planned, planned, planned_and_run
 
 # Files have headers whose size HDF5 decides; those of rounds are only written for some rounds to see it.
 TOLERANCE = 0.02
+
+
+def forecast_of(world: Planned) -> Disk:
+    return disk(world.experiment, world.setup, state_sizes(world.experiment))
 
 
 def on_disk(folder: Path) -> int:
@@ -21,11 +26,11 @@ def on_disk(folder: Path) -> int:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("checkpoint", [{"keep": 0}, {"keep": 1, "every": 2}])
 @pytest.mark.parametrize("name", ["fedavg", "fedgmh-full", "fesem"])
-def test_what_stays_is_foreseen(name: str, checkpoint: dict[str, Any], ranks: int, tmp_path: Path) -> None:
+def test_what_stays_is_predicted(name: str, checkpoint: dict[str, Any], ranks: int, tmp_path: Path) -> None:
     sections = every_algorithm()[name]
     raw = harness.settings(sections, checkpoint=checkpoint, training={**sections["training"], "rounds": 5})
-    world = both(raw, ranks, tmp_path / "run")
-    found = disk(world.experiment, world.ready)
+    world = planned_and_run(raw, ranks, tmp_path / "run")
+    found = forecast_of(world)
     assert found.last == pytest.approx(on_disk(tmp_path / "run"), rel=TOLERANCE)
     assert found.most >= found.last
     assert found.count == (4 if checkpoint.get("every") == 2 else 6)
@@ -34,8 +39,8 @@ def test_what_stays_is_foreseen(name: str, checkpoint: dict[str, Any], ranks: in
 def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed(tmp_path: Path) -> None:
     """A client's state is large, and 3 of 7 train in a round."""
     raw = harness.settings(model={"name": "mlp", "hidden": 200}, checkpoint={"keep": 0})
-    world = both(raw, 2, tmp_path / "run")
-    found = disk(world.experiment, world.ready)
+    world = planned_and_run(raw, 2, tmp_path / "run")
+    found = forecast_of(world)
     shards = tmp_path / "run" / "shards"
     first = sum(path.stat().st_size for path in shards.glob("round_00000*"))
     first += (tmp_path / "run" / "round_00000.h5").stat().st_size
@@ -46,17 +51,17 @@ def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed
 
 def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not() -> None:
     def last(keep: int, rounds: int) -> float:
-        world = foreseen(harness.settings(checkpoint={"keep": keep}, training={"rounds": rounds}), 1)
-        return disk(world.experiment, world.ready).last
+        world = planned(harness.settings(checkpoint={"keep": keep}, training={"rounds": rounds}), 1)
+        return forecast_of(world).last
 
     assert last(0, 40) > 1.8 * last(0, 20)
     assert last(2, 40) < last(0, 40) / 4
 
 
 def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = foreseen(harness.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
-    whole = disk(world.experiment, world.ready)
+    world = planned(harness.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
+    whole = forecast_of(world)
     monkeypatch.setattr("pflmpi.forecast.disk._LOOKED_AT", 15)
-    part = disk(world.experiment, world.ready)
+    part = forecast_of(world)
     assert part.count == whole.count == 31
     assert part.last == pytest.approx(whole.last, rel=0.05)  # who takes part differs from round to round

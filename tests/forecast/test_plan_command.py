@@ -15,13 +15,15 @@ import harness
 from every_algorithm import every_algorithm
 from pflmpi import machine as this_machine
 from pflmpi.cli import main
-from pflmpi.forecast import advice, stored
+from pflmpi.forecast import advice
+from pflmpi.forecast.communication import Link
+from pflmpi.forecast.measuring import Cache, cache_folder
 from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file
 from pflmpi.text import size
 
 PARTS = "seconds: train, messages, server, test, checkpoint"
-LINK = {"delay": 1e-4, "rate": 1e9, "base": 3e8, "shared": 1e8}  # as if two ranks had been timed here before
+LINK = Link(1e-4, 1e9)  # as if two ranks had been timed here before
 
 
 class Machine:
@@ -60,8 +62,7 @@ def fresh(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest
 @pytest.fixture
 def machine(fresh: Machine) -> Machine:
     """A machine on which the link between ranks was measured before."""
-    place = stored.folder(os.environ)
-    assert not stored.keep(place, {"link": "torch", **this_machine.description(HOST)}, LINK)
+    assert not Cache(cache_folder(os.environ)).keep(LINK, {"link": "torch"}, this_machine.description(HOST))
     return fresh
 
 
@@ -106,22 +107,22 @@ def test_measurements_are_stored_and_found_again(machine: Machine) -> None:
 def test_stored_numbers_are_used(machine: Machine) -> None:
     config = machine.config()
     machine.plan(config)
-    (path,) = [path for path in machine.stored() if "link" not in json.loads(path.read_text())["facts"]]
+    (path,) = [path for path in machine.stored() if "link" not in json.loads(path.read_text())["work"]]
     content = json.loads(path.read_text())
-    content["numbers"]["serve"] = 1000.0
+    content["numbers"]["serve"]["seconds"] = 1000.0
     path.write_text(json.dumps(content))
     assert float(row(machine.plan(config)[1], "seconds: a round, all 3")[0]) > 1000
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"facts": 1}', "[]"])
+@pytest.mark.parametrize("damage", ["", "{", '{"machine": 1}', "[]"])
 def test_a_damaged_file_is_measured_again(damage: str, machine: Machine) -> None:
     config = machine.config()
     machine.plan(config)
-    (path,) = [path for path in machine.stored() if "link" not in json.loads(path.read_text())["facts"]]
+    (path,) = [path for path in machine.stored() if "link" not in json.loads(path.read_text())["work"]]
     path.write_text(damage)
     code, _, errors = machine.plan(config)
     assert (code, errors) == (0, "")
-    assert json.loads(path.read_text())["numbers"]["serve"] > 0
+    assert json.loads(path.read_text())["numbers"]["serve"]["seconds"] > 0
 
 
 def test_goes_on_where_nothing_can_be_stored(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +142,8 @@ def test_says_what_does_not_fit_on_a_node(machine: Machine) -> None:
 
 def test_says_that_the_state_is_what_does_not_fit(machine: Machine) -> None:
     many = {"name": "iid", "clients": 100}
-    config = machine.config(data={"limit": 1000}, partition=many, model={"name": "mlp", "hidden": 20000})  # 6 MB each
-    code, shown, errors = machine.plan(config, "--ranks", 2, "--memory", 0.5)  # their program is as `LINK` says
+    config = machine.config(data={"limit": 1000}, partition=many, model={"name": "mlp", "hidden": 40000})  # 12 MB each
+    code, shown, errors = machine.plan(config, "--ranks", 2, "--memory", 0.5)
     assert code == 1, errors
     assert "most of it is the state of the clients that live there; take more nodes" in shown
 
@@ -159,14 +160,14 @@ def test_says_what_does_not_fit_on_disk(machine: Machine, monkeypatch: pytest.Mo
     few = SimpleNamespace(
         experiment=SimpleNamespace(config=SimpleNamespace(checkpoint=SimpleNamespace(keep=0, every=1)))
     )
-    few.disk = SimpleNamespace(most=5000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=4999))
-    (problem,) = advice._disk(few, machine.folder / "not" / "there", str)  # type: ignore[arg-type]
+    few.disk = SimpleNamespace(most=500)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=499))
+    (problem,) = advice._disk(few, machine.folder / "not" / "there")  # type: ignore[arg-type]
     assert problem.startswith(
-        f"checkpoints need 5000 and {machine.folder} has 4999 free: keep not all (checkpoint.keep"
+        f"checkpoints need 500 B and {machine.folder} has 499 B free: keep not all (checkpoint.keep"
     )
-    few.disk.most = 4999
-    assert not advice._disk(few, machine.folder, str)  # type: ignore[arg-type]
+    few.disk.most = 499
+    assert not list(advice._disk(few, machine.folder))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -228,8 +229,7 @@ def test_rarer_checkpoints_keep_the_training_less(machine: Machine) -> None:
 def test_the_link_is_measured_by_two_ranks(fresh: Machine) -> None:
     code, shown, _ = fresh.plan(fresh.config(), "--ranks", 2)
     assert code == 0
-    (link,) = [content for path in fresh.stored() if "link" in (content := json.loads(path.read_text()))["facts"]]
+    (link,) = [content for path in fresh.stored() if "link" in (content := json.loads(path.read_text()))["work"]]
     assert 0 < link["numbers"]["delay"] < 1
     assert 1e6 < link["numbers"]["rate"] < 1e12
-    assert link["numbers"]["base"] > link["numbers"]["shared"] > 0
     assert "unknown" not in row(shown, PARTS)

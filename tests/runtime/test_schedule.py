@@ -7,16 +7,16 @@ import pytest
 
 import harness
 from every_algorithm import every_algorithm
-from forecast_world import foreseen
 from pflmpi.runtime.placement import Placement, cut_groups, place_clients
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
+from planned import planned
 
 
 def ready(name: str = "fedgmh-full", ranks: int = 3, **sections: Any) -> Setup:
     case = every_algorithm()[name]
     given = {"training": {**case["training"], "rounds": 7}, "checkpoint": {"every": 3}, "evaluation": {"every": 2}}
-    return foreseen(harness.settings(case, **{**given, **sections}), ranks).ready
+    return planned(harness.settings(case, **{**given, **sections}), ranks).setup
 
 
 def took_part(rounds: list[RoundSchedule]) -> list[int]:

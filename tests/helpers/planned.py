@@ -1,4 +1,4 @@
-"""A run that has ended, and what was foreseen of it."""
+"""A run that is planned, and one that has ended."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +16,20 @@ SLOTS = 2  # as in `harness`
 
 
 @dataclass(frozen=True)
-class Foreseen:
+class Planned:
     """An experiment that nothing was done with."""
 
     experiment: Experiment
-    ready: Setup
+    setup: Setup
 
 
-def foreseen(raw: dict[str, Any], ranks: int) -> Foreseen:
+def planned(raw: dict[str, Any], ranks: int) -> Planned:
     """The experiment of a configuration on some ranks."""
     experiment = prepare(configuration.parse(raw), torch.device("cpu"))
-    return Foreseen(experiment, setup(experiment, Launch("mpi", 0, ranks, 0, ranks), SLOTS))
+    return Planned(experiment, setup(experiment, Launch("mpi", 0, ranks, 0, ranks), SLOTS))
 
 
-def both(raw: dict[str, Any], ranks: int, folder: Path) -> Foreseen:
-    """Run a configuration on threads, and return what was foreseen of it."""
+def planned_and_run(raw: dict[str, Any], ranks: int, folder: Path) -> Planned:
+    """Run a configuration on threads; the same experiment before it."""
     harness.run(raw, folder, ranks)
-    return foreseen(raw, ranks)
+    return planned(raw, ranks)

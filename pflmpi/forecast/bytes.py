@@ -1,0 +1,130 @@
+"""Bytes of the data, of what is kept between rounds, and of messages."""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflmpi import tree
+from pflmpi.forecast.communication import TransportName
+from pflmpi.learning.task import HOST
+from pflmpi.messages.kinds import Call
+from pflmpi.messages.packing import to_numpy
+from pflmpi.run.build import Experiment, client_templates
+from pflmpi.run.execute import received
+from pflmpi.runtime.placement import Placement
+from pflmpi.transports import ring
+from pflmpi.tree import Tree
+
+_FEW = 3  # clients for which a server's state is made to see how it grows
+
+
+Leaves = dict[str, tuple[int, np.dtype]]  # by path, the number of values and their type
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """Bytes of what is kept between rounds.
+
+    Attributes:
+        client: [N] bytes of each client; what it keeps, and the reply that it is tested with where that is kept.
+        server: leaves of the server's state.
+        received: leaves of the messages that a checkpoint holds besides, because personal models are made of them.
+        links: other leaves of these messages, by path, with the path of the server's leaf that they are.
+    """
+
+    client: np.ndarray
+    server: Leaves
+    received: Leaves
+    links: dict[str, str]
+
+    @property
+    def server_bytes(self) -> int:
+        """Bytes of the server's state."""
+        return leaf_bytes(self.server)
+
+    def hosted(self, placement: Placement) -> np.ndarray:
+        """[R] bytes of the clients that live on each rank."""
+        return np.array([int(self.client[placement.hosted(rank)].sum()) for rank in range(placement.ranks)], np.int64)
+
+
+def state_sizes(experiment: Experiment) -> StateSizes:
+    """Sizes of the state of an experiment, without making it: for many clients it may not fit here."""
+    each = np.array([tree.num_bytes(template) for template in client_templates(experiment)], np.int64)
+    n = experiment.federation.num_clients
+    known = [n] if n <= _FEW else [_FEW, _FEW + 1, _FEW + 2]
+    made = [_server_and_received(experiment, clients) for clients in known]
+    servers, messages, links = zip(*made, strict=True)
+    server, copies = _for_clients(n, known, servers), _for_clients(n, known, messages)
+    return StateSizes(each[experiment.cohort], server, copies, links[0])
+
+
+def leaf_bytes(leaves: Leaves) -> int:
+    """Bytes of leaves."""
+    return sum(count * dtype.itemsize for count, dtype in leaves.values())
+
+
+def data_bytes(experiment: Experiment) -> tuple[int, int]:
+    """Bytes of samples, labels and indices; how many of them are mapped from a file, which ranks share."""
+    dataset, federation = experiment.federation.dataset, experiment.federation
+    labels = 2 * dataset.labels.nbytes + dataset.official_test.nbytes  # the pool has labels of its own
+    indices = sum(part.nbytes for part in (*federation.train, *federation.test))
+    images = dataset.images.nbytes
+    return images + labels + indices, images if _is_mapped(dataset.images) else 0
+
+
+def wire_bytes(calls: Sequence[Call], transport: TransportName) -> tuple[int, int]:
+    """Bytes that a transport counts for calls: to rank 0, and from rank 0."""
+    up = down = 0
+    for call in calls:
+        if call.operation in ("broadcast", "scatter"):
+            down += sum(call.sizes[1:])
+        elif call.operation == "sum" and transport == "torch":
+            up += ring.sum_bytes(call.sizes[0], len(call.sizes))
+        else:
+            up += sum(call.sizes[1:])
+    return up, down
+
+
+def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tree, dict[str, str]]:
+    """The server's first state for so many clients, the received messages beside it, and links; see `StateSizes`."""
+    algorithm, task = experiment.config.algorithm, experiment.tasks[0].replace(device=HOST, num_clients=clients)
+    server = algorithm.init_server(task)
+    if not (names := received(experiment)):
+        return server, {}, {}
+    published = algorithm.publish(task, server, np.arange(clients))
+    stored = {id(leaf): path for path, leaf in tree.leaves(server)}
+    leaves = {f"{name}/{path}": leaf for name in names for path, leaf in tree.leaves(published[name])}
+    links = {path: stored[id(leaf)] for path, leaf in leaves.items() if id(leaf) in stored}
+    return server, {path: leaf for path, leaf in leaves.items() if path not in links}, links
+
+
+def _for_clients(n: int, known: list[int], states: Sequence[Tree]) -> Leaves:
+    """Leaves for n clients, which have a fixed size or grow with the clients or their pairs, from those for a few."""
+    counts = [{path: leaf.numel() for path, leaf in tree.leaves(state)} for state in states]
+    return {
+        path: (_extrapolated(n, known, [count[path] for count in counts]), to_numpy(leaf.new_empty(0)).dtype)
+        for path, leaf in tree.leaves(states[0])
+    }
+
+
+def _extrapolated(place: int, known: list[int], values: list[int]) -> int:
+    """Value at a place of the parabola through three known ones, or the only one that is known.
+
+    >>> _extrapolated(10, [3, 4, 5], [9, 16, 25]), _extrapolated(10, [3, 4, 5], [7, 7, 7]), _extrapolated(2, [2], [8])
+    (100, 7, 8)
+    """
+    if len(known) == 1:
+        return values[0]
+    first, step = values[0], values[1] - values[0]
+    bend = values[2] - 2 * values[1] + values[0]
+    far = place - known[0]
+    return first + step * far + bend * (far * (far - 1) // 2)
+
+
+def _is_mapped(array: np.ndarray) -> bool:
+    owner: object = array
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return isinstance(owner, mmap.mmap)
