@@ -96,7 +96,8 @@ def _of(clients: Sequence[int]) -> str:
 
 
 def _generators() -> tuple[object, ...]:
-    return torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), random.getstate()
+    numpy_state = np.random.get_state(legacy=False)["state"]
+    return torch.get_rng_state().numpy().tobytes(), numpy_state["key"].tobytes(), numpy_state["pos"], random.getstate()
 
 
 def _line(algorithm: Algorithm, error: Exception) -> str:
