@@ -465,7 +465,7 @@ def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Captur
     try:
         testbed.wait_until(ended, "COMPLETED", timeout=PATIENCE)
         testbed.wait_until(running, "RUNNING", timeout=PATIENCE)
-        processes.wait_for(lambda: len(metrics_file.read(tmp_path / "first")) > 2, PATIENCE, "the first rounds")
+        processes.wait_for(lambda: len(metrics_file.read(tmp_path / "first")) > 2, "the first rounds", PATIENCE)
         shown = blocks(capsys, [])
         assert shown[running].startswith(f"job {running} RUNNING on 1 node (node")
         assert " of 100000, accuracy " in shown[running] and "left of 0:05:00" in shown[running]

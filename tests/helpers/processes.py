@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+PATIENCE = 240.0  # seconds: of a loaded machine, where a rank may need half a minute to import torch
 ENVIRONMENT = {
     **os.environ,
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -26,7 +28,7 @@ PFLMPI = [sys.executable, "-m", "pflmpi"]
 
 
 def start_way(way: str, ranks: int) -> list[str]:
-    """The command that starts `pflmpi` on that many ranks."""
+    """The command that starts `pflmpi` on that many ranks; alone, its own option `--ranks` says how many."""
     if way == "alone":
         return PFLMPI
     if way == "mpi":
@@ -34,7 +36,7 @@ def start_way(way: str, ranks: int) -> list[str]:
     return [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "-m", "pflmpi"]
 
 
-def call(command: list[str], timeout: float = 120, **options: object) -> subprocess.CompletedProcess[str]:
+def call(command: list[str], timeout: float = PATIENCE, **options: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; whatever is left of it after the time limit is killed."""
     process = launch(command, **options)
     try:
@@ -50,6 +52,18 @@ def launch(command: list[str], **options: object) -> "subprocess.Popen[str]":
     """Start a command with its output in pipes."""
     settings = {"env": ENVIRONMENT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, **settings)  # type: ignore[call-overload, no-any-return]
+
+
+def errors_until(process: "subprocess.Popen[str]", words: str | None = None) -> str:
+    """What a process writes to its standard error, up to a line with these words or to its end."""
+    assert process.stderr is not None
+    text = ""
+    for line in iter(process.stderr.readline, ""):
+        text += line
+        if words is not None and words in line:
+            return text
+    process.wait()
+    return text
 
 
 def descendants(pid: int) -> list[int]:
@@ -80,12 +94,12 @@ def kill_all(pid: int) -> None:
             os.kill(one, signal.SIGKILL)
 
 
-def wait_for(condition: object, timeout: float, what: str) -> None:
-    """Wait until a condition holds."""
+def wait_for(condition: Callable[[], object], what: str, timeout: float = PATIENCE, every: float = 0.02) -> None:
+    """Wait until a condition holds; ask every so many seconds."""
     end = time.monotonic() + timeout
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < end, f"waited {timeout} s for {what}"
-        time.sleep(0.0005)
+        time.sleep(every)
 
 
 def have_mpi() -> bool:

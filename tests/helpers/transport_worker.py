@@ -13,6 +13,8 @@ from pflmpi.transports import open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 
+LONG = 600.0  # seconds: a rank that notices only by this time limit has not noticed
+
 
 def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())  # one write: the lines of ranks do not mix
@@ -32,18 +34,19 @@ def check(transport: Transport) -> None:
     say(f"rank {transport.rank} closed")
 
 
-def go_wrong(transport: Transport, how: str, folder: Path) -> None:
+def go_wrong(transport: Transport, how: str) -> None:
     transport.barrier()
+    if how == "late":
+        transport.timeout = 1.5
     try:
         if transport.rank == 1:
-            (folder / "wrong").touch()
             if how == "abort":
                 transport.abort(3)
             elif how == "raise":
                 raise ValueError("rank 1 is ill")
             elif how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(60)
+            time.sleep(LONG)
         for _ in range(100_000):
             transport_checks.check_maximum(transport)
             transport_checks.check_a_random_sequence(transport)
@@ -55,9 +58,9 @@ def go_wrong(transport: Transport, how: str, folder: Path) -> None:
 if __name__ == "__main__":
     what, folder = sys.argv[1], Path(sys.argv[2])
     (folder / str(os.getpid())).touch()
-    transport = open_transport("auto", detect(os.environ), timeout=1.5 if what == "late" else 60.0)
+    transport = open_transport("auto", detect(os.environ), timeout=LONG)
     transport.introduce("cpu", 1)
     if what == "check":
         check(transport)
     else:
-        go_wrong(transport, what, folder)
+        go_wrong(transport, what)

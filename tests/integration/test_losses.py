@@ -1,5 +1,6 @@
 """A rank dies or hangs: the others go on (ULFM), are started again (torchrun), or stop and name it."""
 
+import contextlib
 import os
 import random
 import re
@@ -20,7 +21,7 @@ from pflmpi.transports.detect import ALONE, Launch
 
 SURVIVE = ["--with-ft", "ulfm", "--mca", "coll", "^han,adapt"]
 ROUNDS = 20
-KILLS = int(os.environ.get("PFLMPI_KILLS", "4"))
+KILLS = int(os.environ.get("PFLMPI_KILLS", "2"))
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -> list[int]:
     """Wait for a checkpoint and return the processes of the ranks in their order."""
     there = run / f"round_{round:05}.h5"
-    processes.wait_for(lambda: there.exists() or process.poll() is not None, 120, "a checkpoint")
+    processes.wait_for(lambda: there.exists() or process.poll() is not None, "a checkpoint")
     assert process.poll() is None, process.communicate()
     return sorted(processes.ranks_of(process.pid))
 
@@ -63,7 +64,7 @@ def test_the_others_take_over_the_clients_of_a_rank_that_dies(
     ranks = ranks_after_round(process, tmp_path / "run", every)
     time.sleep(draw.random())
     os.kill(ranks[draw.choice([1, 2, 3])], signal.SIGKILL)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=processes.PATIENCE)
     assert (tmp_path / "run.exit").read_text() == "0\n", err
     assert harness.digest(tmp_path / "run") == expected
     assert re.search(r"pflmpi: rank [123] \(host \S+, process \d+\) died; 3 ranks go on, from round \d", err)
@@ -74,10 +75,10 @@ def test_one_rank_is_left_in_the_end(whole: tuple[Path, str], tmp_path: Path) ->
     config, expected = whole
     process = survivors(config, tmp_path / "run", 3)
     ranks = ranks_after_round(process, tmp_path / "run", 1)
-    for rank in ranks[1:]:
-        os.kill(rank, signal.SIGKILL)
-        time.sleep(0.3)
-    _, err = process.communicate(timeout=100)
+    os.kill(ranks[1], signal.SIGKILL)
+    err = processes.errors_until(process, "2 ranks go on")
+    os.kill(ranks[2], signal.SIGKILL)
+    err += processes.errors_until(process)
     assert (tmp_path / "run.exit").read_text() == "0\n", err
     assert harness.digest(tmp_path / "run") == expected
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == ROUNDS + 1
@@ -89,7 +90,7 @@ def test_without_rank_0_the_run_ends_and_can_be_continued(whole: tuple[Path, str
     process = survivors(config, tmp_path / "run", 3)
     os.kill(ranks_after_round(process, tmp_path / "run", 2)[0], signal.SIGKILL)
     try:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=processes.PATIENCE)
     finally:
         processes.kill_all(process.pid)
     assert not (tmp_path / "run.exit").exists(), "the launcher's wrapper takes that for a fault"
@@ -107,7 +108,7 @@ def test_torchrun_starts_the_ranks_again_and_they_continue(whole: tuple[Path, st
     start = [str(processes.BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--max-restarts=2", "-m", "pflmpi"]
     process = processes.launch([*start, "run", str(config), "--out", str(tmp_path / "run")])
     os.kill(ranks_after_round(process, tmp_path / "run", 2)[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=processes.PATIENCE)
     assert process.returncode == 0, err
     assert harness.digest(tmp_path / "run") == expected
 
@@ -127,9 +128,13 @@ def test_a_rank_that_hangs_is_named(way: str, whole: tuple[Path, str], tmp_path:
     ranks = ranks_after_round(process, tmp_path / "run", 1)
     os.kill(ranks[2], signal.SIGSTOP)
     try:
-        _, err = process.communicate(timeout=120)  # torchrun waits 30 s before it kills a rank that does not end
+        err = processes.errors_until(process, "did not come to it")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ranks[2], signal.SIGCONT)  # torchrun waits 30 s before it kills a rank that does not end
+        err += processes.errors_until(process)
     finally:
         processes.kill_all(process.pid)
+        process.communicate()
     assert process.returncode == (3 if way == "mpi" else 1)
     assert re.search(r"did not end within \d+\.\d s: rank 2 \(host \S+, process \d+\) did not come to it", err), err
 
@@ -141,9 +146,7 @@ def test_by_default_all_stop_and_the_dead_rank_is_named(way: str, whole: tuple[P
     process = processes.launch([*start, *(["--ranks", "3"] if way == "alone" else [])])
     ranks = ranks_after_round(process, tmp_path / "run", 1)
     os.kill(ranks[1], signal.SIGKILL)
-    began = time.monotonic()
-    out, err = process.communicate(timeout=60)
-    assert time.monotonic() - began < 10
+    out, err = process.communicate(timeout=processes.PATIENCE)  # which is less than they would wait for a rank
     assert process.returncode not in (0, 2, 75)
     said = {"mpi": r"rank 1 with PID \d+ on node", "torchrun": r"local_rank: 1 \(pid", "alone": "rank 1 was killed"}
     assert re.search(said[way], out + err), out + err

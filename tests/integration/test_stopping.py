@@ -39,7 +39,7 @@ def start(config: Path, run: Path, way: str, ranks: int) -> "subprocess.Popen[st
     def second_round() -> bool:
         return process.poll() is not None or len(lines(run)) > 2
 
-    processes.wait_for(second_round, 90, "the second round")
+    processes.wait_for(second_round, "the second round")
     assert process.poll() is None, process.communicate()
     return process
 
@@ -65,7 +65,7 @@ def test_a_signal_ends_the_run_after_the_round(
     run = tmp_path / "run"
     process = start(config, run, way, ranks)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=processes.PATIENCE)
     assert process.returncode == Stopped.exit_code, err
     stopped_at = len(lines(run)) - 1
     assert f"stopped after round {stopped_at}; `pflmpi resume {run}` continues" in err
@@ -81,7 +81,7 @@ def test_a_signal_ends_the_run_after_the_round(
 def test_one_rank_that_gets_the_signal_stops_all(whole: tuple[Path, str], tmp_path: Path) -> None:
     process = start(whole[0], tmp_path / "run", "mpi", 3)
     os.kill(processes.ranks_of(process.pid)[-1], signal.SIGUSR1)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=processes.PATIENCE)
     assert process.returncode == Stopped.exit_code, err
     assert "another rank was asked to stop: stopped after round" in err or "SIGUSR1 came: stopped after round" in err
 
@@ -93,12 +93,12 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     config.write_text(yaml.safe_dump(raw))
     run = tmp_path / "run"
     process = processes.launch([*processes.PFLMPI, "run", str(config), "--out", str(run), "--ranks", "1"])
-    processes.wait_for(lambda: (run / "round_00000.h5").exists(), 90, "the first checkpoint")
+    processes.wait_for(lambda: (run / "round_00000.h5").exists(), "the first checkpoint")
     process.send_signal(signal.SIGTERM)
-    time.sleep(1.5)
+    time.sleep(1.5)  # a second signal within one second is the same wish
     assert process.poll() is None, "the first one waits for the round"
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    # Again and again: a loaded machine may have told the process of the first one just now.
+    processes.wait_for(lambda: process.poll() is not None or process.send_signal(signal.SIGTERM), "the end", every=0.2)
     assert process.returncode == Stopped.exit_code
     assert run_folder.newest_good(run) == (0, [])
 
@@ -111,10 +111,12 @@ stop = Stop()
 with noted_signals(stop):
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
+    while not stop.reason:
+        time.sleep(0.01)
     time.sleep(0.3)
 print(stop.reason)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=processes.PATIENCE)
     assert (done.returncode, done.stdout) == (0, "SIGUSR1 came\n") or done.stdout == "SIGTERM came\n", done.stderr
 
 
@@ -124,9 +126,9 @@ import os, signal, time
 from pflmpi.runtime.stopping import Stop, noted_signals
 with noted_signals(Stop(), lambda: True):
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(30)
+    time.sleep(600)
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 3
+    assert subprocess.run([sys.executable, "-c", code], timeout=processes.PATIENCE).returncode == 3
 
 
 def test_signals_are_as_before_afterwards() -> None:

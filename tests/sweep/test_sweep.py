@@ -167,7 +167,7 @@ def test_closing_ends_every_process_of_the_groups(tmp_path: Path, held: int) -> 
             if job.log.read_text().strip():
                 break
     child = int(job.log.read_text())
-    processes.wait_for(lambda: not alive(child), 10, "the end of the group")
+    processes.wait_for(lambda: not alive(child), "the end of the group")
 
 
 def test_gpus_are_shared_out_among_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +342,7 @@ def test_a_stopped_sweep_leaves_no_process_and_resumes(
     process = processes.launch(sweep)
     try:
         processes.wait_for(
-            lambda: all(run_folder.rounds(run)[-1:] > [0] for run in runs) or process.poll() is not None,
-            90,
-            "both runs",
+            lambda: all(run_folder.rounds(run)[-1:] > [0] for run in runs) or process.poll() is not None, "both runs"
         )
         started = processes.descendants(process.pid)
         assert len(started) >= len(rows) * ranks

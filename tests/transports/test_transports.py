@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,19 +32,18 @@ def launch(way: str, what: str, folder: Path) -> tuple[int, str, str]:
     program, *arguments = start[way]
     command = [str(processes.BIN / program), *arguments, WORKER, what, str(folder)]
     root = str(ROOT)
-    done = processes.call(command, 60, env={**processes.ENVIRONMENT, "PYTHONPATH": root})
+    done = processes.call(command, env={**processes.ENVIRONMENT, "PYTHONPATH": root})
     return done.returncode, done.stdout, done.stderr
 
 
-def seconds_until_all_ended(folder: Path) -> float:
-    """Wait for the workers to end; return the seconds since rank 1 went wrong.
+def wait_until_all_have_ended(folder: Path) -> None:
+    """Wait for the workers to end, for less than their time limit.
 
     Each has left a file named by its process; mpirun may end a moment before a rank that it has killed is gone.
     """
     ranks = [Path("/proc") / file.name for file in folder.iterdir() if file.name.isdecimal()]
     assert len(ranks) == 3
-    processes.wait_for(lambda: not any(rank.exists() for rank in ranks), 20, "ranks to end")
-    return time.time() - (folder / "wrong").stat().st_mtime
+    processes.wait_for(lambda: not any(rank.exists() for rank in ranks), "ranks to end")
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -70,7 +70,7 @@ def test_in_processes(way: str, tmp_path: Path) -> None:
 def test_when_one_rank_ends_all_end(what: str, mpi_code: int, way: str, tmp_path: Path) -> None:
     code, out, err = launch(way, what, tmp_path)
     assert code == (mpi_code if way == "mpi" else 1), err  # torchrun has one code for every failure
-    assert seconds_until_all_ended(tmp_path) < 10
+    wait_until_all_have_ended(tmp_path)
     for line in out.splitlines():  # ranks that noticed by themselves said so in one line
         assert re.search(r": (a rank ended or was lost|rank .*\(host .* ended or was killed) during ", line)
     if what == "kill" and way == "torch":  # mpirun ends the others before they notice, and says which rank it was
@@ -82,7 +82,7 @@ def test_a_missing_rank_is_an_error_after_the_time_limit(way: str, tmp_path: Pat
     code, out, err = launch(way, "late", tmp_path)
     assert code == (3 if way == "mpi" else 1), err
     assert re.search(r"maximum did not end within \d\.\d s: rank 1 \(host \S+, process \d+\) did not come to it", out)
-    assert seconds_until_all_ended(tmp_path) < 10
+    wait_until_all_have_ended(tmp_path)
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_srun_without_mpi_connects_through_slurms_variables(tmp_path: Path) -> N
         command = [sys.executable, WORKER, "check", str(tmp_path)]
         ranks.append(processes.launch(command, env={**processes.ENVIRONMENT, **step}))
     for rank, process in enumerate(ranks):
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=processes.PATIENCE)
         assert process.returncode == 0, err
         assert f"rank {rank} of 2 over torch: large_messages holds" in out
 
@@ -118,10 +118,8 @@ def test_a_failing_rank_stops_the_others_and_its_error_is_raised() -> None:
             transport.gather(np.zeros(1, np.uint8), [1] * 4)
         transport_checks.check_broadcast(transport)
 
-    start = time.monotonic()
     with pytest.raises(KeyError, match="rank 2 is ill"):
         run_ranks(4, work)
-    assert time.monotonic() - start < 5
 
 
 def test_the_last_collective_call_succeeds_although_a_rank_fails_afterwards() -> None:
@@ -150,13 +148,17 @@ def test_ranks_that_make_different_calls_are_a_defect() -> None:
 
 
 def test_threads_have_a_time_limit() -> None:
+    over = threading.Event()
+
     def work(transport: Transport) -> None:
         if transport.rank == 0:
-            time.sleep(0.5)
-        transport.barrier()
+            assert over.wait(processes.PATIENCE)
+        else:
+            with pytest.raises(TransportError, match=r"barrier did not end within 0.1 s"):
+                transport.barrier()
+            over.set()
 
-    with pytest.raises(TransportError, match=r"barrier did not end within 0.1 s"):
-        run_ranks(2, work, timeout=0.1)
+    run_ranks(2, work, timeout=0.1)
 
 
 def test_results_come_in_rank_order() -> None:
@@ -210,7 +212,7 @@ def test_a_wait_asks_until_done_and_stops_at_the_limit() -> None:
     assert not list(answers)
     with pytest.raises(TimeIsUp) as up:
         wait(lambda: False, 0.05)
-    assert 0.05 < up.value.seconds < 1
+    assert up.value.seconds > 0.05
 
 
 def test_a_time_out_names_the_missing_ranks() -> None:
