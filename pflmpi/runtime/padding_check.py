@@ -8,7 +8,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData
-from pflmpi.learning.task import Task
+from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
 from pflmpi.rng import stream
 from pflmpi.runtime.batches import LaneBatches
@@ -28,6 +28,7 @@ def check_padding(algorithm: Algorithm, task: Task, client: int) -> None:
     Args:
         task: of the cohort; `client` is one of its clients.
     """
+    task = task.replace(device=HOST)  # `plan` has no GPU, and what an algorithm does with padding depends on none
     blank = _update(algorithm, task, client, filled=False, steps=1)
     for what, other in (
         ("images and labels in the padding of a batch", _update(algorithm, task, client, filled=True, steps=1)),
@@ -62,16 +63,16 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
             return LaneBatches(batched, images[:steps], labels[:steps], weight[:steps], 1, steps, keys[:steps])
 
         passes = {name: batches(steps) for name in algorithm.passes(task, 1)}
-        data = ClientData(dict(passes), batches(1), counts.to(images.device), training.learning_rate(1), 1)
+        data = ClientData(dict(passes), batches(1), counts, training.learning_rate(1), 1)
         new, up = algorithm.client_update(batched, state, down, data)
         return {"state": new, "uplink": {**up}}
 
     down = {name: _example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
-    lanes = tree.stack([algorithm.init_client(task.replace(device=torch.device("cpu")), client)])
+    lanes = tree.stack([algorithm.init_client(task, client)])
     with calling(algorithm, "client_update", 0, [client]):
-        inputs = [value.unsqueeze(0).to(task.device) for value in (images, labels, weight, keys)]
-        received = {name: tree.to(tree.stack([value]), task.device) for name, value in down.items()}
-        return torch.func.vmap(one)(tree.to(lanes, task.device), received, *inputs)
+        inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
+        received = {name: tree.stack([value]) for name, value in down.items()}
+        return torch.func.vmap(one)(lanes, received, *inputs)
 
 
 def _example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
