@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pflmpi.analysis.table import LAST, Entry, Percent
-from pflmpi.sweep.table import Table
+from pflmpi.sweep.table import SweepTable
 
 _METRICS = {
     "mean": "accuracy, mean over clients",
@@ -37,7 +37,7 @@ class PrintedTable:
     rows: list[list[str]]
 
 
-def printed(table: Table, entries: Sequence[Entry]) -> list[PrintedTable]:
+def printed(table: SweepTable, entries: Sequence[Entry]) -> list[PrintedTable]:
     """The table as the paper prints it, beside the published figures, and the mean of the last ten rounds."""
     metric = _METRICS[table.metric]
     return [
@@ -48,7 +48,7 @@ def printed(table: Table, entries: Sequence[Entry]) -> list[PrintedTable]:
     ]
 
 
-def markdown(table: Table, entries: Sequence[Entry], commands: Sequence[str]) -> str:
+def markdown(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
     for matrix in printed(table, entries):
@@ -60,7 +60,7 @@ def markdown(table: Table, entries: Sequence[Entry], commands: Sequence[str]) ->
     return "\n\n".join(parts) + "\n"
 
 
-def comma_separated(table: Table, entries: Sequence[Entry]) -> str:
+def comma_separated(table: SweepTable, entries: Sequence[Entry]) -> str:
     """Everything that is known, one line for each row and column of the table."""
     lines = [_everything(table, entry) for entry in entries]
     file = io.StringIO()
@@ -70,7 +70,7 @@ def comma_separated(table: Table, entries: Sequence[Entry]) -> str:
     return file.getvalue()
 
 
-def latex(table: Table, entries: Sequence[Entry], commands: Sequence[str]) -> str:
+def latex(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table as tabulars for the package booktabs."""
     parts = [f"% {line}" for text in (table.title, table.source, *commands, *table.notes) for line in text.splitlines()]
     for matrix in printed(table, entries):
@@ -80,7 +80,7 @@ def latex(table: Table, entries: Sequence[Entry], commands: Sequence[str]) -> st
     return "\n".join(parts) + "\n"
 
 
-def _everything(table: Table, entry: Entry) -> dict[str, str | int]:
+def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
     ours, published, last = (_pair(figure) for figure in (entry.ours, entry.published, entry.last_ten))
     return {
         "row": entry.row,
@@ -103,7 +103,7 @@ def _everything(table: Table, entry: Entry) -> dict[str, str | int]:
     }
 
 
-def _printed(caption: str, table: Table, entries: Sequence[Entry], text: Callable[[Entry], str]) -> PrintedTable:
+def _printed(caption: str, table: SweepTable, entries: Sequence[Entry], text: Callable[[Entry], str]) -> PrintedTable:
     texts = {(entry.row, entry.column): text(entry) for entry in entries}
     rows = [row for row in table.rows if any(entry.row == row for entry in entries)]
     columns = [column for column in table.columns if any(entry.column == column for entry in entries)]

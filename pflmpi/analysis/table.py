@@ -13,7 +13,7 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import metrics_file
 from pflmpi.sweep.cells import Cell
-from pflmpi.sweep.table import Table
+from pflmpi.sweep.table import SweepTable
 
 LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
 _COLUMNS = {"mean": "accuracy_mean", "weighted": "accuracy_weighted", "spread": "accuracy_std"}
@@ -70,7 +70,7 @@ class _SeedRun:
         return not self.other and 0 < len(self.lines) == self.rounds
 
 
-def entries(table: Table, cells: Sequence[Cell], out: Path) -> list[Entry]:
+def entries(table: SweepTable, cells: Sequence[Cell], out: Path) -> list[Entry]:
     """An entry for each row and column, in their order.
 
     Args:
@@ -107,7 +107,7 @@ def _decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat(raw).items() if key not in FREE_ON_RESUME}
 
 
-def _entry(table: Table, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
+def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -> Entry:
     finished = [run.lines for run in runs if run.finished]
     printed = table.published.get(row, {}).get(column)
     return Entry(

@@ -1,4 +1,4 @@
-"""How far a run is, from its folder alone: cheap, and while the run writes."""
+"""Progress of a run, read from its folder alone: cheap, and safe while the run writes."""
 
 import time
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, names
 
-_WINDOW = 10  # rounds that the speed is taken from
+_WINDOW = 10  # rounds over which the speed is measured
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What the folder of a run says.
+class RunStatus:
+    """Progress of a run.
 
     Attributes:
-        title: algorithm and data, for people.
+        title: algorithm and data, for display.
         round: the last round in the metrics file; 0 before the first has ended.
         rounds: of the whole run.
-        accuracy: of the last round that was tested, mean over clients; None before the first.
+        accuracy: of the last tested round, mean over clients; None before the first.
         best: the best such accuracy and its round.
-        checkpoint: the newest round with a checkpoint, not verified; None without any.
+        checkpoint: newest round with a checkpoint, not verified; None without any.
         per_round: seconds per round; None before the first has ended.
         age: seconds since the last round ended, by the clocks of the file system and of this machine.
     """
@@ -38,20 +38,20 @@ class Standing:
 
     @property
     def done(self) -> bool:
-        """Whether the last round has ended and its checkpoint is there."""
+        """Whether the last round has ended and its checkpoint exists."""
         return self.rounds > 0 and min(self.round, self.checkpoint or 0) >= self.rounds
 
     @property
     def to_end(self) -> float | None:
-        """Seconds to the end of the run, as fast as it was; None if that is not known."""
+        """Seconds to the end of the run at its speed so far; None if unknown."""
         return None if self.per_round is None else self.per_round * max(self.rounds - self.round, 0)
 
 
-def standing(run: Path, since: float | None = None) -> Standing | None:
-    """Return how far a run is; None if there is no run in the folder.
+def run_status(run: Path, since: float | None = None) -> RunStatus | None:
+    """Progress of a run; None if there is no run in the folder.
 
     Args:
-        since: when the process that runs it now has started, in seconds since the epoch; None if nothing runs it.
+        since: start of the process that runs it now, in seconds since the epoch; None if nothing runs it.
     """
     try:
         config = yaml_file.read(run / "config.yaml")
@@ -66,7 +66,7 @@ def standing(run: Path, since: float | None = None) -> Standing | None:
         if (accuracy := _number(line.get("accuracy_mean", ""))) is not None
     ]
     checkpoints = _checkpoints(run)
-    return Standing(
+    return RunStatus(
         title=title,
         round=int(lines[-1]["round"]) if lines else 0,
         rounds=rounds,
@@ -79,14 +79,14 @@ def standing(run: Path, since: float | None = None) -> Standing | None:
 
 
 def runs_below(sweep: Path) -> list[Path]:
-    """Return the folders of the runs of a sweep, in the order of their names."""
+    """Folders of the runs of a sweep, sorted by name."""
     return sorted(path.parent for path in sweep.glob("*/*/seed*/config.yaml"))
 
 
 def _lines(run: Path) -> list[dict[str, str]]:
     try:
         lines = metrics_file.read(run)
-    except (OSError, UnicodeDecodeError):  # replaced or removed in this moment
+    except (OSError, UnicodeDecodeError):  # replaced or removed at this moment
         return []
     return [line for line in lines if line.get("round", "").isdecimal()]
 
@@ -101,10 +101,10 @@ def _checkpoints(run: Path) -> list[int]:
 def _per_round(
     run: Path, lines: Sequence[dict[str, str]], checkpoints: Sequence[int], since: float | None
 ) -> float | None:
-    """Return the longer of what the metrics say of the last rounds, and what passed between their checkpoints.
+    """Seconds per round: the longer of the metrics' average and the average time between checkpoints.
 
-    The metrics leave out the time in which a round waits for the checkpoint before it. Checkpoints of an earlier job do
-    not count: between them and the newer ones the run stood still.
+    The metrics exclude the time that a round waits for the checkpoint before it. Checkpoints of an earlier job do not
+    count: between them and the newer ones the run stood still.
     """
     seconds = [value for line in lines if (value := _number(line.get("seconds", ""))) is not None]
     if not seconds:

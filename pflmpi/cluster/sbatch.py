@@ -1,4 +1,4 @@
-"""The options of sbatch: told apart from ours on a command line, and checked before Slurm sees them."""
+"""The options of sbatch: separated from ours on a command line, and checked before Slurm sees them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,14 +23,14 @@ spread-job stepmgr test-only usage use-min-nodes verbose:v version:V wait:W
 """
 
 _REFUSED = {
-    "chdir": "the job starts in the folder where submit is started; go there first",
-    "comment": "`pflmpi status` finds the run of a job by it",
+    "chdir": "the job starts in the folder where submit is started; change to it first",
+    "comment": "`pflmpi status` needs it to find the run of a job",
     "parsable": "submit reads what sbatch prints",
     "quiet": "submit reads what sbatch prints",
     "test-only": "use --dry-run",
     "usage": "use --help",
     "verbose": "submit reads what sbatch prints",
-    "version": "ask sbatch for it",
+    "version": "use sbatch --version",
     "wait": "submit ends when the job is queued; `pflmpi status` shows how it goes",
     "wrap": "submit writes the batch script itself",
 }
@@ -47,13 +47,13 @@ _LETTERS = {letter: name for name, letter in _KNOWN.items() if letter}
 
 
 def split(words: Sequence[str]) -> tuple[list[str], Options]:
-    """Return the words of a command line that are not sbatch's, and its options: from long name to value or None.
+    """The words of a command line that are not sbatch's, and sbatch's options: from long name to value or None.
 
     >>> split(["run.yaml", "-N2", "--time", "1:00:00", "--exclusive", "--requeue"])
     (['run.yaml', '--requeue'], {'nodes': '2', 'time': '1:00:00', 'exclusive': None})
 
     Raises:
-        ConfigError: one of sbatch's is given twice, without its value, or is not for a job of ours.
+        ConfigError: one of sbatch's is given twice, lacks its value, or cannot be given to submit.
     """
     ours: list[str] = []
     found: dict[str, str | None] = {}
@@ -76,24 +76,24 @@ def split(words: Sequence[str]) -> tuple[list[str], Options]:
 
 
 def refuse_unknown(words: Sequence[str], ours: Sequence[str]) -> None:
-    """Refuse words that are neither sbatch's options nor ours.
+    """Raise for words that neither parser accepted.
 
     Args:
-        words: those that nobody has taken.
-        ours: our own options.
+        words: the words left over.
+        ours: our own options, for the suggestion.
     """
     for word in words:
         if not word.startswith("-"):
             raise ConfigError(f"unexpected argument {word!r}: submit takes one CONFIG, or --array TABLE")
         if word.startswith("-a"):
-            raise ConfigError(f"{word}: the numbers of an array follow from its table; use --array TABLE")
+            raise ConfigError(f"{word}: the task numbers of an array follow from its table; use --array TABLE")
         name = word.partition("=")[0]
         known = [*ours, *(f"--{name}" for name in _KNOWN if name not in _REFUSED)]
         raise ConfigError(unknown("option", name, known))
 
 
 def words_of(options: Options) -> list[str]:
-    """Return options as they are written on a command line and, quoted as for a shell, in a batch script.
+    """Options as written on a command line and, quoted for a shell, in a batch script.
 
     >>> words_of({"nodes": "2", "exclusive": None})
     ['--nodes=2', '--exclusive']
@@ -106,7 +106,7 @@ def words_of(options: Options) -> list[str]:
 
 
 def _read(word: str) -> tuple[str | None, str | None]:
-    """Return the long name and the value in a word, None for what is not there."""
+    """Long name and value in a word, None for what is absent."""
     if word.startswith("--"):
         name, equals, value = word.removeprefix("--").partition("=")
         return (name if name in _KNOWN else None), (value if equals else None)

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 from datetime import timedelta
 
-from pflmpi.cluster.queue import GOING_ON, WAITING, Job
-from pflmpi.cluster.run_status import Standing
+from pflmpi.cluster.jobs import Job
+from pflmpi.cluster.run_status import RunStatus
 from pflmpi.errors import Stopped
 
 
 def headline(job: Job) -> str:
-    """Return state, reason, place and restarts of a job in one line."""
+    """State, reason, nodes and restarts of a job in one line."""
     words = [f"job {job.id} {job.state}"]
-    if job.state in GOING_ON:
+    if job.active:
         words.append(f"on {_nodes(job)} ({job.node_list})")
-    elif job.state in WAITING:
+    elif job.waiting:
         words.append(f"({job.reason or 'no reason given'}), asks for {_nodes(job)}")
         words += [f"and is expected to start at {job.start}"] if job.start else []
     else:
@@ -24,16 +24,16 @@ def headline(job: Job) -> str:
     return f"{' '.join(words)}, {restarts}"
 
 
-def course(run: Standing, job: Job | None) -> Iterator[str]:
-    """Yield lines on how far a run is, how fast, and whether the job's time will do."""
+def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
+    """Lines on a run's progress and speed, and whether the job will finish within its time limit."""
     yield _round(run)
     if run.per_round is not None:
         yield _speed(run, job)
     if run.done:
         return
     if job is None:
-        yield "not finished: `pflmpi resume` continues it, unless it goes on elsewhere"
-    elif job.state not in (*GOING_ON, *WAITING):
+        yield "not finished: `pflmpi resume` continues it, unless it is running elsewhere"
+    elif not (job.active or job.waiting):
         stopped = (
             "stopped after a complete round" if job.exit_code == Stopped.exit_code else "ended before the last round"
         )
@@ -43,20 +43,20 @@ def course(run: Standing, job: Job | None) -> Iterator[str]:
         fitting = int((_left(job) or 0.0) / run.per_round)
         yield (
             f"IT WILL NOT FIT: {clock(missing)} too little, about {fitting} of the {run.rounds - run.round} rounds "
-            "left end in time; what is complete is kept: a job submitted with --requeue goes on by itself, otherwise "
+            "left end in time; what is complete is kept: a job submitted with --requeue continues by itself, otherwise "
             "submit the same again when it has ended, with more --time"
         )
 
 
-def in_short(run: Standing | None, job: Job | None) -> str:
-    """Return how far a run is as a part of a line."""
+def progress_summary(run: RunStatus | None, job: Job | None) -> str:
+    """One-line progress summary."""
     if run is None:
         return "not begun"
     words = [f"round {run.round} of {run.rounds}"]
     words += [f"accuracy {100 * run.accuracy:.2f} %"] if run.accuracy is not None else []
     if run.done or run.per_round is None:
         return ", ".join(words)
-    if job is not None and job.state in GOING_ON:
+    if job is not None and job.active:
         words.append(f"{run.per_round:.2f} s per round, {clock(run.to_end or 0.0)} to the end")
         if (left := _left(job)) is not None:
             words.append(f"{clock(left)} left{': IT WILL NOT FIT' * (_missing(run, job) > 0)}")
@@ -66,7 +66,7 @@ def in_short(run: Standing | None, job: Job | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a time for people.
+    """A duration for display.
 
     >>> clock(58.3), clock(93630)
     ('0:00:58', '1 day, 2:00:30')
@@ -74,7 +74,7 @@ def clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def _round(run: Standing) -> str:
+def _round(run: RunStatus) -> str:
     words = [f"round {run.round} of {run.rounds}"]
     if run.accuracy is not None and run.best is not None:
         words.append(f"accuracy {100 * run.accuracy:.2f} % (best {100 * run.best[0]:.2f} % in round {run.best[1]})")
@@ -82,25 +82,25 @@ def _round(run: Standing) -> str:
     return ", ".join(words)
 
 
-def _speed(run: Standing, job: Job | None) -> str:
+def _speed(run: RunStatus, job: Job | None) -> str:
     words = [f"{run.per_round:.2f} s per round"]
     if run.age is not None:
         words.append(f"the last one ended {clock(run.age)} ago")
     if not run.done and run.to_end is not None:
         words.append(f"{clock(run.to_end)} to the end")
-    if job is not None and job.state in (*GOING_ON, *WAITING):
+    if job is not None and (job.active or job.waiting):
         left = _left(job)
         words.append("no time limit" if left is None else f"{clock(left)} left of {clock(job.limit or 0.0)}")
     return ", ".join(words)
 
 
 def _left(job: Job) -> float | None:
-    """Return the seconds that a job has before its limit; None without one."""
+    """Seconds before the job's time limit; None without one."""
     return None if job.limit is None else max(job.limit - job.seconds, 0.0)
 
 
-def _missing(run: Standing, job: Job) -> float:
-    """Return how many seconds more than it has the job needs."""
+def _missing(run: RunStatus, job: Job) -> float:
+    """Seconds that the run needs beyond the job's time limit."""
     left = _left(job)
     return 0.0 if left is None or run.to_end is None else run.to_end - left
 

@@ -13,7 +13,7 @@ from pflmpi.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from pflmpi.cluster.sbatch import Options
-    from pflmpi.cluster.script import Job
+    from pflmpi.cluster.script import BatchScript
     from pflmpi.config.load import Config
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
     from pflmpi.cluster import sbatch
-    from pflmpi.cluster.queue import cells_file
+    from pflmpi.cluster.jobs import cells_file
     from pflmpi.cluster.script import script
     from pflmpi.cluster.submission import refuse_second, submit
 
@@ -121,12 +121,12 @@ def _check(options: argparse.Namespace, given: "Options") -> None:
 def _pending_run(options: argparse.Namespace) -> Pending | None:
     """What is still to do of a run; None, and a line on the terminal, if it is done."""
     from pflmpi.config.load import load
-    from pflmpi.sweep.pending import needed
+    from pflmpi.sweep.pending import run_state
 
     config = load(options.config, options.overrides)
     _check_transport(config, options.mpi)
     out = options.out or Path("runs") / options.config.stem
-    need = needed(out, config)
+    need = run_state(out, config)
     if need.problem:
         raise CheckpointError(need.problem)
     if need.state == "done":
@@ -139,14 +139,13 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
     from pflmpi.sweep import cells as listing
-    from pflmpi.sweep.pending import plan
-    from pflmpi.sweep.selection import chosen
+    from pflmpi.sweep.pending import cell_task
 
     out = listing.folder(options.array, options.out)
     works = []
-    for cell, config in chosen(options.array, options.overrides, options.seeds, options.only):
+    for cell, config in listing.selected(options.array, options.overrides, options.seeds, options.only):
         _check_transport(config, options.mpi)
-        works.append(plan(cell, config, out, None))
+        works.append(cell_task(cell, config, out, None))
         if works[-1].state == "other":
             raise CheckpointError(f"{cell.name}: {works[-1].problem}; or leave it out with --only")
     todo = tuple(number for number, work in enumerate(works) if work.state != "done")
@@ -171,9 +170,9 @@ def _check_transport(config: "Config", mpi: str) -> None:
         )
 
 
-def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "Job":
-    from pflmpi.cluster.queue import comment_of
-    from pflmpi.cluster.script import Job, tasks
+def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "BatchScript":
+    from pflmpi.cluster.jobs import comment_of
+    from pflmpi.cluster.script import BatchScript, tasks
 
     number = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
@@ -187,7 +186,7 @@ def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "Jo
         ours["array"] = tasks(pending.todo, options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
-    return Job(
+    return BatchScript(
         options={**ours, **given},
         python=sys.executable,
         arguments=pending.words,

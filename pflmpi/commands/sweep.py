@@ -16,8 +16,8 @@ from pflmpi.commands.launch import check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, Stopped, show
 
 if TYPE_CHECKING:
-    from pflmpi.sweep.pending import Work
-    from pflmpi.sweep.runs import Outcome
+    from pflmpi.sweep.pending import CellTask
+    from pflmpi.sweep.runs import SweepOutcome
 
 _FAILED = 1
 _log = logging.getLogger(__name__)
@@ -46,14 +46,13 @@ def run(options: argparse.Namespace) -> int:
     """Run all cells on this machine, or one of them as a task of a job array; return the exit code."""
     from pflmpi.sweep import cells as listing
     from pflmpi.sweep.lock import cell_locked, locked
-    from pflmpi.sweep.pending import plan, prepare
+    from pflmpi.sweep.pending import cell_task, prepare
     from pflmpi.sweep.runs import run_cells
-    from pflmpi.sweep.selection import chosen
 
     _check(options)
     launcher = _launcher(options.launcher)
     out = listing.folder(options.table, options.out)
-    selected = chosen(options.table, options.overrides, options.seeds, options.only)
+    selected = listing.selected(options.table, options.overrides, options.seeds, options.only)
     if options.cell is not None:
         if not 0 <= options.cell < len(selected):
             raise ConfigError(
@@ -62,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
             )
         selected = [selected[options.cell]]
 
-    def works() -> "list[Work]":
-        return [plan(cell, config, out, _ranks(options, config.runtime.device)) for cell, config in selected]
+    def works() -> "list[CellTask]":
+        return [cell_task(cell, config, out, _ranks(options, config.runtime.device)) for cell, config in selected]
 
     if options.dry_run:
         _show_plan(works(), launcher)
@@ -145,7 +144,7 @@ def environments(jobs: int) -> list[dict[str, str]]:
     return [{**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[job % count :: jobs])} for job in range(jobs)]
 
 
-def _conclude(works: "Sequence[Work]", outcome: "Outcome", out: Path) -> None:
+def _conclude(works: "Sequence[CellTask]", outcome: "SweepOutcome", out: Path) -> None:
     before = sum(work.state == "done" for work in works)
     failed, stopped = outcome.failed, outcome.stopped
     done = len(works) - len(failed) - len(stopped)
@@ -158,7 +157,7 @@ def _conclude(works: "Sequence[Work]", outcome: "Outcome", out: Path) -> None:
             print(f"  {name}  {logs.get(name, '')}".rstrip(), file=sys.stderr)
 
 
-def _show_plan(works: "Sequence[Work]", launcher: Sequence[str]) -> None:
+def _show_plan(works: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
     width = max(len(work.cell.name) for work in works)
     for work in works:
         print(f"{work.cell.name:{width}}  {work.done}/{work.rounds} rounds  {work.state}  {work.problem}".rstrip())

@@ -1,1 +1,1 @@
-"""Running the cells of a table on this machine: what each still needs, and the processes that do it."""
+"""Sweeps: the cells of a table, what each still needs, and the processes that run them."""

@@ -1,14 +1,17 @@
-"""The cells of a table: rows x columns x seeds, each with its configuration and its place on disk."""
+"""The cells of a table: rows x columns x seeds, each with its configuration and its folder."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pflmpi.config.sections import merge, override
 from pflmpi.errors import ConfigError
-from pflmpi.sweep.table import Table, like, safe
+from pflmpi.sweep.table import SweepTable, like, load, safe
+
+if TYPE_CHECKING:
+    from pflmpi.config.load import Config
 
 
 @dataclass(frozen=True)
@@ -26,33 +29,33 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`row/column/seed0`, for people."""
+        """`row/column/seed0`, for display."""
         return f"{self.row}/{self.column}/seed{self.seed}"
 
     def run(self, out: Path) -> Path:
-        """Return the folder of the run in the folder of the sweep."""
+        """Folder of the run in the folder of the sweep."""
         return out / safe(self.row) / safe(self.column) / f"seed{self.seed}"
 
     def config(self, out: Path) -> Path:
-        """Return the file with the configuration, beside the run."""
+        """File with the configuration, beside the run."""
         return self.run(out).with_name(f"seed{self.seed}.yaml")
 
     def log(self, out: Path) -> Path:
-        """Return the file with what the run has printed."""
+        """File with the output of the run."""
         return self.run(out).with_name(f"seed{self.seed}.log")
 
 
 def folder(path: Path, out: Path | None) -> Path:
-    """Return where the runs of a table file are: `out`, or else a folder named like the file."""
+    """Folder of a table's runs: `out`, or else one named like the file."""
     return out or Path("sweeps") / path.stem
 
 
-def cells(table: Table, overrides: Sequence[str], num_seeds: int | None) -> list[Cell]:
-    """Return the cells in the order of the file, seeds last.
+def cells(table: SweepTable, overrides: Sequence[str], num_seeds: int | None) -> list[Cell]:
+    """Cells in the order of the file, seeds last.
 
     Args:
-        overrides: `section.key=value`, over everything else.
-        num_seeds: use only the first so many seeds; None for all.
+        overrides: `section.key=value`, applied last.
+        num_seeds: use only this many seeds; None for all.
     """
     if num_seeds is not None and not 1 <= num_seeds <= len(table.seeds):
         raise ConfigError(f"--seeds {num_seeds}: the table has {len(table.seeds)}; give 1 to {len(table.seeds)}")
@@ -67,11 +70,11 @@ def cells(table: Table, overrides: Sequence[str], num_seeds: int | None) -> list
 
 
 def select(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
-    """Return the cells whose `row/column` is like one of the patterns, in any case of letters; all without patterns."""
+    """Cells whose `row/column` matches one of the patterns, ignoring case; all if there are no patterns."""
     names = list(dict.fromkeys(f"{cell.row}/{cell.column}" for cell in among))
     for pattern in patterns:
         if not any(like(name.casefold(), pattern.casefold()) for name in names):
-            raise ConfigError(f"--only {pattern!r} is like none of the cells {', '.join(names)}")
+            raise ConfigError(f"--only {pattern!r} matches none of the cells {', '.join(names)}")
     return [
         cell
         for cell in among
@@ -79,7 +82,27 @@ def select(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     ]
 
 
-def _sections(table: Table, row: str, column: str) -> dict[str, Any]:
+def selected(
+    table: Path, overrides: Sequence[str], num_seeds: int | None, patterns: Sequence[str]
+) -> "list[tuple[Cell, Config]]":
+    """Cells selected by the options of a command, in the order of the file, each with its validated configuration.
+
+    Every cell of the table is validated, even those not selected.
+    """
+    from pflmpi.config import load as configuration  # here: it imports torch, which reports do without
+
+    def parse(cell: Cell) -> "Config":
+        try:
+            return configuration.parse(cell.raw)
+        except ConfigError as error:
+            raise ConfigError(f"{cell.row}/{cell.column}: {error}") from error
+
+    everything = cells(load(table), overrides, num_seeds)
+    configs = {cell.name: parse(cell) for cell in everything}
+    return [(cell, configs[cell.name]) for cell in select(everything, patterns)]
+
+
+def _sections(table: SweepTable, row: str, column: str) -> dict[str, Any]:
     layers = [table.columns[column], table.rows[row]]
     layers += [one.set for one in table.exceptions if like(row, one.row) and like(column, one.column)]
     raw = dict(table.base)

@@ -1,4 +1,4 @@
-"""What each cell of a sweep still needs, from what is on disk."""
+"""What each cell of a sweep still needs, judged by what is on disk."""
 
 import json
 import shutil
@@ -18,15 +18,15 @@ State = Literal["start", "continue", "done", "other"]
 
 
 @dataclass(frozen=True)
-class Need:
-    """What a run still needs.
+class RunState:
+    """State of a run's folder relative to a configuration.
 
     Attributes:
-        state: what is to be done: "start", "continue", nothing ("done"), or nothing that is possible ("other": the run
-            there was made with another configuration).
-        done: rounds that need not be run again.
-        problem: what is wrong with the run that is there, for "other" and for "start" over damaged checkpoints.
-        changes: values that a continuation changes.
+        state: what is to be done: "start", "continue", nothing ("done"), or nothing possible ("other": the run in the
+            folder was made with another configuration).
+        done: rounds that need not run again.
+        problem: why the run in the folder cannot be used, for "other" and for "start" over damaged checkpoints.
+        changes: values that resuming changes.
     """
 
     state: State
@@ -36,13 +36,13 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Work:
+class CellTask:
     """A cell and what its run still needs.
 
     Attributes:
-        state, done, problem: as of `Need`.
+        state, done, problem: as in `RunState`.
         rounds: of the whole run.
-        command: arguments for `pflmpi`, none where there is nothing to start.
+        command: arguments for `pflmpi`; empty if there is nothing to start.
     """
 
     cell: Cell
@@ -53,61 +53,60 @@ class Work:
     problem: str = ""
 
 
-def plan(cell: Cell, config: Config, out: Path, ranks: int | None) -> Work:
-    """Return what a cell with this configuration needs, with its run below `out`; nothing is changed.
+def cell_task(cell: Cell, config: Config, out: Path, ranks: int | None) -> CellTask:
+    """What a cell with this configuration still needs, with its run below `out`; changes nothing.
 
     Args:
-        ranks: processes of the run; None where a launcher says it.
+        ranks: processes of the run; None if a launcher sets them.
     """
     run, rounds = cell.run(out), config.training.rounds
     how = ("--quiet",) if ranks is None else ("--ranks", str(ranks), "--quiet")
-    need = needed(run, config)
-    if need.state == "start":
+    found = run_state(run, config)
+    command: tuple[str, ...] = ()
+    if found.state == "start":
         command = ("run", str(cell.config(out)), "--out", str(run), *how)
-    elif need.state == "continue":
-        overrides = [word for key, value in need.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
+    elif found.state == "continue":
+        overrides = [word for key, value in found.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
         command = ("resume", str(run), *overrides, *how)
-    else:
-        command = ()
-    return Work(cell, need.state, need.done, rounds, command, need.problem)
+    return CellTask(cell, found.state, found.done, rounds, command, found.problem)
 
 
-def needed(run: Path, config: Config) -> Need:
-    """Return what a run with this configuration still needs; nothing is changed."""
+def run_state(run: Path, config: Config) -> RunState:
+    """State of a run's folder for this configuration; changes nothing."""
     rounds = config.training.rounds
     if not run_folder.rounds(run):
-        return Need("start")
+        return RunState("start")
     try:
         changes = allowed_changes(run, config)
     except UserError as error:
-        return Need("other", problem=str(error))
+        return RunState("other", problem=str(error))
     try:
         done, _ = run_folder.newest_good(run)
     except CheckpointError as error:
-        return Need("start", problem=str(error))
+        return RunState("start", problem=str(error))
     if done > rounds:
-        problem = f"{run} has gone on to round {done}, and training.rounds is {rounds} now; use another --out"
-        return Need("other", problem=problem)
+        problem = f"{run} has reached round {done}, but training.rounds is {rounds} now; use another --out"
+        return RunState("other", problem=problem)
     if done == rounds:
-        return Need("done", done)
-    return Need("continue", done, changes={key: new for key, (_, new) in changes.items()})
+        return RunState("done", done)
+    return RunState("continue", done, changes={key: new for key, (_, new) in changes.items()})
 
 
-def prepare(work: Work, out: Path) -> None:
-    """Write the configuration of a cell beside its run; a run that has left no good checkpoint makes room.
+def prepare(task: CellTask, out: Path) -> None:
+    """Write the configuration of a cell beside its run, and clear the folder of a run without an intact checkpoint.
 
-    One with damaged checkpoints is kept aside, one that was stopped before its first is removed.
+    A run with damaged checkpoints is renamed, one that was stopped before its first checkpoint is removed.
     """
-    run, path = work.cell.run(out), work.cell.config(out)
-    if work.state == "other":
+    run, path = task.cell.run(out), task.cell.config(out)
+    if task.state == "other":
         return
     try:
-        if work.state == "start" and run.exists():
-            if work.problem:
+        if task.state == "start" and run.exists():
+            if task.problem:
                 run.rename(run.with_name(f"{run.name}.damaged-{time.time_ns()}"))
             else:
                 shutil.rmtree(run)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dump(work.cell.raw))
+        path.write_text(dump(task.cell.raw))
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or path}: {error.strerror}; choose another --out") from error

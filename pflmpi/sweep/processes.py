@@ -1,4 +1,4 @@
-"""Runs as processes: a few at a time, each with a log, and none left behind."""
+"""Processes: a few at a time, each with a log, and none left behind."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pflmpi.errors import RunError
 
-_PAUSE = 0.2  # seconds between two looks
+_PAUSE = 0.2  # seconds between two polls
 _GRACE = 40.0  # seconds to end after SIGTERM: torch's launcher gives its ranks 30
 
 
 @dataclass(frozen=True)
-class Job:
-    """A command, and the file for all that it prints."""
+class LoggedCommand:
+    """A command, and the file for its output."""
 
     name: str
     command: Sequence[str]
@@ -26,57 +26,58 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What is going on: the jobs that run, and the exit codes of those that have ended since the last look.
+class ProcessStates:
+    """Names of the running commands, and exit codes of those that ended since the last poll.
 
-    A negative code is that of the signal which has killed the process.
+    A negative code is the signal that killed the process.
     """
 
     running: list[str]
     ended: dict[str, int]
 
 
-def run_all(jobs: Sequence[Job], environments: Sequence[Mapping[str, str]], *held: int) -> Generator[Look, None, None]:
-    """Run jobs in their order, one at a time in each environment, and look at them again and again.
+def run_all(
+    commands: Sequence[LoggedCommand], environments: Sequence[Mapping[str, str]], *held: int
+) -> Generator[ProcessStates, None, None]:
+    """Run commands in order, one at a time in each environment, and poll them until all have ended.
 
-    When the iterator is closed, the jobs that still run are ended with all processes of their groups.
+    Closing the generator ends the running commands with all processes of their groups.
 
     Args:
-        jobs: what to run.
-        environments: the variables for the jobs of each place.
-        held: descriptors that every job keeps open, so that a lock on them holds until all have ended.
+        environments: the variables of each slot, in which one command runs at a time.
+        held: descriptors that every command keeps open, so that a lock on them holds until all have ended.
     """
-    waiting = deque(jobs)
-    running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
+    waiting = deque(commands)
+    running: dict[int, tuple[LoggedCommand, subprocess.Popen[bytes]]] = {}
     try:
         while waiting or running:
-            for place, environment in enumerate(environments):
-                if waiting and place not in running:
-                    job = waiting.popleft()
-                    running[place] = job, _start(job, environment, held)
-            codes = {place: process.poll() for place, (_, process) in running.items()}
-            ended = {running.pop(place)[0].name: code for place, code in codes.items() if code is not None}
-            yield Look([job.name for job, _ in running.values()], ended)
+            for slot, environment in enumerate(environments):
+                if waiting and slot not in running:
+                    command = waiting.popleft()
+                    running[slot] = command, _start(command, environment, held)
+            codes = {slot: process.poll() for slot, (_, process) in running.items()}
+            ended = {running.pop(slot)[0].name: code for slot, code in codes.items() if code is not None}
+            yield ProcessStates([command.name for command, _ in running.values()], ended)
             if not ended:
                 time.sleep(_PAUSE)
     finally:
         _stop([process for _, process in running.values()])
 
 
-def _start(job: Job, environment: Mapping[str, str], held: Sequence[int]) -> "subprocess.Popen[bytes]":
+def _start(command: LoggedCommand, environment: Mapping[str, str], held: Sequence[int]) -> "subprocess.Popen[bytes]":
     try:
-        with open(job.log, "wb") as log:
+        with open(command.log, "wb") as log:
             return subprocess.Popen(
-                job.command,
+                command.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 pass_fds=held,
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which then ends the whole group
+                start_new_session=True,  # Ctrl-C reaches only the sweep, which then ends the whole group
             )
     except OSError as error:
-        raise RunError(f"cannot start {job.name}: {error}") from error
+        raise RunError(f"cannot start {command.name}: {error}") from error
 
 
 def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:

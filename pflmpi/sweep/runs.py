@@ -1,4 +1,4 @@
-"""The runs of a sweep: started, shown while they run, stopped together, and how each has ended."""
+"""The runs of a sweep: started, shown while they run, stopped together, with the outcome of each."""
 
 import signal
 import sys
@@ -13,20 +13,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from pflmpi.errors import Stopped
 from pflmpi.store import metrics_file
-from pflmpi.sweep.pending import Work
-from pflmpi.sweep.processes import Job, run_all
+from pflmpi.sweep.pending import CellTask
+from pflmpi.sweep.processes import LoggedCommand, run_all
 
-_WINDOW = 1800.0  # seconds over which the speed is measured: rounds of different cells take different times
+_WINDOW = 1800.0  # seconds over which the speed is measured: rounds of different cells differ in length
 
 
 @dataclass
-class Outcome:
-    """How the runs of a sweep have ended.
+class SweepOutcome:
+    """How the runs of a sweep ended.
 
     Attributes:
-        failed: by the name of a cell, what is wrong with it.
-        stopped: the cells whose runs were asked to stop, and can be continued.
-        signal: the one that has stopped the whole sweep; 0 if none has.
+        failed: cause of failure by cell name.
+        stopped: names of the cells whose runs were asked to stop and can be resumed.
+        signal: that stopped the whole sweep; 0 if none did.
     """
 
     failed: dict[str, str] = field(default_factory=dict)
@@ -35,31 +35,31 @@ class Outcome:
 
 
 def run_cells(
-    works: Sequence[Work],
+    tasks: Sequence[CellTask],
     out: Path,
     launcher: Sequence[str],
     environments: Sequence[Mapping[str, str]],
     held: Sequence[int],
-) -> Outcome:
-    """Run what is not done, and show it.
+) -> SweepOutcome:
+    """Run the cells that are not done, and show their progress.
 
     Args:
-        launcher: words that start a run on its ranks; none where a run does so itself.
-        environments: the variables for each of the runs at a time.
+        launcher: words that start a run on its ranks; empty if runs start their own ranks.
+        environments: the variables of each slot, in which one run goes at a time.
         held: descriptors that every run keeps open.
     """
-    started = {work.cell.name: work for work in works if work.command}
-    outcome = Outcome({work.cell.name: work.problem for work in works if work.state == "other"})
+    started = {task.cell.name: task for task in tasks if task.command}
+    outcome = SweepOutcome({task.cell.name: task.problem for task in tasks if task.state == "other"})
     start = [*launcher, sys.executable, "-m", "pflmpi"]
-    jobs = [Job(name, [*start, *work.command], work.cell.log(out)) for name, work in started.items()]
-    looks = run_all(jobs, environments, *held)
-    with _noted_signals() as signals, closing(looks), SweepProgress(works, out) as progress:
-        for look in looks:
+    commands = [LoggedCommand(name, [*start, *task.command], task.cell.log(out)) for name, task in started.items()]
+    polls = run_all(commands, environments, *held)
+    with _noted_signals() as signals, closing(polls), SweepProgress(tasks, out) as progress:
+        for states in polls:
             if signals:
                 outcome.signal = signals[0]
                 break
-            progress.running(look.running)
-            for name, code in look.ended.items():
+            progress.running(states.running)
+            for name, code in states.ended.items():
                 text = f"{started[name].rounds} rounds"
                 if code == Stopped.exit_code:
                     outcome.stopped.append(name)
@@ -73,7 +73,7 @@ def run_cells(
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """Yield a list of the signals that ask to stop: an exception in the middle of a start would lose a process."""
+    """Yield a list that collects stop signals: an exception in the middle of a start would lose a process."""
     noted: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -88,19 +88,19 @@ def _noted_signals() -> Iterator[list[int]]:
 
 
 def _cause(log: Path, code: int) -> str:
-    """The error that a run has shown, or else its last line."""
+    """The error that a run printed, or else its last line."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     shown = [line.removeprefix("pflmpi: ") for line in lines if line.startswith("pflmpi: ")]
     return f"killed by signal {-code}" if code < 0 else (shown or lines or [f"ended with {code}"])[-1]
 
 
 class SweepProgress:
-    """Shows a sweep: bars on a terminal, elsewhere a line as each run ends."""
+    """Shows a sweep: bars on a terminal, elsewhere a line when a run ends."""
 
-    def __init__(self, works: Sequence[Work], out: Path) -> None:
-        self._works = {work.cell.name: work for work in works}
+    def __init__(self, tasks: Sequence[CellTask], out: Path) -> None:
+        self._tasks = {task.cell.name: task for task in tasks}
         self._out = out
-        self._ended = sum(not work.command for work in works)
+        self._ended = sum(not task.command for task in tasks)
         self._console = Console(stderr=True)
         text = TextColumn("{task.description}", markup=False)
         self._bars = Progress(
@@ -109,8 +109,8 @@ class SweepProgress:
             speed_estimate_period=_WINDOW,
             disable=not self._console.is_terminal,
         )
-        self._rounds = {work.cell.name: work.done if work.command else work.rounds for work in works}
-        total = sum(work.rounds for work in works)
+        self._rounds = {task.cell.name: task.done if task.command else task.rounds for task in tasks}
+        total = sum(task.rounds for task in tasks)
         self._all = self._bars.add_task("", total=total, completed=sum(self._rounds.values()))
         self._bar: dict[str, TaskID] = {}
 
@@ -122,28 +122,28 @@ class SweepProgress:
         self._bars.stop()
 
     def running(self, names: Sequence[str]) -> None:
-        """Show how far these runs are, where there are bars."""
+        """Update the bars of these runs."""
         if self._bars.disable:
             return
         for name in names:
-            work = self._works[name]
-            lines = metrics_file.read(work.cell.run(self._out))
-            self._rounds[name] = max(work.done, int(lines[-1]["round"]) if lines else 0)
+            task = self._tasks[name]
+            lines = metrics_file.read(task.cell.run(self._out))
+            self._rounds[name] = max(task.done, int(lines[-1]["round"]) if lines else 0)
             if name not in self._bar:
-                self._bar[name] = self._bars.add_task(name, total=work.rounds, completed=work.done)
+                self._bar[name] = self._bars.add_task(name, total=task.rounds, completed=task.done)
             self._bars.update(self._bar[name], completed=self._rounds[name])
         self._show_all()
 
     def ended(self, name: str, text: str) -> None:
-        """Show how a run has ended."""
+        """Report how a run ended."""
         self._ended += 1
-        self._rounds[name] = self._works[name].rounds  # also of a failed one: nothing more is to come
+        self._rounds[name] = self._tasks[name].rounds  # also for a failed one: no more rounds will come
         if name in self._bar:
             self._bars.remove_task(self._bar.pop(name))
-        line = f"[{self._ended}/{len(self._works)}] {name}: {text}"
+        line = f"[{self._ended}/{len(self._tasks)}] {name}: {text}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._show_all()
 
     def _show_all(self) -> None:
-        text = f"{self._ended}/{len(self._works)} runs, rounds"
+        text = f"{self._ended}/{len(self._tasks)} runs, rounds"
         self._bars.update(self._all, completed=sum(self._rounds.values()), description=text)

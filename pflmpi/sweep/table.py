@@ -1,8 +1,8 @@
-"""A table of a paper as a YAML file: rows x columns x seeds, and the figures that were published.
+"""A table of a paper as a YAML file: rows x columns x seeds, and the published figures.
 
 title: FedGMH, table 2          source: Sun and Ni 2026, table 2
 metric: weighted                figure: best              seeds: [0, 1, 2]
-base: {training: {...}}         sections of a configuration, for all
+base: {training: {...}}         sections of a configuration, for all cells
 columns: {MNIST: {...}}         and those of each column and row
 rows: {FedAvg: {algorithm: {name: fedavg}}}
 exceptions: [{row: Fed*, column: MNIST, set: {training: {lr: 0.1}}}]
@@ -33,8 +33,8 @@ Published = Annotated[
 Sections = dict[str, Any]
 
 
-class Exceptional(BaseModel):
-    """Sections for some cells only, by patterns as in a shell."""
+class ExceptionRule(BaseModel):
+    """Sections for some cells only, selected by shell patterns."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,15 +43,15 @@ class Exceptional(BaseModel):
     set: Sections
 
 
-class Table(BaseModel):
-    """What a table file says.
+class SweepTable(BaseModel):
+    """The contents of a table file.
 
     Attributes:
         metric: `mean`, the plain mean of the accuracy over clients; `weighted`, over all samples; `spread`, its
             standard deviation over clients.
-        figure: what the paper prints of it: the best round's (for `spread` the round of the best mean), the last
-            round's, or the mean of the last ten.
-        published: by row and column a figure in percent, and its spread where there is one.
+        figure: which value the paper prints: the best round's (for `spread` the round of the best mean), the last
+            round's, or the mean of the last ten rounds.
+        published: by row and column, a figure in percent and, where given, its spread.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -64,20 +64,18 @@ class Table(BaseModel):
     base: Sections = {}
     columns: Annotated[dict[Name, Sections], Field(min_length=1)]
     rows: Annotated[dict[Name, Sections], Field(min_length=1)]
-    exceptions: list[Exceptional] = []
+    exceptions: list[ExceptionRule] = []
     published: dict[Name, dict[Name, Published]] = {}
     notes: list[str] = []
 
 
-def load(path: Path) -> Table:
-    """Return the table in a file, checked except for the configurations in it."""
+def load(path: Path) -> SweepTable:
+    """The table in a file, checked except for the configurations in it."""
     if path.is_dir():
-        raise ConfigError(
-            f"{path} is a folder; expected is a table file, YAML with title, source, seeds, rows and columns"
-        )
+        raise ConfigError(f"{path} is a folder; give a table file, YAML with title, source, seeds, rows and columns")
     raw = yaml_file.read(path)
     try:
-        table = section("table", Table, raw)
+        table = section("table", SweepTable, raw)
         _check(table)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -85,7 +83,7 @@ def load(path: Path) -> Table:
 
 
 def safe(name: str) -> str:
-    """Return a name as it can stand in a path.
+    """A name made safe for a path.
 
     >>> safe("FedPM (mh), K=10")
     'FedPM_mh_K=10'
@@ -94,13 +92,13 @@ def safe(name: str) -> str:
 
 
 def like(name: str, pattern: str) -> bool:
-    """Return whether a name is a pattern, or like it as file names are in a shell."""
-    return name == pattern or fnmatchcase(name, pattern)  # a name may have brackets
+    """Whether a name equals a pattern or matches it as a shell pattern."""
+    return name == pattern or fnmatchcase(name, pattern)  # a name may contain brackets
 
 
-def _check(table: Table) -> None:
+def _check(table: SweepTable) -> None:
     if len(set(table.seeds)) < len(table.seeds):
-        raise ConfigError(f"table.seeds = {table.seeds}: each seed once")
+        raise ConfigError(f"table.seeds = {table.seeds}: give each seed once")
     layers = {"base": table.base}
     layers |= {f"columns.{name}": sections for name, sections in table.columns.items()}
     layers |= {f"rows.{name}": sections for name, sections in table.rows.items()}
@@ -112,7 +110,7 @@ def _check(table: Table) -> None:
     for number, one in enumerate(table.exceptions):
         for kind, pattern, names in (("row", one.row, table.rows), ("column", one.column, table.columns)):
             if not any(like(name, pattern) for name in names):
-                raise ConfigError(f"exceptions.{number}.{kind} = {pattern!r} is like none of {', '.join(names)}")
+                raise ConfigError(f"exceptions.{number}.{kind} = {pattern!r} matches none of {', '.join(names)}")
     for row, columns in table.published.items():
         if row not in table.rows:
             raise ConfigError(f"published: {unknown('row', row, list(table.rows))}")
@@ -123,7 +121,7 @@ def _check(table: Table) -> None:
 
 def _check_keys(where: str, sections: Mapping[str, Any]) -> None:
     if "seed" in sections:
-        raise ConfigError(f"{where}.seed: the seed is not a cell's; list all of them in `seeds`")
+        raise ConfigError(f"{where}.seed: a cell cannot set the seed; list all seeds in `seeds`")
     for key in sections:
         if key not in KEYS:
             raise ConfigError(f"{where}: {unknown('section', key, list(KEYS[1:]))}")
@@ -132,7 +130,7 @@ def _check_keys(where: str, sections: Mapping[str, Any]) -> None:
 def _check_names(kind: str, names: Iterable[str]) -> None:
     folders: dict[str, str] = {}
     for name in names:
-        folder = safe(name).casefold()  # some file systems do not tell A from a
+        folder = safe(name).casefold()  # some file systems ignore case
         if not folder:
             raise ConfigError(f"{kind}: {name!r} cannot name a folder; it needs a letter or digit")
         if folder in folders:

@@ -15,7 +15,7 @@ from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import metrics_file
 from pflmpi.sweep.cells import Cell, cells
-from pflmpi.sweep.table import Table, load
+from pflmpi.sweep.table import SweepTable, load
 
 Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
 
@@ -42,13 +42,13 @@ def made(cell: Cell, out: Path, means: Sequence[float]) -> None:
     cell.config(out).write_text(dump(cell.raw))
 
 
-def small(folder: Path, **changes: Any) -> tuple[Table, list[Cell]]:
+def small(folder: Path, **changes: Any) -> tuple[SweepTable, list[Cell]]:
     """The small table with one column and two seeds, and its cells."""
     table = load(table_file.write(folder, columns={"few": {}}, **changes))
     return table, cells(table, [], None)
 
 
-def of(table: Table, among: list[Cell], out: Path) -> dict[str, Entry]:
+def of(table: SweepTable, among: list[Cell], out: Path) -> dict[str, Entry]:
     return {entry.row: entry for entry in entries(table, among, out)}
 
 

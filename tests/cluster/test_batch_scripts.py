@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pflmpi.cluster import sbatch
-from pflmpi.cluster.script import Job, script, tasks
+from pflmpi.cluster.script import BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -22,21 +22,21 @@ PLACE = {"chdir": "/home/me/first study", "open-mode": "append"}
 RUN = ("run", "configs/a.yaml", "-s", "training.rounds=20", "--out", "runs/a", "--continue")
 SWEEP = ("sweep", "tables/b.yaml", "--out", "sweeps/b", "--only", "FedGMH/*")
 JOBS = {
-    "torch": Job({"job-name": "a", **PLACE, "output": "runs/a.%j.log", "ntasks": "4"}, "/env/bin/python", RUN),
-    "pmix": Job(
+    "torch": BatchScript({"job-name": "a", **PLACE, "output": "runs/a.%j.log", "ntasks": "4"}, "/env/bin/python", RUN),
+    "pmix": BatchScript(
         {"job-name": "a", **PLACE, "output": "runs/a.%j.log", "nodes": "2", "gpus-per-task": "1", "exclusive": None},
         "/env/bin/python",
         RUN,
         mpi="pmix",
     ),
-    "requeue": Job(
+    "requeue": BatchScript(
         {"job-name": "a", **PLACE, "output": "runs/a.%j.log", "requeue": None, "signal": "USR1@120", "time": "1:00:00"},
         "/env/bin/python",
         RUN,
         mpi="pmi2",
         requeue=True,
     ),
-    "array": Job(
+    "array": BatchScript(
         {"job-name": "b", **PLACE, "output": "sweeps/b.%A_%a.log", "array": tasks([0, 1, 2, 4, 7, 8], 3)},
         "/env/bin/python",
         SWEEP,
@@ -68,12 +68,12 @@ def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
 def test_a_line_that_sbatch_would_misread_is_refused() -> None:
     for value in ("a\n#SBATCH --exclusive", "C:\\a"):
         with pytest.raises(ConfigError, match="cannot read a line break or a backslash"):
-            script(Job({"job-name": value}, "python", RUN))
+            script(BatchScript({"job-name": value}, "python", RUN))
 
 
 def test_arguments_survive_the_shell() -> None:
     odd = ("run", "it's.yaml", "-s", "model={name: mlp}", "--out", "a b/$HOME")
-    text = script(Job({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
+    text = script(BatchScript({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[3:] == list(odd)
 

@@ -14,10 +14,10 @@ import harness
 import processes
 import testbed
 from pflmpi.cli import main
-from pflmpi.cluster import queue
-from pflmpi.cluster.queue import Job
-from pflmpi.cluster.run_status import Standing, standing
-from pflmpi.cluster.status_text import course, headline, in_short
+from pflmpi.cluster import jobs, queue
+from pflmpi.cluster.jobs import Job
+from pflmpi.cluster.run_status import RunStatus, run_status
+from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import metrics_file
 
@@ -68,14 +68,14 @@ def described(comment: str = "pflmpi:/runs/a", **changes: object) -> str:
 
 
 def job(**changes: object) -> Job:
-    (one,) = queue.parse_jobs(described("pflmpi:/runs/a", **changes))
+    (one,) = jobs.parse_jobs(described("pflmpi:/runs/a", **changes))
     return one
 
 
-def far(**changes: object) -> Standing:
+def far(**changes: object) -> RunStatus:
     """A run of 30 rounds after the 12th, at 10 s each."""
     values = dict(title="fedgmh on digits", round=12, rounds=30, accuracy=0.5, best=(0.75, 9), checkpoint=12)
-    return Standing(**{**values, "per_round": 10.0, "age": 3.0, **changes})  # type: ignore[arg-type]
+    return RunStatus(**{**values, "per_round": 10.0, "age": 3.0, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +135,9 @@ def test_an_array_is_read_task_by_task_and_what_waits_comes_last() -> None:
         described("pflmpi:/sweep", id=6, array="ArrayJobId=3 ArrayTaskId=10 "),
         described("pflmpi:/sweep", id=5, array="ArrayJobId=3 ArrayTaskId=1 ", state="FAILED", code=3),
     ]
-    found = queue.parse_jobs("".join(texts))
+    found = jobs.parse_jobs("".join(texts))
     assert [one.id for one in found] == ["3_1", "3_10", "3_[2,4-5%2]"]
-    assert [queue.tasks_of(one) for one in found] == [[1], [10], [2, 4, 5]]
+    assert [one.tasks for one in found] == [[1], [10], [2, 4, 5]]
     assert [one.exit_code for one in found] == [3, 0, 0]
     assert found[2].log is None, "tasks that wait together have no log"
 
@@ -156,20 +156,20 @@ def test_only_jobs_of_ours_are_listed_by_their_number() -> None:
 
 def test_a_comment_leads_back_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert queue.run_of(queue.comment_of(Path("runs/a b"))) == tmp_path / "runs/a b"
-    assert queue.run_of("pflmpi:relative") is None
+    assert jobs.folder_of(jobs.comment_of(Path("runs/a b"))) == tmp_path / "runs/a b"
+    assert jobs.folder_of("pflmpi:relative") is None
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
 def test_an_unlimited_time_is_none(text: str) -> None:
-    assert queue.duration(text) is None
+    assert jobs.duration(text) is None
 
 
 # --- what the folder says -----------------------------------------------------------------------------------------
 
 
 def test_a_run_is_read_from_its_folder(run: Path) -> None:
-    state = standing(run)
+    state = run_status(run)
     lines = metrics_file.read(run)
     assert state is not None and state.done and state.to_end == 0
     assert (state.title, state.round, state.rounds, state.checkpoint) == ("fedgmh on digits", 3, 3, 3)
@@ -183,14 +183,14 @@ def test_time_between_checkpoints_counts_if_it_is_longer_than_the_rounds_and_of_
     for round, at in ((1, 1000), (2, 1007), (3, 1014)):
         (tmp_path / f"round_{round:05d}.h5").touch()
         os.utime(tmp_path / f"round_{round:05d}.h5", (at, at))
-    states = [standing(tmp_path, since) for since in (None, 900.0, 1010.0)]
+    states = [run_status(tmp_path, since) for since in (None, 900.0, 1010.0)]
     assert [state.per_round for state in states if state] == [2.0, 7.0, 2.0]
     assert [state.to_end for state in states if state] == [12.0, 42.0, 12.0]
 
 
 def test_the_first_round_does_not_count_for_the_speed(tmp_path: Path) -> None:
     write(tmp_path, rounds=9, done=3, first=50.0)
-    state = standing(tmp_path)
+    state = run_status(tmp_path)
     assert state is not None and state.per_round == 2.0
 
 
@@ -199,7 +199,7 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path: Path, rest: str) -> 
     write(tmp_path, rounds=9, done=3)
     with open(tmp_path / "metrics.csv", "a") as file:
         file.write(rest)
-    state = standing(tmp_path)
+    state = run_status(tmp_path)
     assert state is not None and state.round == 3 and not state.done
 
 
@@ -228,10 +228,10 @@ def test_a_run_can_be_read_while_it_writes(tmp_path: Path) -> None:
     writer.start()
     seen = []
     while writer.is_alive() or not seen:
-        state = standing(tmp_path, since=0.0)
+        state = run_status(tmp_path, since=0.0)
         assert state is not None
         seen.append(state.round)
-    state = standing(tmp_path)
+    state = run_status(tmp_path)
     assert state is not None and state.done and seen == sorted(seen)
 
 
@@ -257,20 +257,20 @@ def test_a_job_that_waits_says_why_and_for_what() -> None:
 def test_a_job_that_ended_too_early_says_how_to_continue(state: str) -> None:
     ended = job(state=state, reason=state, code=1)
     assert headline(ended) == f"job 12 {state} with exit code 1 on 2 nodes (node[1-2]), 0 restarts"
-    assert "submit the same again" in list(course(far(), ended))[-1]
+    assert "submit the same again" in list(progress_lines(far(), ended))[-1]
 
 
 def test_a_run_that_was_stopped_says_so() -> None:
-    assert list(course(far(), job(state="FAILED", code=75)))[-1].startswith("stopped after a complete round")
+    assert list(progress_lines(far(), job(state="FAILED", code=75)))[-1].startswith("stopped after a complete round")
 
 
 def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do() -> None:
     short = job(ran="00:10:00", limit="00:12:00")  # 120 s left, 18 rounds of 10 s to go
-    text = "\n".join(course(far(), short))
+    text = "\n".join(progress_lines(far(), short))
     assert "10.00 s per round, the last one ended 0:00:03 ago, 0:03:00 to the end, 0:02:00 left of 0:12:00" in text
     assert "IT WILL NOT FIT: 0:01:00 too little, about 12 of the 18 rounds left" in text
     assert "--requeue" in text and "--time" in text
-    assert "IT WILL NOT FIT" in in_short(far(), short)
+    assert "IT WILL NOT FIT" in progress_summary(far(), short)
 
 
 @pytest.mark.parametrize(
@@ -282,11 +282,11 @@ def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do() -> None:
     ],
 )
 def test_a_run_that_fits_is_not_warned_of(fitting: Job) -> None:
-    assert "FIT" not in "\n".join([*course(far(), fitting), in_short(far(), fitting)])
+    assert "FIT" not in "\n".join([*progress_lines(far(), fitting), progress_summary(far(), fitting)])
 
 
 def test_a_finished_run_has_no_advice() -> None:
-    lines = list(course(far(round=30, checkpoint=30), job(state="COMPLETED")))
+    lines = list(progress_lines(far(round=30, checkpoint=30), job(state="COMPLETED")))
     assert lines[0].startswith("round 30 of 30") and len(lines) == 2 and "to the end" not in lines[1]
 
 
@@ -300,7 +300,7 @@ def test_a_run_is_shown_where_there_is_no_slurm(run: Path, fake: Path, capsys: p
 
 
 def test_a_run_finds_its_job(run: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    says(fake, f"12\x1fx\x1f{queue.comment_of(run)}\n13\x1fx\x1fpflmpi:/else\n", described(queue.comment_of(run)))
+    says(fake, f"12\x1fx\x1f{jobs.comment_of(run)}\n13\x1fx\x1fpflmpi:/else\n", described(jobs.comment_of(run)))
     assert main(["status", str(run)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("job 12 RUNNING on 2 nodes (node[1-2]), 0 restarts\n")
@@ -319,22 +319,22 @@ def test_a_run_whose_job_is_forgotten_is_shown_and_says_so(
 def test_of_the_jobs_of_a_run_only_what_counts_is_shown(
     run: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    comment = queue.comment_of(run)
-    jobs = [described(comment, id=11, state="TIMEOUT"), described(comment, id=12, state="PENDING")]
-    says(fake, f"11\x1fx\x1f{comment}\n", *jobs)
+    comment = jobs.comment_of(run)
+    texts = [described(comment, id=11, state="TIMEOUT"), described(comment, id=12, state="PENDING")]
+    says(fake, f"11\x1fx\x1f{comment}\n", *texts)
     assert main(["status"]) == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("job")] == ["12"]
 
 
 def test_an_ended_job_with_nothing_to_show_is_left_out(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unknown = {"comment": "(null)", "log": "(null)"}
-    jobs = [described(id=1, state="FAILED", **unknown), described(id=2, **unknown)]
-    jobs.append(described(id=3, state="FAILED", comment="(null)"))
-    says(fake, "1\x1fpflmpi\x1f(null)\n", *jobs)
+    texts = [described(id=1, state="FAILED", **unknown), described(id=2, **unknown)]
+    texts.append(described(id=3, state="FAILED", comment="(null)"))
+    says(fake, "1\x1fpflmpi\x1f(null)\n", *texts)
     assert main(["status"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[1] for line in out.splitlines() if line.startswith("job")] == ["2", "3"]
-    assert "log: /home/me/my logs/12.log" in out and "which run it makes is not known" in out
+    assert "log: /home/me/my logs/12.log" in out and "its run is unknown" in out
 
 
 def test_an_array_has_a_line_for_each_cell(
@@ -343,8 +343,8 @@ def test_an_array_has_a_line_for_each_cell(
     sweep = tmp_path / "sweep"
     (sweep / "A/x").mkdir(parents=True)
     (sweep / "A/x/seed0").symlink_to(run)
-    queue.cells_file(sweep, "3").write_text("A/x/seed0\nB/x/seed0\nC/x/seed0\nD/x/seed0\nE/x/seed0\n")
-    comment, array = queue.comment_of(sweep), "ArrayJobId=3 ArrayTaskId={} "
+    jobs.cells_file(sweep, "3").write_text("A/x/seed0\nB/x/seed0\nC/x/seed0\nD/x/seed0\nE/x/seed0\n")
+    comment, array = jobs.comment_of(sweep), "ArrayJobId=3 ArrayTaskId={} "
     says(
         fake,
         f"3\x1fx\x1f{comment}\n",
@@ -358,7 +358,7 @@ def test_an_array_has_a_line_for_each_cell(
     assert lines[2].startswith("  3_0  COMPLETED  A/x/seed0  round 3 of 3, accuracy ")
     assert lines[3] == "  3_1  FAILED (NonZeroExitCode)  B/x/seed0  not begun  log: /home/me/my logs/12.log"
     assert lines[4:6] == [f"  3_{n}  PENDING (JobArrayTaskLimit)  {'ABCD'[n]}/x/seed0  not begun" for n in (2, 3)]
-    assert lines[6:] == ["  3_4  no such task now  E/x/seed0  not begun"]
+    assert lines[6:] == ["  3_4  no longer in the queue  E/x/seed0  not begun"]
     assert main(["status", str(sweep / "B/x/seed0")]) == 0
     assert capsys.readouterr().out.startswith("job 3_1 FAILED")
 
@@ -485,7 +485,7 @@ def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Captur
 def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configure(tmp_path, rounds=2)
     array = submit(tmp_path, "A/x/seed$SLURM_ARRAY_TASK_ID", "--array=1-3%1", comment=tmp_path)
-    queue.cells_file(tmp_path, array).write_text("".join(f"A/x/seed{task}\n" for task in range(4)))
+    jobs.cells_file(tmp_path, array).write_text("".join(f"A/x/seed{task}\n" for task in range(4)))
     try:
         testbed.wait_until(f"{array}_1", "COMPLETED", timeout=PATIENCE)
         lines = blocks(capsys, [str(tmp_path)])[array].splitlines()
@@ -495,7 +495,7 @@ def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Ca
     assert lines[2].startswith(f"  {array}_1  COMPLETED  A/x/seed1  round 2 of 2, accuracy ")
     assert [line.split()[0] for line in lines[3:]] == [f"{array}_2", f"{array}_3", f"{array}_0"]
     assert f"{array}_3  PENDING (JobArrayTaskLimit)  A/x/seed3  not begun" in lines[4]
-    assert lines[5].endswith("no such task now  A/x/seed0  not begun")
+    assert lines[5].endswith("no longer in the queue  A/x/seed0  not begun")
 
 
 def configure(folder: Path, rounds: int) -> None:
@@ -513,7 +513,7 @@ def submit(
     command = " ".join(["srun", sys.executable, "-m", "pflmpi", "run", *words])
     return testbed.sbatch(
         f"--ntasks={ranks}",
-        f"--comment={queue.comment_of(comment or folder / run)}",
+        f"--comment={jobs.comment_of(comment or folder / run)}",
         f"--output={folder / run}.log" if comment is None else f"--output={folder}/%A_%a.log",
         *options,
         f"--wrap={command}",

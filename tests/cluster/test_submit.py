@@ -11,7 +11,7 @@ import yaml
 import harness
 import table_file
 from pflmpi.cli import main
-from pflmpi.cluster.queue import cells_file
+from pflmpi.cluster.jobs import cells_file
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.table import load
 
@@ -118,7 +118,7 @@ def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixt
         (["nothing.yaml"], "cannot read nothing.yaml"),
         (["small.yaml", "--nods=2"], "unknown option '--nods'; did you mean '--nodes'? known: --account"),
         (["small.yaml", "other.yaml"], "unexpected argument 'other.yaml'"),
-        (["-a", "0-3", "small.yaml"], "-a: the numbers of an array follow from its table"),
+        (["-a", "0-3", "small.yaml"], "-a: the task numbers of an array follow from its table"),
         ([], "give one of them"),
         (["small.yaml", "--array", "table.yaml"], "give one of them"),
         (["small.yaml", "--jobs", "2"], "--jobs is for --array TABLE"),
@@ -161,7 +161,7 @@ def test_an_error_of_sbatch_is_shown(folder: Path, capfd: pytest.CaptureFixture[
     program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     assert main(["submit", "small.yaml", "--partition=none"]) == 2
     shown = capfd.readouterr()
-    assert "sbatch has refused the job: sbatch: error: invalid partition specified: none" in shown.err
+    assert "sbatch refused the job: sbatch: error: invalid partition specified: none" in shown.err
     assert shown.out == ""
 
 

@@ -23,8 +23,8 @@ from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.lock import locked
-from pflmpi.sweep.pending import Work, plan, prepare
-from pflmpi.sweep.processes import Job, run_all
+from pflmpi.sweep.pending import CellTask, cell_task, prepare
+from pflmpi.sweep.processes import LoggedCommand, run_all
 from pflmpi.sweep.runs import SweepProgress
 from pflmpi.sweep.table import load
 
@@ -44,10 +44,10 @@ def cell(tmp_path: Path) -> Cell:
     return cells(load(table_file.write(tmp_path)), [], None)[0]
 
 
-def needed(cell: Cell, out: Path, **changes: Any) -> Work:
+def needed(cell: Cell, out: Path, **changes: Any) -> CellTask:
     """What a cell needs when sections of its configuration have changed."""
     raw = {**cell.raw, **{name: {**cell.raw.get(name, {}), **keys} for name, keys in changes.items()}}
-    return plan(replace(cell, raw=raw), configuration.parse(raw), out, ranks=1)
+    return cell_task(replace(cell, raw=raw), configuration.parse(raw), out, ranks=1)
 
 
 def run(cell: Cell, out: Path) -> Path:
@@ -88,7 +88,7 @@ def test_a_run_continues_when_more_rounds_are_requested(cell: Cell, tmp_path: Pa
     "changes, words",
     [
         ({"training": {"lr": 0.5}}, ["training.lr = 0.1 in the run, 0.5 now"]),
-        ({"training": {"rounds": 1}}, ["gone on to round 2", "training.rounds is 1"]),
+        ({"training": {"rounds": 1}}, ["reached round 2", "training.rounds is 1"]),
         ({"runtime": {"executor": "loop"}}, ["runtime.executor = 'lanes' in the run, 'loop' now"]),
         ({"runtime": {"lanes": 3}}, ["runtime.lanes = 2 in the run, 3 now"]),
     ],
@@ -135,8 +135,8 @@ def held(tmp_path: Path) -> Iterator[int]:
         yield descriptor
 
 
-def shell(name: str, script: str, folder: Path) -> Job:
-    return Job(name, ["sh", "-c", script], folder / f"{name}.log")
+def shell(name: str, script: str, folder: Path) -> LoggedCommand:
+    return LoggedCommand(name, ["sh", "-c", script], folder / f"{name}.log")
 
 
 def test_a_limited_number_of_jobs_runs_at_a_time_each_with_its_own_log(tmp_path: Path, held: int) -> None:
@@ -201,7 +201,7 @@ def test_the_lock_holds_while_a_run_of_a_killed_sweep_continues(tmp_path: Path) 
     with locked(tmp_path / "out") as descriptor:
         looks = run_all([job], [{}], descriptor)
         next(looks)
-    with pytest.raises(ConfigError, match="or runs that a killed one has left behind"), locked(tmp_path / "out"):
+    with pytest.raises(ConfigError, match="or runs left behind by a killed one"), locked(tmp_path / "out"):
         pass
     looks.close()
     with locked(tmp_path / "out"):
@@ -283,7 +283,7 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(
     "changes, words, expected",
     [
         ({"exceptions": [{"row": "Local", "set": {"model": {"hidden": -1}}}]}, [], "Local/few: model.hidden = -1"),
-        ({}, ["--only", "fedavg"], "'fedavg' is like none of the cells"),
+        ({}, ["--only", "fedavg"], "'fedavg' matches none of the cells"),
         ({}, ["--jobs", "0"], "--jobs 0: must be at least 1"),
         ({}, ["--ranks", "0"], "--ranks 0: must be at least 1"),
         ({}, ["--seeds", "3"], "--seeds 3: the table has 2"),

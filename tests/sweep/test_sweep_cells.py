@@ -45,7 +45,7 @@ def test_tasks_share_a_folder_that_a_sweep_has_for_itself(tmp_path: Path) -> Non
 
 def test_a_cell_has_one_task(tmp_path: Path) -> None:
     with cell_locked(tmp_path / "a" / "seed0"), cell_locked(tmp_path / "a" / "seed1"):
-        refused(cell_locked(tmp_path / "a" / "seed0"), "another task makes", "seed0")
+        refused(cell_locked(tmp_path / "a" / "seed0"), "another task works on", "seed0")
     with cell_locked(tmp_path / "a" / "seed0"):
         pass
 
@@ -63,7 +63,7 @@ def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(
         assert main(["sweep", str(path), "--cell", "0", "--ranks", "1"]) == 2
     shown = capfd.readouterr()
     assert "cell 1: Local/few/seed0: 0 of 2 rounds done" in shown.out and "1 runs: 1 done (0 of them" in shown.out
-    assert "another task makes sweeps/small/FedAvg/few/seed0" in shown.err
+    assert "another task works on sweeps/small/FedAvg/few/seed0" in shown.err
     assert run_folder.newest_good(out / "Local" / "few" / "seed0") == (2, [])
     with locked(out):  # a task that has nothing to do needs no lock
         assert main(["sweep", str(path), "--cell", "1"]) == 0

@@ -18,7 +18,7 @@ def cell(all_cells: list[Cell], name: str) -> dict[str, Any]:
     return found
 
 
-def load(folder: Path, **changes: Any) -> tables.Table:
+def load(folder: Path, **changes: Any) -> tables.SweepTable:
     return tables.load(table_file.write(folder, **changes))
 
 
@@ -110,7 +110,7 @@ def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path
         ({"rows": None}, ["table.rows", "required"]),
         ({"columns": {}}, ["table.columns", "at least 1"]),
         ({"seeds": []}, ["table.seeds", "at least 1"]),
-        ({"seeds": [0, 1, 0]}, ["table.seeds", "each seed once"]),
+        ({"seeds": [0, 1, 0]}, ["table.seeds", "give each seed once"]),
         ({"seeds": [-1]}, ["table.seeds.0 = -1"]),
         ({"metric": "accuracy"}, ["table.metric = 'accuracy'", "'weighted'"]),
         ({"figure": "first"}, ["table.figure = 'first'", "'last10'"]),
@@ -138,7 +138,7 @@ def test_a_wrong_table_is_refused_with_a_clear_text(changes: dict[str, Any], wor
 
 
 def test_a_folder_is_refused_as_a_table_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a folder; expected is a table file"):
+    with pytest.raises(ConfigError, match="is a folder; give a table file"):
         tables.load(tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_patterns_select_cells_ignoring_case(tmp_path: Path) -> None:
         (["*/few", "local/*"], ["FedAvg/few", "Local/few", "Local/many (M)"]),
     ):
         assert [f"{one.row}/{one.column}" for one in select(everything, patterns)] == names
-    with pytest.raises(ConfigError, match=r"'few' is like none of the cells FedAvg/few, .*Local/many \(M\)"):
+    with pytest.raises(ConfigError, match=r"'few' matches none of the cells FedAvg/few, .*Local/many \(M\)"):
         select(everything, ["*/few", "few"])
 
 
