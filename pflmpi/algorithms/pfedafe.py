@@ -60,7 +60,7 @@ class PFedAFE(SharedParts):
     adaptive: bool = True
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
-        return {"train": Pass(), **({"beta": Pass(steps=self.beta_steps)} if self.adaptive else {})}
+        return {"train": Pass(), "beta": Pass(steps=self.beta_steps if self.adaptive else 0)}
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {**task.init(client), "beta": torch.zeros(()), "trained": torch.tensor(False)}
