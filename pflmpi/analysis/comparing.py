@@ -77,8 +77,5 @@ def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
 
 
 def _hashes(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:
-    return f"the hash of the {what} is {_short(b.get(what))} and not {_short(a.get(what))} (recorded.{what})"
-
-
-def _short(value: Any) -> str:
-    return str(value)[:12]
+    here, there = (str(recorded.get(what))[:12] for recorded in (a, b))
+    return f"the hash of the {what} is {there} and not {here} (recorded.{what})"

@@ -1,4 +1,4 @@
-"""The figures of a report over runs, in their order; each is made when its turn comes."""
+"""The figures of a report over runs, in their order."""
 
 from collections.abc import Callable, Sequence
 
@@ -63,6 +63,6 @@ def _good(run: Run) -> list[Checkpoint]:
             checkpoint = run.round(number)
             checkpoint.cohorts  # noqa: B018  the file is opened here
         except CheckpointError:
-            continue  # `comparing.damaged` has told of it
+            continue  # `comparing.damaged` has reported it
         found.append(checkpoint)
     return found

@@ -5,7 +5,6 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +18,7 @@ class Plot(ABC):
     Attributes:
         name: of its files, without an ending.
         title: a few words.
-        caption: what is seen, for those who cannot see it too.
+        caption: a description, also for readers who cannot see the figure.
     """
 
     name: str
@@ -181,13 +180,6 @@ def comma_separated(lines: Iterable[Line]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows([_text(value) for value in line] for line in lines)
     return file.getvalue()
-
-
-def write_table(plot: Plot, folder: Path) -> Path:
-    """Write the table of a figure to folder/NAME.csv; return its path."""
-    path = folder / f"{plot.name}.csv"
-    path.write_text(plot.table(), encoding="utf-8")
-    return path
 
 
 def _text(value: str | int | float) -> str:

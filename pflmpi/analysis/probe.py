@@ -1,4 +1,7 @@
-"""Probe of a checkpoint: test samples through the clients' models, to see how alike their layers are; needs torch."""
+"""Probe of a checkpoint: linear CKA between the layers of the clients' models on test samples; needs torch.
+
+CKA says how similar the outputs of two layers are for the same samples, whatever their widths and scales.
+"""
 
 from collections.abc import Callable
 
@@ -7,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.analysis.alignment import LEAST_SAMPLES, centred, cka
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import assembled, client_states, comparable_model
 from pflmpi.data.federation import Federation
@@ -17,7 +19,9 @@ from pflmpi.rng import stream
 from pflmpi.run.build import Experiment
 from pflmpi.store.probe_file import Alike
 
-_ROUNDING = 1e-6  # of float32, relative
+LEAST_SAMPLES = 4  # with fewer, centring leaves nothing
+_ROUNDING = 1e-12  # of float64 products, relative
+_OUTPUT_ROUNDING = 1e-6  # of float32 outputs, relative
 
 
 def probe_samples(federation: Federation, most: int, seed: int) -> np.ndarray:
@@ -66,11 +70,46 @@ def compare_layers(
     }
 
 
+def centred(gram: np.ndarray) -> np.ndarray:
+    """The U-centred matrix of the products of n samples, [n, n] float64, with 0 on the diagonal.
+
+    With it <A, B> / (n (n - 3)) is the unbiased HSIC_1 of Song et al., Feature Selection via Dependence Maximization,
+    JMLR 2012, eq. 5. The biased one would call any two wide layers alike where the samples are fewer than the units.
+
+    Args:
+        gram: [n, n] the inner products x_i . x_j of the activations, n >= 4; what all x_i share may be left out of it.
+    """
+    n = len(gram)
+    assert n >= LEAST_SAMPLES
+    apart = np.array(gram, np.float64)
+    np.fill_diagonal(apart, 0.0)
+    sums = apart.sum(0)
+    apart -= (sums[:, np.newaxis] + sums) / (n - 2) - sums.sum() / ((n - 1) * (n - 2))
+    np.fill_diagonal(apart, 0.0)
+    return apart if np.abs(apart).max() > _ROUNDING * np.abs(gram).max() else np.zeros_like(apart)
+
+
+def cka(matrices: np.ndarray) -> np.ndarray:
+    """CKA of every two layers, [m, m]: 1 alike, about 0 unrelated, NaN where one's output is constant.
+
+    Kornblith et al., Similarity of Neural Network Representations Revisited, ICML 2019, with unbiased HSIC as in
+    Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, eq. 2: it may be slightly below 0.
+
+    Args:
+        matrices: [m, n, n] from `centred`, over the same samples.
+    """
+    flat = matrices.reshape(len(matrices), -1).astype(np.float64)
+    products = flat @ flat.T
+    norms = np.sqrt(np.diag(products))
+    scale = norms[:, np.newaxis] * norms
+    return np.asarray(np.divide(products, scale, out=np.full_like(products, np.nan), where=scale > 0))
+
+
 def _products(output: Tensor) -> np.ndarray:
     """Inner products [B, B] of a layer's outputs for each sample, less their mean."""
     flat = output.flatten(1).float()
     mean = flat.mean(0)
     apart = flat - mean
-    apart = apart.where(apart.abs() > _ROUNDING * mean.abs(), 0)  # of a dead layer nothing else would be left
+    apart = apart.where(apart.abs() > _OUTPUT_ROUNDING * mean.abs(), 0)  # of a dead layer nothing else would be left
     products: np.ndarray = (apart @ apart.mT).cpu().numpy()
     return products

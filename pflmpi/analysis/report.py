@@ -1,19 +1,25 @@
 """A report over some runs, written to a folder: the page, its figures and their tables."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pflmpi.analysis import contents, overview, page
+import numpy as np
+
+from pflmpi.analysis import contents, page
 from pflmpi.analysis.comparing import readable
 from pflmpi.analysis.drawing.files import draw
 from pflmpi.analysis.page import PageFigure, PageTable, Section
-from pflmpi.analysis.plots import Missing, Plot, comma_separated, write_table
-from pflmpi.analysis.series.final import final
+from pflmpi.analysis.plots import Missing, Plot, comma_separated
+from pflmpi.analysis.series.final import Final, final
 from pflmpi.analysis.series.selection import NamedRun, named
 from pflmpi.errors import CheckpointError, ConfigError
 
 PAGE, _FIGURES = "report.html", "figures"
+_EXPLAINED = (
+    "Best and last: accuracy, mean over clients; worst client: its accuracy at the end; bytes: what the messages of "
+    "all rounds hold; time: that of all rounds."
+)
 _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
 
 
@@ -53,14 +59,42 @@ def write_report(paths: Sequence[Path], out: Path, update: Callable[[int, int], 
     return problems
 
 
+def results(one: NamedRun, end: Final | None) -> dict[str, str | int | float]:
+    """Results of a run by column, from its metrics and the clients' accuracies at its end; NaN where there is none."""
+    columns = one.run.columns
+    mean = 100 * columns["accuracy_mean"]
+    seen = np.flatnonzero(~np.isnan(mean))
+    best = int(seen[mean[seen].argmax()]) if len(seen) else None
+    tested = end is not None and not np.isnan(end.accuracy).all()
+    return {
+        "run": one.label,
+        "folder": str(one.run.path),
+        "rounds": len(columns["round"]),
+        "of": int(one.run.config.get("training", {}).get("rounds", 0)),
+        "best (%)": float("nan") if best is None else float(mean[best]),
+        "in round": "" if best is None else int(columns["round"][best]),
+        "last (%)": float(mean[seen[-1]]) if len(seen) else float("nan"),
+        "worst client (%)": float(np.nanmin(end.accuracy)) if end is not None and tested else float("nan"),
+        "up (bytes)": int(columns["up_bytes"].sum()),
+        "down (bytes)": int(columns["down_bytes"].sum()),
+        "time (s)": float(columns["seconds"].sum()),
+    }
+
+
+def cells(line: Mapping[str, str | int | float]) -> list[str]:
+    """Texts of a line of the table; unknown values are empty."""
+    texts = [f"{value:.2f}" if isinstance(value, float) else str(value) for value in line.values()]
+    return ["" if text == "nan" else text for text in texts]
+
+
 def _sections(among: Sequence[NamedRun], out: Path, problems: list[str], step: Callable[[], None]) -> list[Section]:
     """Draw everything; the sections of the page, and more `problems`."""
     ends = [final(one.run) for one in among]
-    results = [overview.results(one, end) for one, end in zip(among, ends, strict=True)]
-    columns, rows = list(results[0]), [overview.cells(row) for row in results]
+    lines = [results(one, end) for one, end in zip(among, ends, strict=True)]
+    columns, rows = list(lines[0]), [cells(line) for line in lines]
     (out / "runs.csv").write_text(comma_separated([columns, *rows]), encoding="utf-8")
     table = PageTable(columns, rows, names=2)
-    first = Section("Runs", overview.EXPLAINED, tables=[table])
+    first = Section("Runs", _EXPLAINED, tables=[table])
     together = Section("All runs" if len(among) > 1 else "The run")
     together.figures = _drawn(contents.compared(among, ends), out, _FIGURES)
     step()
@@ -87,7 +121,7 @@ def _drawn(figures: Sequence[Plot | Missing], out: Path, folder: str) -> list[Pa
         if isinstance(figure, Missing):
             result.append(figure)
             continue
-        write_table(figure, out / folder)
+        (out / folder / f"{figure.name}.csv").write_text(figure.table(), encoding="utf-8")
         result.append(PageFigure(figure, draw(figure, out / folder), f"{folder}/{figure.name}"))
     return result
 

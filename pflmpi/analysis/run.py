@@ -20,7 +20,7 @@ from pflmpi.store.names import round_path
 from pflmpi.text import spans
 
 _COUNTS = ("round", "participants")
-_RECORDED = ("data", "partition", "device", "ranks", "transport", "versions")  # as "recorded" in config.yaml
+_RECORDED = ("run", "data", "partition", "device", "ranks", "transport", "versions")  # as "recorded" in config.yaml
 
 
 @dataclass(frozen=True, eq=False)

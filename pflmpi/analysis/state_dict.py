@@ -23,7 +23,7 @@ def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -
     """
     number = checkpoint.num_clients
     if not 0 <= client < number:
-        raise CheckpointError(f"{checkpoint.run} has the clients 0 to {number - 1}, asked for is client {client}")
+        raise CheckpointError(f"{checkpoint.run} has clients 0 to {number - 1}; client {client} was requested")
     (state,) = client_states(checkpoint, [client])
     if leaf is not None:
         return names(_part(state.kept, leaf, f"client {client} keeps"))

@@ -27,8 +27,7 @@ def run(options: argparse.Namespace) -> int:
     import numpy as np
     import torch
 
-    from pflmpi.analysis.alignment import LEAST_SAMPLES
-    from pflmpi.analysis.probe import compare_layers, probe_samples
+    from pflmpi.analysis.probe import LEAST_SAMPLES, compare_layers, probe_samples
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.series.selection import spread_over
     from pflmpi.commands.progress import bar

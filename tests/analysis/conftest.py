@@ -17,11 +17,10 @@ def older_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("older") / "run"
     write = checkpoints.write_round
 
-    def write_as_before(run: Path, content: RoundContent, layout: Any, templates: Any, attributes: Any) -> None:
+    def write_as_before(run: Path, content: Any, layout: Any, templates: Any, attributes: Any, *seals: Any) -> Any:
+        content = RoundContent(content.round, content.server, content.metrics, content.bytes)
         former = {name: value for name, value in attributes.items() if name not in ("personal", "diagnostics")}
-        write(
-            run, RoundContent(content.round, content.server, content.metrics, content.bytes), layout, templates, former
-        )
+        return write(run, content, layout, templates, former, *seals)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checked_hdf5, "FORMAT_VERSION", 1)

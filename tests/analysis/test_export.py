@@ -260,8 +260,8 @@ def test_what_is_printed_says_whose_it_is_and_how_good(finished: Path, tmp_path:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--client", "7"], "has the clients 0 to 6, asked for is client 7"),
-        (["--client", "-1"], "has the clients 0 to 6, asked for is client -1"),
+        (["--client", "7"], "has clients 0 to 6; client 7 was requested"),
+        (["--client", "-1"], "has clients 0 to 6; client -1 was requested"),
         (["--client", "0", "--round", "12"], "no checkpoint of round 12; it has 1-3"),
         (["--client", "0", "--leaf", "modell"], "client 0 keeps nothing at --leaf modell; known: critical, model"),
         (["--server", "--leaf", "body"], "the server keeps nothing at --leaf body; known: heads"),

@@ -14,9 +14,8 @@ import newcomer
 from every_algorithm import every_algorithm
 from model_helpers import images, start
 from pflmpi import tree
-from pflmpi.analysis.alignment import centred, cka
 from pflmpi.analysis.plots import Curves, Matrices, Missing
-from pflmpi.analysis.probe import _products, probe_samples
+from pflmpi.analysis.probe import _products, centred, cka, probe_samples
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import probes
 from pflmpi.cli import main

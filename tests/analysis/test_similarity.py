@@ -81,7 +81,7 @@ def test_unlike_models_are_compared_within_their_cohort(folder: Path) -> None:
 def test_of_large_models_few_clients_and_rounds_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = made(folder, "fedper")
     values = 64 * 12 + 12 + 12 * 10 + 10
-    monkeypatch.setattr(similarity, "_MOST_VALUES", 9 * values)  # 4 checkpoints of 7 clients would be 28
+    monkeypatch.setattr(similarity, "_MOST_READ", 9 * values)  # 4 checkpoints of 7 clients would be 28
     plot = curves(checkpoints)
     assert "Only the first 3 clients" in plot.caption
     assert plot.curves[0].x.tolist() == [0, 2, 3]

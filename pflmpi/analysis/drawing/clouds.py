@@ -61,7 +61,7 @@ def clouds(plot: Clouds) -> Figure:
         columnspacing=1.0,
         handletextpad=0.2,
     )
-    figure.draw_without_rendering()  # the names are placed by where the points come to lie
+    figure.draw_without_rendering()  # the places of the names depend on those of the points
     for axes, cloud in drawn:
         _name_classes(axes, cloud)
     return figure

@@ -71,7 +71,7 @@ def _figure(plot: Plot) -> Figure:
 
 
 def _tidy(text: str) -> str:
-    """Leave out what no reader of the file needs, and what is smaller than can be seen."""
+    """Without metadata, names of groups, and digits smaller than can be seen."""
     for superfluous in (_METADATA, _GROUP, _UNTURNED):
         text = superfluous.sub("", text)
     text = text.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")

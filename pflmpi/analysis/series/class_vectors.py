@@ -1,4 +1,4 @@
-"""Vectors of classes on a plane: which classes lie together, and whether the clients agree."""
+"""Vectors of classes on a plane: which classes are close, and whether the clients agree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -46,7 +46,7 @@ def distribution(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Cu
     without = [one.label for one, end in zip(runs, finals, strict=True) if end is None]
     caption = "Each point is a client of the newest checkpoint, from the worst to the best."
     if without:
-        caption += f" Not drawn, without such a checkpoint: {some(without, 5)}."
+        caption += f" Not drawn, without a checkpoint that has them: {some(without, 5)}."
     return Curves(
         name="clients_at_the_end",
         title=_TITLE,

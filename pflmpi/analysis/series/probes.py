@@ -35,7 +35,7 @@ def matrices(probe: Probe) -> Matrices:
         "layer_cka",
         f"{_TITLE}, round {probe.round}",
         "Linear CKA (unbiased) between the outputs of a layer of two clients' models for the same "
-        f"{probe.samples} test samples: 1 alike, about 0 unrelated.",
+        f"{probe.samples} test samples: 1 similar, about 0 unrelated.",
         "CKA",
         {name: (layer.clients, layer.cka) for name, layer in probe.layers.items()},
     )

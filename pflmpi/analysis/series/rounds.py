@@ -55,8 +55,9 @@ def seconds_per_round(one: NamedRun) -> Stack | Missing:
     return Stack(
         name="seconds_per_round",
         title=title,
-        caption="As rank 0 measured it: communication has the wait for messages of other ranks; checkpoint is how long "
-        "the training stood still for the one before the round, which is written beside it; the rest is computation."
+        caption="Measured on rank 0. Communication includes the wait for other ranks; checkpoint is the time for which "
+        "training stopped for the checkpoint before the round, which is written in the background; the rest is "
+        "computation."
         + ("" if known else " Some rounds were run before the time of checkpoints was recorded.")
         + (f" Cut off at the top: round {', '.join(cut)}." if cut else ""),
         x_label="round",

@@ -9,7 +9,7 @@ import numpy as np
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import Run
 
-MOST_STYLES = 12  # runs with a legend entry of their own; more are told apart by algorithm
+MOST_STYLES = 12  # runs with a legend entry of their own; more share that of their algorithm
 MOST_ROUNDS = 40  # checkpoints that a figure over rounds reads
 
 

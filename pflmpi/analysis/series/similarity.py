@@ -14,7 +14,8 @@ from pflmpi.learning.personal import Kept, Model
 
 _TITLE = "Similarity of the clients' layers"
 _MOST_CLIENTS = 100
-_MOST_VALUES = 1 << 27  # of all clients and checkpoints together: 512 MiB of float32, about thrice that in memory
+_MOST_IN_MEMORY = 1 << 27  # values of the models of one checkpoint: 512 MiB of float32
+_MOST_READ = 1 << 28  # values of the models of all checkpoints
 _FEW = 10  # clients
 _MANY = 1 << 23  # values that are not worth a copy in float64
 
@@ -74,8 +75,8 @@ def matrices(round: int, there: Mapping[str, Layer]) -> Matrices:
     return layer_matrices(
         "layer_cosines",
         f"{_TITLE}, round {round}",
-        "Cosine between the weights and biases of a layer in two clients' personal models: 1 alike, 0 unrelated. "
-        "Layers that are the same in all clients are left out.",
+        "Cosine between the weights and biases of a layer in two clients' personal models: 1 the same direction, 0 "
+        "unrelated. Layers that are the same in all clients are left out.",
         "cosine",
         {name: (layer.clients, cosines(layer.weights)) for name, layer in there.items()},
     )
@@ -120,11 +121,12 @@ def _model(checkpoint: Checkpoint) -> Model:
 
 
 def _affordable(checkpoint: Checkpoint, count: int) -> int:
-    """Of how many clients models are read, in each of `count` checkpoints."""
+    """Number of clients whose models are read from each of `count` checkpoints."""
     firsts = sorted(int(members[0]) for members in checkpoint.cohorts.values())
     model = _model(checkpoint)
     sizes = [
         sum(array.size for array in assembled(checkpoint, model, state).values())
         for state in client_states(checkpoint, firsts)
     ]
-    return max(2, min(_MOST_CLIENTS, _MOST_VALUES // (max(*sizes, 1) * count)))
+    values = max(*sizes, 1)
+    return max(2, min(_MOST_CLIENTS, _MOST_IN_MEMORY // values, _MOST_READ // (values * count)))
