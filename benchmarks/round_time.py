@@ -51,7 +51,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     from pflmpi.machine import cores
     from pflmpi.run.build import assemble
     from pflmpi.run.execute import RankContext
-    from pflmpi.run.start import execute
+    from pflmpi.run.start import start_prepared
     from pflmpi.runtime.devices import fix_kernels
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
@@ -84,7 +84,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     )
     federation = build(dataset, config.partition, config.data, 0)
     experiment = assemble(config, federation, cpu)
-    place = RankContext(transport, launch, cpu, len(cores()))
+    place = RankContext(transport, cpu, len(cores()))
 
     participants = len(config.training.participants(0, 1, federation.num_clients))
     training = config.training  # in samples, not in steps: a client's last batch of an epoch is smaller than the others
@@ -108,7 +108,9 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
         floors.clear()
         for repeat in range(2):
             measure_floor()
-            execute(experiment, Path(folder) / str(repeat), place, lambda progress: rounds.append(progress.seconds))
+            start_prepared(
+                experiment, Path(folder) / str(repeat), place, lambda progress: rounds.append(progress.seconds)
+            )
             measure_floor()
     if transport.rank == 0:
         floor = statistics.median(floors)

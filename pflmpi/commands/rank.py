@@ -62,7 +62,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         transport = _connect(config, launch, device)
         config = replace(config, runtime=for_peers(config.runtime, transport.peers))
         stop = Stop(end_of_job(os.environ) if transport.rank == 0 else None, config.runtime.spare)
-        context = RankContext(transport, launch, device, all_slots(transport.peers), stop)
+        context = RankContext(transport, device, all_slots(transport.peers), stop)
         quiet = options.quiet or transport.rank != 0
         with (
             RunProgress(config.training.rounds, quiet, options.bar) as progress,

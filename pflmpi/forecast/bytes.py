@@ -11,8 +11,8 @@ from pflmpi.forecast.communication import TransportName
 from pflmpi.learning.task import HOST
 from pflmpi.messages.kinds import Call
 from pflmpi.messages.packing import to_numpy
-from pflmpi.run.build import Experiment, client_templates
-from pflmpi.run.execute import received
+from pflmpi.run.build import Experiment
+from pflmpi.runtime.checkpoints import received
 from pflmpi.runtime.placement import Placement
 from pflmpi.transports import ring
 from pflmpi.tree import Tree
@@ -51,7 +51,7 @@ class StateSizes:
 
 def state_sizes(experiment: Experiment) -> StateSizes:
     """Sizes of the state of an experiment, without making it: for many clients it may not fit here."""
-    each = np.array([tree.num_bytes(template) for template in client_templates(experiment)], np.int64)
+    each = np.array([tree.num_bytes(template) for template in experiment.templates], np.int64)
     n = experiment.federation.num_clients
     known = [n] if n <= _FEW else [_FEW, _FEW + 1, _FEW + 2]
     made = [_server_and_received(experiment, clients) for clients in known]
@@ -91,7 +91,7 @@ def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tr
     """The server's first state for so many clients, the received messages beside it, and links; see `StateSizes`."""
     algorithm, task = experiment.config.algorithm, experiment.tasks[0].replace(device=HOST, num_clients=clients)
     server = algorithm.init_server(task)
-    if not (names := received(experiment)):
+    if not (names := received(algorithm, task, experiment.templates)):
         return server, {}, {}
     published = algorithm.publish(task, server, np.arange(clients))
     stored = {id(leaf): path for path, leaf in tree.leaves(server)}

@@ -10,10 +10,9 @@ from time import thread_time
 import numpy as np
 
 from pflmpi.forecast.bytes import Leaves, StateSizes, leaf_bytes
-from pflmpi.learning.task import HOST
-from pflmpi.run.build import Experiment, client_templates
-from pflmpi.run.execute import RankContext, attributes
-from pflmpi.runtime import checkpoints as saving
+from pflmpi.run.build import Experiment
+from pflmpi.run.stored_config import attributes
+from pflmpi.runtime.client_state import row_kinds
 from pflmpi.runtime.evaluation import Scores
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
@@ -23,7 +22,6 @@ from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_name, shard_path
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.shard import write_shard
-from pflmpi.transports.detect import ALONE
 from pflmpi.transports.inprocess import InProcessTransport
 
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
@@ -65,13 +63,12 @@ def disk(experiment: Experiment, setup: Setup, sizes: StateSizes) -> Disk:
     for save in saves:
         layout = layout.updated(save.round, save.rows, cohort)
         layouts.append(layout)
-        keeping = [clients[sizes.client[clients] > 0] for clients in save.rows]
         written.append(
             {
                 shard_name(save.round, rank): int(sizes.client[clients].sum())
                 + _ROW * len(clients)
                 + header * len(np.unique(cohort[clients]))
-                for rank, clients in enumerate(keeping)
+                for rank, clients in enumerate(save.rows)
                 if len(clients)
             }
         )
@@ -92,12 +89,12 @@ def _stays(
     for newest in range(len(layouts)):
         kept = range(max(0, newest - keep + 1), newest + 1)
         names = {name for index in kept for name in layouts[index].files}
-        yield sum(files[index] for index in kept) + sum(shards.get(name, 0) for name in names)
+        yield sum(files[index] for index in kept) + sum(shards[name] for name in names)
 
 
 def _shard_header(experiment: Experiment) -> tuple[int, float]:
     """Bytes of a shard besides its rows, for each cohort in it, and the seconds of the processor to write one."""
-    templates = saving.templates(client_templates(experiment))
+    templates = row_kinds(experiment.templates)
     rows = {
         name: (np.zeros(1, np.int64), {path: np.zeros((1, *shape), dtype) for path, (shape, dtype) in leaves.items()})
         for name, leaves in templates.items()
@@ -116,8 +113,8 @@ def _round_files(
 
     A few are written, with a small server's state; between them the sizes change evenly.
     """
-    described = attributes(experiment, RankContext(InProcessTransport(), ALONE, HOST, 1), _RUN)
-    templates = saving.templates(client_templates(experiment))
+    described = attributes(experiment, InProcessTransport(), _RUN)
+    templates = row_kinds(experiment.templates)
     server, messages = _stand_in(sizes.server), _stand_in(sizes.received)
     links = {path: server[target] for path, target in sizes.links.items()}
     written = sum(array.nbytes for array in (*server.values(), *messages.values()))

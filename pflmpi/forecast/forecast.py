@@ -23,7 +23,7 @@ from pflmpi.run.build import Experiment, assemble, load_federation, setup
 from pflmpi.runtime.devices import choose, fix_kernels
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.transports.detect import ALONE, Launch
+from pflmpi.transports.detect import ALONE
 
 _LEAST, _MOST = 20, 200  # rounds that are looked at, so that one with an evaluation is among them
 
@@ -114,7 +114,7 @@ def predict(config: Config, resources: Resources, cache: Cache) -> Forecast:
     here = torch.device("cuda", 0) if on_gpu and torch.cuda.is_available() else HOST
     fix_kernels(here, decided.runtime, decided.training)
     experiment = assemble(decided, federation, here)
-    ready = setup(experiment, Launch("mpi", 0, ranks.count, 0, len(ranks.of_node(0))), ranks.slots)
+    ready = setup(experiment, ranks.count, ranks.slots)
     sizes = state_sizes(experiment)
     opening, *rounds = islice(schedule(ready, None), 1 + min(max(_LEAST, decided.evaluation.every), _MOST))
     measured = measured_calls(experiment, ready, rounds, sizes, on_gpu, cache, loaded) if rounds else Measured()

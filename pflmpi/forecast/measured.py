@@ -104,7 +104,7 @@ def _work(experiment: Experiment, setup: Setup, cohort: int, groups: Sequence[Cl
     config = experiment.config
     members = experiment.cohort == cohort
     return {
-        "architecture": str(experiment.architectures[cohort]),
+        "architecture": str(experiment.tasks[cohort].architecture),
         "algorithm": str(config.algorithm),
         "training": config.training.model_dump(exclude=_FREE),
         "evaluation": config.evaluation.model_dump(exclude={"every"}),

@@ -1,18 +1,21 @@
 """The persistent state of the clients that live on a rank, in host memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.store.names import cohort_name
 from pflmpi.tree import Tree
 
-RECEIVED = "received"  # where a client's last reply is kept, beside what the algorithm keeps
+RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,11 @@ class Rows:
     rows: Tree
 
     def positions(self, clients: np.ndarray) -> torch.Tensor:
-        """Return the row of each given client."""
+        """The row of each given client."""
         return torch.from_numpy(np.searchsorted(self.clients, clients))
 
     def get(self, clients: np.ndarray) -> Tree:
-        """Return a copy of the rows [c, ...] of the given clients."""
+        """A copy of the rows [c, ...] of the given clients."""
         positions = self.positions(clients)
         return tree.map(lambda leaf: leaf.index_select(0, positions), self.rows)
 
@@ -44,19 +47,16 @@ class Population:
     Attributes:
         cohorts: the rows of each cohort; a cohort without clients here has none.
         cohort: [N] the cohort of each client.
-        kept_reply: names of the messages that a client is tested with until it receives new ones; empty where
-            all are tested with the newest.
     """
 
     cohorts: tuple[Rows, ...]
     cohort: np.ndarray
-    kept_reply: tuple[str, ...]
 
     def _rows(self, group: np.ndarray) -> Rows:
         return self.cohorts[int(self.cohort[group[0]])]
 
     def get(self, group: np.ndarray) -> Tree:
-        """Return a copy of the algorithm's state [m, ...] of the clients of a group."""
+        """A copy of the algorithm's state [m, ...] of the clients of a group."""
         rows = self._rows(group)
         mine: Tree = {name: value for name, value in rows.rows.items() if name != RECEIVED}
         return Rows(rows.clients, mine).get(group)
@@ -69,20 +69,20 @@ class Population:
         tree.map(lambda leaf, new: leaf.index_copy_(0, positions, new), target, state)
 
     def keep_reply(self, group: np.ndarray, reply: Reply) -> None:
-        """Remember the reply as the last that the clients of a group received."""
-        if self.kept_reply:
-            self.put(group, {RECEIVED: {**reply.for_clients(group, self.kept_reply)}})
+        """Remember what the clients of a group have received, where they are tested with it while absent."""
+        rows = self._rows(group).rows
+        if RECEIVED in rows:
+            self.put(group, {RECEIVED: {**reply.for_clients(group, tree.part(rows, RECEIVED))}})
 
     def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
-        """Return the named messages [m, ...], those that the clients of a group are tested with."""
-        if not self.kept_reply:
+        """The named messages [m, ...] that the clients of a group are tested with."""
+        rows = self._rows(group)
+        if RECEIVED not in rows.rows:
             return reply.for_clients(group, names)
-        kept = self._rows(group).get(group)[RECEIVED]
-        assert isinstance(kept, dict)
-        return kept  # type: ignore[return-value]
+        return tree.part(rows.get(group), RECEIVED)  # type: ignore[return-value]
 
     def flat(self, clients: np.ndarray) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """Return a copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path."""
+        """A copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path."""
         result = {}
         for number, rows in enumerate(self.cohorts):
             mine = clients[np.isin(clients, rows.clients)]
@@ -92,26 +92,70 @@ class Population:
         return result
 
 
-def allocate(cohort: np.ndarray, hosted: np.ndarray, templates: list[Tree], kept_reply: tuple[str, ...]) -> Population:
-    """Return the population of a rank with rows not yet filled.
+def client_templates(
+    algorithm: Algorithm, tasks: Sequence[Task], cohort: np.ndarray, kept_reply: tuple[str, ...]
+) -> tuple[Tree, ...]:
+    """What a client of each cohort keeps between rounds, as a template.
+
+    Args:
+        tasks: one per cohort.
+        cohort: [N] the cohort of each client.
+        kept_reply: names of the messages that a client keeps to be tested with while it is absent.
+    """
+    templates = []
+    for number, task in enumerate(tasks):
+        host = task.replace(device=HOST)
+        template = tree.like(algorithm.init_client(host, int(np.flatnonzero(cohort == number)[0])))
+        if kept_reply:
+            kinds = algorithm.downlink(host)
+            template[RECEIVED] = {name: _received(kinds[name], task.num_classes) for name in kept_reply}
+        templates.append(template)
+    return tuple(templates)
+
+
+def row_kinds(templates: Sequence[Tree]) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
+    """For each cohort by its name in checkpoints, path -> (shape, dtype) of what a client keeps."""
+    return {
+        cohort_name(number): {
+            path: (tuple(leaf.shape), to_numpy(leaf.new_empty((), device="cpu")).dtype)
+            for path, leaf in tree.leaves(template)
+        }
+        for number, template in enumerate(templates)
+    }
+
+
+def allocate(cohort: np.ndarray, hosted: np.ndarray, templates: Sequence[Tree]) -> Population:
+    """The population of a rank, with rows not yet filled.
 
     Args:
         cohort: [N].
         hosted: ascending ids of the clients that live here.
-        templates: state of one client, for each cohort.
-        kept_reply: see `Population`.
+        templates: one per cohort, what a client keeps.
     """
     cohorts = []
     for number, template in enumerate(templates):
         clients = hosted[cohort[hosted] == number]
         cohorts.append(Rows(clients, _zeros(template, len(clients))))
-    return Population(tuple(cohorts), cohort, kept_reply)
+    return Population(tuple(cohorts), cohort)
+
+
+def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Task]) -> None:
+    """Fill the rows with what the clients keep before the first round."""
+    for rows, task in zip(population.cohorts, tasks, strict=True):
+        host = task.replace(device=HOST)
+        for client in rows.clients:
+            state = algorithm.init_client(host, int(client))
+            population.put(np.array([client]), tree.map(lambda leaf: leaf.unsqueeze(0), state))
+
+
+def from_flat(flat: dict[str, np.ndarray]) -> Tree:
+    """The tree of arrays given by path."""
+    return tree.unflatten({path: torch.from_numpy(np.ascontiguousarray(array)) for path, array in flat.items()})
 
 
 def _zeros(template: Tree, rows: int) -> Tree:
     return tree.map(lambda leaf: torch.zeros(rows, *leaf.shape, dtype=leaf.dtype), template)
 
 
-def from_flat(flat: dict[str, np.ndarray]) -> Tree:
-    """Return the tree of arrays given by path."""
-    return tree.unflatten({path: torch.from_numpy(np.ascontiguousarray(array)) for path, array in flat.items()})
+def _received(kind: Downlink, num_classes: int) -> Tree:
+    return with_rows(kind.like, num_classes) if isinstance(kind, OwnClasses) else kind.like

@@ -17,6 +17,7 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.personal import NotAModel, messages
 from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import ClassMeans, Downlink, Uplink
 from pflmpi.text import spans
 from pflmpi.tree import Tree
 
@@ -43,6 +44,30 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
     for name in algorithm.diagnostics(task):
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
+
+
+def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` for unlike models that the algorithm cannot have, or that make messages differ in shape.
+
+    Args:
+        tasks: one per cohort.
+    """
+    if len(tasks) > 1 and not algorithm.unlike_models:
+        raise ConfigError(
+            f"{type(algorithm).__name__} sends whole models or bodies and needs one architecture; "
+            f"the configuration has {len(tasks)}: {', '.join(str(task.architecture.name) for task in tasks)}"
+        )
+    first = tasks[0]
+    for task in tasks[1:]:
+        for way in ("uplink", "downlink"):
+            mine, theirs = getattr(algorithm, way)(first), getattr(algorithm, way)(task)
+            for name in mine:
+                if _shape(mine[name]) != _shape(theirs[name]):
+                    raise ConfigError(
+                        f"the {way} message {name!r} has shape {_shape(mine[name])} with {first.architecture.name} and "
+                        f"{_shape(theirs[name])} with {task.architecture.name}; "
+                        "choose models with the same number of features"
+                    )
 
 
 @contextmanager
@@ -87,6 +112,12 @@ def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, num_classes
             f"{type(algorithm).__name__}.predict returned scores of shape {list(scores.shape)} for {samples} samples "
             f"and {num_classes} classes; allowed is [{samples}, {num_classes}]"
         )
+
+
+def _shape(kind: Uplink | Downlink) -> object:
+    if isinstance(kind, ClassMeans):
+        return [kind.num_features]
+    return {path: list(leaf.shape) for path, leaf in tree.leaves(kind.like)}
 
 
 def _of(clients: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""The device, the threads and the kernels of a rank."""
+"""The device, the executor, the threads and the kernels of a rank."""
 
 import ctypes
 import logging
@@ -9,11 +9,13 @@ from dataclasses import replace
 import torch
 
 from pflmpi.errors import ConfigError
+from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer, names
 
+_LANES = 32  # clients in one call, where their number is not configured
 _log = logging.getLogger(__name__)
 
 
@@ -114,6 +116,34 @@ def for_peers(runtime: RuntimeConfig, peers: Sequence[Peer]) -> RuntimeConfig:
     if kinds and peers[0].device not in kinds:
         return runtime.model_copy(update={"server": "dedicated"})
     return runtime
+
+
+def choose_executor(runtime: RuntimeConfig, tasks: Sequence[Task], clients: int) -> RuntimeConfig:
+    """The settings with `executor` and `lanes` decided, from what does not depend on ranks.
+
+    Args:
+        tasks: one per cohort.
+        clients: N.
+
+    Raises:
+        ConfigError: lanes asked for with a model that cannot be batched.
+    """
+    architectures = [task.architecture for task in tasks]
+    batch_norm = any(architecture.has_batch_norm for architecture in architectures)
+    if runtime.executor == "lanes" and batch_norm:
+        raise ConfigError(
+            "runtime.executor = 'lanes': batch norm updates its statistics in place, which cannot be batched "
+            "over clients; use loop or auto"
+        )
+    executor = runtime.executor
+    if executor == "auto":
+        on_gpu = tasks[0].device.type == "cuda"
+        # On a CPU a batched convolution is slower than one after another; a matrix product is faster.
+        batchable = not batch_norm and (on_gpu or not any(a.has_convolution for a in architectures))
+        executor = "lanes" if batchable else "loop"
+    # Two groups at least, so that two ranks can share.
+    lanes = 1 if executor == "loop" else runtime.lanes or -(-clients // max(2, -(-clients // _LANES)))
+    return runtime.model_copy(update={"executor": executor, "lanes": lanes})
 
 
 def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: TrainingConfig) -> None:

@@ -1,4 +1,4 @@
-"""What ranks do all_or_none when something is wrong: agree on it, show the first cause once, stop."""
+"""Errors that concern all ranks: they agree that there is one, and show the first cause once."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,13 +7,13 @@ import numpy as np
 
 from pflmpi.errors import PflmpiError, RunError, UserError
 from pflmpi.transports.base import Transport
-from pflmpi.transports.text import gather_texts
+from pflmpi.transports.text import from_root, gather_texts
 
 T = TypeVar("T")
 
 
 class CollectiveError(Exception):
-    """All ranks know that the run cannot start; `error` is the first rank's and complete on rank 0."""
+    """Raised on all ranks at once; `error` is the first rank's and complete on rank 0."""
 
     def __init__(self, error: PflmpiError) -> None:
         super().__init__(str(error))
@@ -21,10 +21,11 @@ class CollectiveError(Exception):
 
 
 def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
-    """Return what the function returns here, once it has succeeded on every rank.
+    """The result of `function` here, once it has succeeded on every rank.
 
-    If it raises a `PflmpiError` on any rank, `CollectiveError` is raised on all of them, with the lowest rank's error.
-    Anything else that it raises is a defect of ours and ends the run at once.
+    Raises:
+        CollectiveError: on all ranks, if `function` raises a `PflmpiError` on any: that of the lowest such rank. Any
+            other error is a defect of pflmpi and ends the run at once.
     """
     result, failure = None, None
     try:
@@ -40,3 +41,8 @@ def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
         raise CollectiveError(kind("another rank could not start"))
     first, cause = next((rank, text) for rank, text in enumerate(texts) if text)
     raise CollectiveError(kind(cause if first == 0 else f"rank {first}: {cause}")) from failure
+
+
+def on_root(transport: Transport, function: Callable[[], str]) -> str:
+    """The text that `function` returns on rank 0, on every rank; raises as `all_or_none` does."""
+    return from_root(transport, all_or_none(transport, lambda: function() if transport.rank == 0 else ""))

@@ -7,7 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
+from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Shared
+from pflmpi.runtime.config import RuntimeConfig
+from pflmpi.runtime.executor import Executor
+from pflmpi.tree import Tree
+
+_ROUNDS = 1000  # homes are chosen by the work of as many rounds
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,41 @@ class Placement:
         if self.home is None:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.home == rank).astype(np.int64)
+
+
+def place(
+    executor: Executor,
+    declared: Declared,
+    templates: Sequence[Tree],
+    runtime: RuntimeConfig,
+    ranks: int,
+    slots: int,
+) -> Placement:
+    """Cut the clients into groups, and give each a home rank unless it keeps nothing and gets no message of its own.
+
+    Args:
+        executor: knows the clients and their data.
+        declared: what they receive.
+        templates: one per cohort, what a client keeps.
+        runtime: settings, with `lanes` decided.
+        ranks: R.
+        slots: how many ranks can compute at once.
+    """
+    training, seed, federation = executor.tasks[0].training, executor.tasks[0].seed, executor.federation
+    n, num_test = federation.num_clients, federation.num_test
+    steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
+    groups = cut_groups(executor.cohort, steps, runtime.lanes or 1)
+    hosts = choose_hosts(runtime.server, ranks, n, slots)
+    work = 3.0 * steps * training.batch_size  # forward, and twice as much backward
+    if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
+        return Placement(ranks, groups, None, hosts, work)
+    cost = np.zeros((min(max(training.rounds, 1), _ROUNDS), n))
+    for round in range(len(cost)):
+        chosen = training.participants(seed, round + 1, n)
+        cost[round, chosen] = work[chosen] + num_test[chosen]
+    if executor.algorithm.predicts_with:
+        cost += num_test
+    return Placement(ranks, groups, place_clients(groups, cost, hosts), hosts, work)
 
 
 def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[ClientGroup, ...]:

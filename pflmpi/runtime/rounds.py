@@ -5,10 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.errors import Stopped
-from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
@@ -126,8 +124,7 @@ def _open(
     published = _publish(setup, transport, server, opening)
     reply = send_down(transport, setup.declared, published, opening.receiving)
     if opening.saves:
-        everyone = setup.placement.assign(np.arange(setup.task.num_clients))
-        for group in everyone[transport.rank] if population.kept_reply else ():
+        for group in setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank]:
             population.keep_reply(group, reply)
         checkpoints.save(opening, ServerRound(server, published), population)
     return server, reply
@@ -182,12 +179,3 @@ def _moved(transport: Transport, now: RoundSchedule) -> dict[str, np.ndarray]:
         "wire_up": np.array(wire_up),
         "wire_down": np.array(wire_down),
     }
-
-
-def fresh_population(setup: Setup, population: Population, rank: int) -> None:
-    """Fill the rows of the clients that live on a rank with their initial state."""
-    for group in setup.placement.assign(setup.placement.hosted(rank))[rank]:
-        for client in group:
-            task = setup.executor.tasks[setup.executor.cohort[client]]
-            state = setup.algorithm.init_client(task.replace(device=HOST), int(client))
-            population.put(np.array([client]), tree.map(lambda leaf: leaf.unsqueeze(0), state))

@@ -30,7 +30,7 @@ class RoundSchedule:
         evaluates: whether personal models are tested.
         tested: [T] ascending ids, those whose personal model may have changed since the last evaluation.
         saves: whether a checkpoint follows.
-        unsaved: [U] ascending ids of the clients whose state has changed since the last checkpoint.
+        unsaved: [U] ascending ids of the clients that keep state which has changed since the last checkpoint.
     """
 
     setup: Setup
@@ -119,7 +119,7 @@ def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:
         evaluates=False,
         tested=nobody,
         saves=new,
-        unsaved=everyone if new else nobody,
+        unsaved=everyone[setup.keeps] if new else nobody,
     )
     changed, unsaved = np.ones(len(everyone), bool), np.zeros(len(everyone), bool)
     for round in range(first + 1, training.rounds + 1):
@@ -136,7 +136,7 @@ def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:
             evaluates=evaluates,
             tested=_tested(setup, changed) if evaluates else nobody,
             saves=saves,
-            unsaved=np.flatnonzero(unsaved),
+            unsaved=np.flatnonzero(unsaved & setup.keeps),
         )
         changed &= not evaluates
         unsaved &= not saves

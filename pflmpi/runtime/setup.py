@@ -5,12 +5,14 @@ from functools import cached_property
 
 import numpy as np
 
+from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
 from pflmpi.runtime.executor import Executor
 from pflmpi.runtime.placement import Placement
+from pflmpi.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Setup:
         executor: computes clients, on the device of this rank.
         placement: who computes what.
         declared: what travels.
+        templates: one per cohort, what a client keeps between rounds.
         evaluation, checkpoint: sections of the configuration.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
     """
@@ -28,6 +31,7 @@ class Setup:
     executor: Executor
     placement: Placement
     declared: Declared
+    templates: tuple[Tree, ...]
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     timeout: float | None
@@ -41,6 +45,12 @@ class Setup:
     def task(self) -> Task:
         """The server's task, on the host."""
         return self.executor.tasks[0].replace(device=HOST)
+
+    @cached_property
+    def keeps(self) -> np.ndarray:
+        """[N] bool, whether a client keeps anything between rounds."""
+        keeping = np.array([any(tree.leaves(template)) for template in self.templates])
+        return np.array(keeping[self.executor.cohort])
 
     @cached_property
     def num_test(self) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
-from pflmpi.run.start import allowed_changes
+from pflmpi.run.stored_config import allowed_changes
 from pflmpi.store import run_folder
 from pflmpi.sweep.cells import Cell
 
@@ -89,7 +89,7 @@ def run_state(run: Path, config: Config) -> RunState:
         return RunState("other", problem=problem)
     if done == rounds:
         return RunState("done", done)
-    return RunState("continue", done, changes={key: new for key, (_, new) in changes.items()})
+    return RunState("continue", done, changes=changes)
 
 
 def prepare(task: CellTask, out: Path) -> None:

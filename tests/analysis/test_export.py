@@ -60,7 +60,7 @@ def correct(module: nn.Module, made: Experiment, client: int) -> int:
 
 def module(made: Experiment, state: dict[str, np.ndarray], client: int = 0) -> nn.Module:
     """A client's module with a state, of which nothing may be missing or left."""
-    found = ModelModule(made.architectures[made.cohort[client]])
+    found = ModelModule(made.tasks[made.cohort[client]].architecture)
     found.load_state_dict(tensors(state), strict=True)
     return found
 
@@ -221,7 +221,7 @@ def test_torch_loads_safetensors_into_the_model(finished: Path, tmp_path: Path) 
     file = tmp_path / "model.safetensors"
     assert main(["export", str(finished), "--client", "4", "-o", str(file)]) == 0
     made = experiment(finished)
-    loaded = ModelModule(made.architectures[0])
+    loaded = ModelModule(made.tasks[0].architecture)
     loaded.load_state_dict(safetensors.torch.load_file(file), strict=True)
     assert correct(loaded, made, 4) == open_run(finished).round().metrics["correct"][4]
 

@@ -13,7 +13,7 @@ import processes
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
-from pflmpi.run.start import stored_config
+from pflmpi.run.stored_config import stored_config
 from pflmpi.store import run_folder
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [

@@ -10,7 +10,6 @@ import harness
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.forecast.bytes import state_sizes, wire_bytes
-from pflmpi.run.build import client_templates, kept_reply
 from pflmpi.runtime.client_state import allocate
 from pflmpi.runtime.schedule import schedule
 from pflmpi.store import metrics_file
@@ -81,8 +80,8 @@ def test_state_of_unlike_models_is_that_of_the_population() -> None:
 def check_population(experiment: Any, setup: Any) -> None:
     found = []
     for rank in range(setup.placement.ranks):
-        hosted, templates = setup.placement.hosted(rank), client_templates(experiment)
-        population = allocate(experiment.cohort, hosted, templates, kept_reply(experiment.config))
+        hosted = setup.placement.hosted(rank)
+        population = allocate(experiment.cohort, hosted, experiment.templates)
         found.append(sum(tree.num_bytes(rows.rows) for rows in population.cohorts))
     assert state_sizes(experiment).hosted(setup.placement).tolist() == found
 

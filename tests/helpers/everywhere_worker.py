@@ -20,7 +20,7 @@ from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
 from pflmpi.run.build import assemble, load_federation
 from pflmpi.run.execute import RankContext
-from pflmpi.run.start import execute
+from pflmpi.run.start import start_prepared
 from pflmpi.runtime.devices import fix_kernels
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder
@@ -78,8 +78,8 @@ def run_all(transport: Transport, launch: Launch, folder: Path, data_root: str |
                 }
             )
 
-        place = RankContext(transport, launch, torch.device("cpu"), slots=2)
-        run = execute(experiment, folder / name.replace(" ", "-"), place, observe)
+        place = RankContext(transport, torch.device("cpu"), slots=2)
+        run = start_prepared(experiment, folder / name.replace(" ", "-"), place, observe)
         if transport.rank == 0:
             samples = experiment.federation.num_train.tolist()
             results[name] = {"digest": run_folder.digest(run, ROUNDS), "rounds": rounds, "samples": samples}

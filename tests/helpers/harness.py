@@ -9,10 +9,10 @@ import torch
 from pflmpi.config import load as configuration
 from pflmpi.run import start as starting
 from pflmpi.run.execute import RankContext
+from pflmpi.run.stored_config import stored_config
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.store import run_folder
 from pflmpi.transports.base import Transport
-from pflmpi.transports.detect import Launch
 from thread_transport import run_ranks
 
 QUICK: dict[str, Any] = {
@@ -42,8 +42,7 @@ def settings(base: Mapping[str, Any] | None = None, **sections: Any) -> dict[str
 
 
 def _place(transport: Transport) -> RankContext:
-    launch = Launch("alone", transport.rank, transport.size, transport.rank, transport.size)
-    return RankContext(transport, launch, torch.device("cpu"), 2)
+    return RankContext(transport, torch.device("cpu"), 2)
 
 
 def run(raw: dict[str, Any], folder: Path, ranks: int = 1) -> str:
@@ -56,7 +55,7 @@ def run(raw: dict[str, Any], folder: Path, ranks: int = 1) -> str:
 
 def resume(folder: Path, overrides: tuple[str, ...] = (), ranks: int = 1) -> str:
     """Continue a run and return the digest of its last round."""
-    config = starting.stored_config(folder, overrides)
+    config = stored_config(folder, overrides)
     _on(ranks, lambda transport: starting.resume(config, folder, _place(transport), lambda progress: None))
     return digest(folder)
 

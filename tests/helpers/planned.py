@@ -10,7 +10,6 @@ import harness
 from pflmpi.config import load as configuration
 from pflmpi.run.build import Experiment, prepare, setup
 from pflmpi.runtime.setup import Setup
-from pflmpi.transports.detect import Launch
 
 SLOTS = 2  # as in `harness`
 
@@ -26,7 +25,7 @@ class Planned:
 def planned(raw: dict[str, Any], ranks: int) -> Planned:
     """The experiment of a configuration on some ranks."""
     experiment = prepare(configuration.parse(raw), torch.device("cpu"))
-    return Planned(experiment, setup(experiment, Launch("mpi", 0, ranks, 0, ranks), SLOTS))
+    return Planned(experiment, setup(experiment, ranks, SLOTS))
 
 
 def planned_and_run(raw: dict[str, Any], ranks: int, folder: Path) -> Planned:

@@ -26,9 +26,8 @@ from pflmpi.run.execute import RankContext
 from pflmpi.run.start import start
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
-from pflmpi.store import run_folder
+from pflmpi.store import binding, run_folder
 from pflmpi.transports.base import Transport
-from pflmpi.transports.detect import Launch
 from pflmpi.transports.order import from_keys
 from recorder import Payload, Recorder
 from thread_transport import run_ranks
@@ -68,17 +67,14 @@ def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
     experiment = assemble(config, load_federation(config), torch.device("cpu"))
     progress: list[Progress] = []
 
-    def launch(rank: int) -> Launch:
-        return Launch("alone", rank, RANKS, rank, RANKS)
-
     def work(inner: Transport) -> list[Payload]:
         transport = Recorder(inner)
-        place = RankContext(transport, launch(transport.rank), torch.device("cpu"), slots=RANKS)
+        place = RankContext(transport, torch.device("cpu"), slots=RANKS)
         start(config, folder, place, progress.append)
         return transport.sent
 
     sent = [one for each in run_ranks(RANKS, work) for one in each]
-    return Recorded(folder, experiment, setup(experiment, launch(0), RANKS).placement, sent, progress)
+    return Recorded(folder, experiment, setup(experiment, RANKS, RANKS).placement, sent, progress)
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +187,10 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             assert 0 <= microseconds < 60e6 and -1 <= written < round
             assert right == correct[round][tested].tolist()
     down = run.content("control", up=False)
-    path = str(run.folder).encode()  # once, to each rank, after its length
-    assert down == [len(path).to_bytes(8, "little")] * (RANKS - 1) + [path] * (RANKS - 1)
+    expected_down = []
+    for text in (str(run.folder), binding.run_id(run.folder)):  # once, to each rank, after its length
+        expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
+    assert down == expected_down
 
 
 def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded: Mapping[str, Recorded]) -> None:

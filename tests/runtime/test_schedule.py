@@ -34,6 +34,11 @@ def test_a_new_run_opens_with_a_checkpoint_of_everyone_and_saves_when_due() -> N
         assert one.unsaved.tolist() == took_part(since), "those that trained since the last checkpoint"
 
 
+def test_clients_that_keep_nothing_are_in_no_checkpoint() -> None:
+    for one in schedule(ready("fedavg"), None):
+        assert not len(one.unsaved) and all(not len(clients) for clients in one.rows)
+
+
 def test_a_resumed_run_has_the_rounds_of_the_whole_one_and_saves_nothing_before_them() -> None:
     whole = {one.round: one for one in schedule(ready(), None)}
     for done in (0, 3, 6):

@@ -1,0 +1,153 @@
+"""RUN/config.yaml: what a run was started with, and what may change when it is resumed."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import pflmpi
+from pflmpi import atomic
+from pflmpi.config import yaml_file
+from pflmpi.config.load import Config, parse
+from pflmpi.config.sections import flat, override
+from pflmpi.errors import CheckpointError
+from pflmpi.learning import diagnostics, personal
+from pflmpi.run.build import Experiment
+from pflmpi.runtime.config import FREE_ON_RESUME
+from pflmpi.store import partition_file, run_folder
+from pflmpi.transports.base import Transport
+
+
+def write(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> None:
+    """Write who holds how many samples of which class, and, last, the configuration."""
+    federation = experiment.federation
+    partition_file.write(run, partition_file.Counts(federation.class_counts, federation.test_class_counts))
+    content = yaml_file.dump({**experiment.config.resolved(), "recorded": _recorded(experiment, transport, run_id)})
+    with atomic.replacing(run / "config.yaml") as descriptor:
+        atomic.write_at(descriptor, content.encode(), 0)
+
+
+def attributes(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, str | int]:
+    """What every round file says of its run: the configuration, what it depends on, and how to read its state."""
+    algorithm, task = experiment.config.algorithm, experiment.tasks[0]
+    values = {
+        "config": yaml_file.dump(experiment.config.resolved()),
+        **_recorded(experiment, transport, run_id),
+        "algorithm_class": f"{type(algorithm).__module__}:{type(algorithm).__qualname__}",
+        "summary": algorithm.summary,
+        "paper": algorithm.paper,
+        "personal": personal.to_json(algorithm.personal(task)),
+        "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
+    }
+    return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
+
+
+def stored_config(run: Path, overrides: Sequence[str]) -> Config:
+    """The configuration of a run with overrides.
+
+    Raises:
+        CheckpointError: not a run, or an override that would change its results: `training.rounds` may change
+            (upwards), and what only says where and how things are computed.
+    """
+    config = parse(override(_values(run), overrides))
+    _check_changes(run, _differences(parse(_values(run)), config))
+    return config
+
+
+def resumed_config(run: Path, config: Config) -> Config:
+    """The configuration of a run with the changes that `config` asks for; raises as `allowed_changes` does."""
+    values = _values(run)
+    for key, value in allowed_changes(run, config).items():
+        section, _, name = key.partition(".")
+        values[section] = {**values[section], name: value}
+    return parse(values)
+
+
+def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
+    """The values, by dotted key, that change when a run is resumed with this configuration.
+
+    Raises:
+        CheckpointError: one of them would change the results of the run.
+    """
+    different = _differences(parse(_values(run)), config)
+    executor: str = config.runtime.executor
+    if executor == "auto":  # the run has recorded what was chosen
+        executor, _ = different.pop("runtime.executor", (executor, executor))
+    if config.runtime.lanes is None or executor == "loop":
+        different.pop("runtime.lanes", None)
+    _check_changes(run, different)
+    return {key: new for key, (_, new) in different.items()}
+
+
+def check_round(run: Path, round: int) -> None:
+    """Raise `CheckpointError` unless config.yaml is the one that a round was written with."""
+    written = parse(yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), ""))
+    changed = [
+        f"{key} = {now!r}, written with {before!r}"
+        for key, (before, now) in _differences(written, parse(_values(run))).items()
+        if key not in FREE_ON_RESUME
+    ]
+    if changed:
+        raise CheckpointError(
+            f"{run / 'config.yaml'} is not the one that round {round} was written with: {', '.join(changed)}; put it "
+            "back from a copy, or set these values back"
+        )
+
+
+def check_same_data(run: Path, experiment: Experiment) -> None:
+    """Raise `CheckpointError` unless the data and the partition are those that a run was made with."""
+    recorded = _stored(run).get("recorded", {})
+    found = {"data": experiment.federation.dataset.digest, "partition": experiment.federation.digest}
+    for key, value in found.items():
+        if recorded.get(key, value) != value:
+            raise CheckpointError(
+                f"the {key} has changed since {run} was written: hash {recorded[key][:12]} then, {value[:12]} now; "
+                "put back the same files, or start a new run"
+            )
+
+
+def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
+    """What a run depends on besides its configuration, with its id."""
+    device = experiment.tasks[0].device
+    return {
+        "run": run_id,
+        "data": experiment.federation.dataset.digest,
+        "partition": experiment.federation.digest,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "ranks": transport.size,
+        "transport": transport.name,
+        "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+
+
+def _stored(run: Path) -> dict[str, Any]:
+    if not (run / "config.yaml").exists():
+        raise CheckpointError(f"{run} is not a run: it has no config.yaml; name the folder that `pflmpi run` printed")
+    return yaml_file.read(run / "config.yaml")
+
+
+def _values(run: Path) -> dict[str, Any]:
+    return {key: value for key, value in _stored(run).items() if key != "recorded"}
+
+
+def _differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys in which two configurations differ: the value before, the value now."""
+    old, new = flat(before.resolved()), flat(now.resolved())
+    return {
+        key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
+    }
+
+
+def _check_changes(run: Path, different: Mapping[str, tuple[Any, Any]]) -> None:
+    found = [
+        f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in different.items() if key not in FREE_ON_RESUME
+    ]
+    if found:
+        raise CheckpointError(
+            f"{run} cannot be continued with another configuration: {', '.join(found)}; "
+            "leave these as they are, or start a new run"
+        )
