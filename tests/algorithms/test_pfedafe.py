@@ -114,10 +114,10 @@ def test_the_server_averages_the_bodies_plainly() -> None:
     assert PFedAFE().server_update(small.task(), {}, {"body": body}, None) == {"shared": body}  # type: ignore[arg-type]
 
 
-def test_the_beta_pass_has_its_own_length_and_is_left_out_without_adaptation() -> None:
+def test_the_beta_pass_has_its_own_length_and_none_without_adaptation() -> None:
     task = small.task(epochs=5)
     assert PFedAFE(beta_steps=3).passes(task, 1) == {"train": Pass(), "beta": Pass(steps=3)}
-    assert PFedAFE(adaptive=False).passes(task, 1) == {"train": Pass()}
+    assert PFedAFE(adaptive=False).passes(task, 1) == {"train": Pass(), "beta": Pass(steps=0)}
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
