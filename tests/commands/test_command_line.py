@@ -6,10 +6,8 @@ PYTHONPATH=tests/helpers python tests/commands/test_command_line.py > tests/gold
 
 import os
 import re
-import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import patch
 
@@ -77,20 +75,14 @@ def test_the_help_of_every_command_is_the_golden_one() -> None:
     assert help_texts() == HELP.read_text()
 
 
-def test_help_is_quick_and_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
     command = [str(processes.BIN / "pflmpi"), "--help"]
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        seconds.append(time.perf_counter() - start)
-        assert done.returncode == 0 and done.stdout.startswith("usage: pflmpi"), done.stderr
     shown = subprocess.run(
         [sys.executable, "-X", "importtime", *command], capture_output=True, text=True, timeout=60, check=True
     )
     loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in shown.stderr.splitlines() if "|" in line}
     assert "argparse" in loaded and not loaded & set(HEAVY)
-    assert statistics.median(seconds) < 0.3, seconds
+    assert shown.stdout.startswith("usage: pflmpi")
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
