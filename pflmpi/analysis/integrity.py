@@ -40,51 +40,37 @@ def check(run: Path) -> Iterator[Checked]:
 
     A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
     """
-    table = _metrics(run)
-    if table is not None:
-        yield table
     good: set[Path] = set()
-    for path in files(run):
-        problem = damage(path)
-        problems: tuple[str, ...] = (problem,) if problem else ()
-        if path.parent == run and not problems and round_of(path.name) is not None:
-            problems = _unmet(run, path, good)
+    for path in [metrics_file.path(run), *files(run)]:
+        try:
+            problems = _problems(run, path, good)
+        except CheckpointError as error:
+            problems = (str(error),)
         if not problems:
             good.add(path)
-        if (length := _length(path)) is not None:
-            yield Checked(path, length, problems)
+        try:
+            length = path.stat().st_size
+        except FileNotFoundError:
+            continue
+        yield Checked(path, length, problems)
 
 
-def _unmet(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
+def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
+    if path == metrics_file.path(run):
+        columns(run)
+        return ()
+    if problem := damage(path):
+        return (problem,)
+    number = round_of(path.name) if path.parent == run else None
+    return () if number is None else _unmet(run, number, good)
+
+
+def _unmet(run: Path, number: int, good: set[Path]) -> tuple[str, ...]:
     """What a round file needs of its shards and does not find; damage within a shard is reported for the shard."""
-    number = round_of(path.name)
-    assert number is not None
-    try:
-        layout = read_layout(run, number)
-    except CheckpointError as error:
-        return (str(error),)
+    path, layout = round_path(run, number), read_layout(run, number)
     wrong = {name: f"{path} needs {run / name}, which is missing" for name in layout.files if not (run / name).exists()}
     for cohort in sorted(layout.cohorts):
         for name, clients in layout.shards(cohort):
             if run / name in good and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):
                 wrong[name] = f"{path}: {problem}"
     return tuple(wrong[name] for name in sorted(wrong))
-
-
-def _metrics(run: Path) -> Checked | None:
-    path = metrics_file.path(run)
-    if (length := _length(path)) is None:
-        return None
-    try:
-        columns(run)
-    except CheckpointError as error:
-        return Checked(path, length, (str(error),))
-    return Checked(path, length)
-
-
-def _length(path: Path) -> int | None:
-    """Length of a file in bytes; None if it is gone."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return None

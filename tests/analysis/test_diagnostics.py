@@ -10,6 +10,8 @@ import pytest
 import harness
 import newcomer
 from every_algorithm import every_algorithm
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.base import Algorithm
 from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
 from pflmpi.analysis.run import Run, open_run
@@ -17,7 +19,11 @@ from pflmpi.analysis.series import class_vectors, diagnostics, entry_shares
 from pflmpi.analysis.series.selection import ends
 from pflmpi.learning.diagnostics import ClassVectors, ClientWeights, EntryShare, PerClient
 
-CASES = every_algorithm()
+CASES = {
+    case: sections
+    for case, sections in every_algorithm().items()
+    if ALGORITHMS[sections["algorithm"]["name"]].diagnostics is not Algorithm.diagnostics
+}
 
 
 @pytest.fixture(scope="module")
