@@ -35,17 +35,14 @@ def _sections() -> Iterator[tuple[str, Iterable[Row]]]:
     """Yield the title and the keys of each section."""
     from pflmpi.algorithms import ALGORITHMS
     from pflmpi.config.load import SECTIONS, fields_model
-    from pflmpi.data.config import partition_parameters
-    from pflmpi.data.partitions import PARTITIONS
+    from pflmpi.data.partitions import PARTITIONS, section_model
     from pflmpi.models import MODELS
 
     yield "seed", [("seed", "int, at least 0", "0", "every random draw follows from it")]
     for name, kind in SECTIONS.items():
         yield name, _fields(kind)
     for name in PARTITIONS:
-        clients = ("clients", "int, at least 1", "required", "N (writers: how many of them, all by default)")
-        others = ((key, *parts) for key, parts in partition_parameters(name).items())
-        yield f"partition: {{name: {name}}}", (clients, *others)
+        yield f"partition: {{name: {name}}}", _fields(section_model(name))
     for section, choices in (("model", MODELS), ("algorithm", ALGORITHMS)):
         for name, choice in choices.items():
             yield f"{section}: {{name: {name}}}", _fields(fields_model(choice))

@@ -12,7 +12,8 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.sections import KEYS, mapping, override, section
 from pflmpi.config.yaml_file import read
-from pflmpi.data.config import DataConfig, PartitionConfig, validate_partition
+from pflmpi.data.config import DataConfig, PartitionConfig
+from pflmpi.data.partitions import PARTITIONS, section_model
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
@@ -80,11 +81,32 @@ def parse(raw: Mapping[str, Any]) -> Config:
         raise ConfigError("model = []: give at least one architecture")
     return Config(
         seed=seed,
-        partition=validate_partition(mapping("partition", raw.get("partition", {}))),
+        partition=partition(raw.get("partition", {})),
         models=tuple(named("model", MODELS, value) for value in models),
         algorithm=named("algorithm", ALGORITHMS, raw.get("algorithm", {})),
         **sections,  # type: ignore[arg-type]
     )
+
+
+def partition(value: object) -> PartitionConfig:
+    """The validated `partition` section: `{name, clients, <parameters>}`, or `{path}` for a saved partition."""
+    values = mapping("partition", value)
+    if "path" in values:
+        path = values.pop("path")
+        if values:
+            others = ", ".join(f"partition.{key}" for key in sorted(values))
+            raise ConfigError(f"partition.path must be the only key: a saved partition has everything; remove {others}")
+        if not isinstance(path, str) or not path:
+            raise ConfigError(f"partition.path = {path!r} is not a file name; give the path of a saved partition")
+        return PartitionConfig(path=path)
+    if not isinstance(values.get("name"), str):
+        found = f"= {values['name']!r} is not a name" if "name" in values else "is missing"
+        raise ConfigError(
+            f"partition.name {found}; known: {', '.join(PARTITIONS)}; or give partition.path, a saved partition"
+        )
+    name = values.pop("name")
+    parameters = section("partition", section_model(name), values).model_dump()
+    return PartitionConfig(name=name, clients=parameters.pop("clients"), parameters=parameters)
 
 
 def named(name: str, registry: Registry[type[T]], value: object) -> T:

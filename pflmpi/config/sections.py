@@ -66,7 +66,7 @@ def section(name: str, kind: type[Section], value: object) -> Section:
     try:
         return kind.model_validate(values, strict=True)
     except ValidationError as error:
-        raise ConfigError(_explain(name, error)) from error
+        raise ConfigError(_explain(name, kind, error)) from error
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
@@ -86,12 +86,15 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def _explain(name: str, error: ValidationError) -> str:
+def _explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
     """Error text: each wrong key with the value found and what is allowed."""
     lines = []
     for problem in error.errors():
         where = ".".join([name, *(str(part) for part in problem["loc"])])
-        allowed = problem["msg"].replace("Input should be", "must be")
-        found = "" if problem["type"] == "missing" else f" = {problem['input']!r}"
-        lines.append(f"{where}{found}: {allowed[0].lower()}{allowed[1:]}")
+        if problem["type"] == "missing":
+            about = kind.model_fields[str(problem["loc"][0])].description
+            lines.append(f"{where} is missing: {about or 'give a value'}")
+        else:
+            allowed = problem["msg"].replace("Input should be", "must be")
+            lines.append(f"{where} = {problem['input']!r}: {allowed[0].lower()}{allowed[1:]}")
     return "; ".join(lines)

@@ -48,10 +48,10 @@ def read(path: Path) -> dict[str, Any]:
 def parse(text: str, where: str) -> Any:
     """Value of a YAML text; `where` names its place in the error if it is invalid.
 
-    A key that is given twice is refused, and aliases that make more of a text than `_MOST_VALUES` values.
+    Repeated keys are refused, and aliases that expand a text to more than `_MOST_VALUES` values.
     """
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)  # raises for control characters
         node = loader.get_single_node()
         if node is None:
             return None
@@ -61,12 +61,10 @@ def parse(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{where} is nested too deeply; a configuration has three levels") from error
-    finally:
-        loader.dispose()
 
 
 def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
-    """The number of values below a node, each alias counted in full; raise for too many and for a repeated key."""
+    """Number of values below a node, each alias counted in full; raises for too many and for a repeated key."""
     if id(node) in sizes:
         if not sizes[id(node)]:
             raise ConfigError(f"{where}: line {node.start_mark.line + 1} refers to itself; write the values out")

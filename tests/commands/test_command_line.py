@@ -139,7 +139,7 @@ def test_schema_has_every_key_with_its_default(capsys: pytest.CaptureFixture[str
     for words in (
         ["participation", "float, above 0, at most 1", "1.0", "share of the clients"],
         ["critical_share", "float, at least 0, at most 1", "0.5"],
-        ["classes_per_client", "int >= 1", "required"],
+        ["classes_per_client", "int, at least 1", "required"],
         ["variant", "full | onehead | avghead | oneavg", "full"],
     ):
         lines = [line for line in text.splitlines() if words[0] in line]

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pflmpi.config.load import partition
 from pflmpi.data import load
-from pflmpi.data.config import DataConfig, PartitionConfig, validate_partition
+from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import Dataset, assemble
 from pflmpi.data.federation import Federation, build, reuse, save
 from pflmpi.data.partitions import PARTITIONS
@@ -37,7 +38,7 @@ def toy(samples: int = 400, classes: int = 4, tests: int = 100, writers: int = 1
 
 def federation(name: str = "exdir", split: str = "pooled", seed: int = 0, dataset: Dataset | None = None) -> Federation:
     data = DataConfig.model_validate({"name": "toy", "split": split})
-    return build(dataset or toy(), validate_partition({"name": name, **SECTIONS[name]}), data, seed)
+    return build(dataset or toy(), partition({"name": name, **SECTIONS[name]}), data, seed)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -159,7 +160,7 @@ def test_the_real_femnist_sample_gives_natural_federations(data_root: Path, tmp_
 
 def test_shared_samples_are_counted() -> None:
     section = {"name": "nway_kshot", "clients": 3, "n": 4, "k": 60, "stdev": 0, "noise": 0}
-    found = build(toy(), validate_partition(section), DataConfig(name="toy"), 0)
+    found = build(toy(), partition(section), DataConfig(name="toy"), 0)
     assert found.num_shared == 3 * 4 * 60 - 400
     assert federation("exdir").num_shared == 0
 
@@ -173,7 +174,7 @@ def test_a_saved_federation_comes_back_the_same(name: str, tmp_path: Path) -> No
     save(found, tmp_path / "new folder" / "parts.npz")
     again = reuse(found.dataset, tmp_path / "new folder" / "parts.npz")
     assert same(again, found) and np.array_equal(again.class_counts, found.class_counts)
-    section = validate_partition({"path": str(tmp_path / "new folder" / "parts.npz")})
+    section = partition({"path": str(tmp_path / "new folder" / "parts.npz")})
     assert same(build(found.dataset, section, DataConfig(name="toy"), seed=99), found)
     assert [path.name for path in (tmp_path / "new folder").iterdir()] == ["parts.npz"], "no temporary file is left"
 

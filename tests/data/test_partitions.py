@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partition_helpers import Parts, rng
-from pflmpi.data.config import partition_parameters
-from pflmpi.data.partitions import PARTITIONS, divides
+from pflmpi.data.partitions import PARTITIONS, divides, section_model
 from pflmpi.errors import DataError
 
 # What a partition of 10 classes among N clients is called with; N = 1 must hold all classes to be complete.
@@ -115,11 +114,13 @@ def test_small_data_gives_a_partition_or_an_error_with_what_to_do(name: str, dat
 
 @every_partition
 def test_the_signature_declares_types_ranges_and_descriptions(name: str) -> None:
-    """So a new partition cannot be registered without what `validate_partition` and the schema need."""
+    """So a new partition cannot be registered without what validation and the schema need."""
     first, *_ = inspect.signature(PARTITIONS[name]).parameters
     assert first in ("labels", "writers")
-    parameters = partition_parameters(name)
-    for key, (kind, default, about) in parameters.items():
-        assert kind.split()[0] in ("int", "float", "bool") and default and about, key
-        assert f"    {key}: " in (inspect.getdoc(PARTITIONS[name]) or ""), key
+    parameters = dict(section_model(name).model_fields)
+    assert "clients" in parameters
+    for key, field in parameters.items():
+        types = (int, float, bool, int | None) if key == "clients" else (int, float, bool)
+        assert field.annotation in types and field.description, key
+        assert key == "clients" or f"    {key}: " in (inspect.getdoc(PARTITIONS[name]) or ""), key
     assert (inspect.getdoc(PARTITIONS[name]) or "").split("\n")[0].endswith(".")

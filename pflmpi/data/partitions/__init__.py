@@ -9,8 +9,10 @@ the writer of each sample instead of its label; one whose `clients` may be None 
 
 import inspect
 from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
+from pydantic import BaseModel, Field, create_model
 
 from pflmpi.data.partitions.dirichlet import dirichlet
 from pflmpi.data.partitions.exdir import exdir
@@ -40,3 +42,16 @@ PARTITIONS: Registry[Partition] = Registry(
 def divides(name: str) -> str:
     """What a partition divides by, the name of its first parameter: `labels` or `writers`."""
     return next(iter(inspect.signature(PARTITIONS[name]).parameters))
+
+
+def section_model(name: str) -> type[BaseModel]:
+    """Pydantic model of a partition's keys besides `name`, made from the function's signature."""
+    function = PARTITIONS[name]
+    hints = get_type_hints(function, include_extras=True)
+    natural = type(None) in get_args(hints["clients"])
+    about = Field(None if natural else ..., ge=1, description="number of clients" + ", null for all" * natural)
+    fields: dict[str, Any] = {"clients": (hints["clients"], about)}
+    for key, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            fields[key] = (hints[key], ... if parameter.default is parameter.empty else parameter.default)
+    return create_model(f"partition_{name}", **fields)
