@@ -36,9 +36,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pflmpi",
         description="Personalised federated learning on clusters: alone, or under mpirun, torchrun or srun.",
-        epilog="exit codes: 0 done; 1 a run of a sweep failed, the doctor found a problem, or a report left a run out; "
-        "2 wrong input, nothing was started; 3 a fault during the run, continue it; 75 stopped after a complete round "
-        "on a signal, continue",
+        epilog="exit codes: 0 done; 1 a run of a sweep failed, the doctor found a problem, a plan does not fit, or a "
+        "report left a run out; 2 wrong input, nothing was started; 3 a fault during the run, resume it; 75 stopped "
+        "after a complete round, on a signal or before a time limit, resume it",
     )
     top.add_argument("--version", action="version", version=f"pflmpi {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

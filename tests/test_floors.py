@@ -131,5 +131,6 @@ def test_help_imports_no_torch(statement: str) -> None:
 
 
 def test_a_report_imports_no_torch() -> None:
-    code = "import sys; import pflmpi.commands.report; assert 'torch' not in sys.modules"
+    modules = "pflmpi.analysis.report, pflmpi.analysis.table, pflmpi.commands.report, pflmpi.commands.progress"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -28,18 +28,22 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=int,
         metavar="N",
-        help="processes to start when started alone (default: one per GPU, or per core; 1 stays in this process)",
+        help="processes to start, if no launcher has (default: one per GPU, or per core; 1 stays in this process)",
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="no progress, only the result")
-    shown.add_argument("--bar", action="store_true", help="a progress bar also where mpirun hides the terminal")
+    shown.add_argument("--bar", action="store_true", help="a progress bar even where mpirun hides the terminal")
 
 
 def add_cells(parser: argparse.ArgumentParser) -> None:
     """Add the choice among the cells of a table."""
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds of the table")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="PATTERN", help="only cells whose ROW/COLUMN is like this"
+        "--only",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only cells whose ROW/COLUMN matches, such as 'FedAvg/*'",
     )
 
 

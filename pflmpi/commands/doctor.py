@@ -1,4 +1,4 @@
-"""Check that a run will work here, alone or on all ranks of a launcher."""
+"""Check the environment, alone or on all ranks of a launcher."""
 
 import argparse
 import logging

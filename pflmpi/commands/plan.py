@@ -100,7 +100,7 @@ def _ranks_table(forecast: "Forecast") -> "Table":
 
     on_gpu = any(number is not None for number in forecast.ranks.gpu)
     table = Table(title="memory per rank", title_style="")
-    names = ("clients", "program", "data", "state", "work", "checkpoint", "together", *(["GPU"] if on_gpu else []))
+    names = ("clients", "program", "data", "state", "work", "checkpoint", "total", *(["GPU"] if on_gpu else []))
     for name in ("ranks", *names):
         table.add_column(name, justify="left" if name == "ranks" else "right")
     for first, last, largest, clients in _groups(forecast.memory):
@@ -136,8 +136,8 @@ def _seconds(forecast: "Forecast") -> Iterator[tuple[str, str]]:
     found, rounds = forecast.seconds, forecast.experiment.config.training.rounds
     if found is None or not forecast.rounds:
         return
-    talk = "unknown" if found.talk is None and forecast.ranks.count > 1 else f"{found.talk or 0:.3f}"
-    parts = f"{found.train:.3f}, {talk}, {found.serve:.3f}, {found.test:.3f}, {found.store:.3f}"
+    messages = "unknown" if found.talk is None and forecast.ranks.count > 1 else f"{found.talk or 0:.3f}"
+    parts = f"{found.train:.3f}, {messages}, {found.serve:.3f}, {found.test:.3f}, {found.store:.3f}"
     yield "seconds: train, messages, server, test, checkpoint", parts
     yield f"seconds: a round, all {rounds}", f"{found.round:.3f}, {found.round * rounds:.0f}"
     yield "measured on", forecast.measured.device

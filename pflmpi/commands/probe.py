@@ -12,9 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     parser.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
-    parser.add_argument("--samples", type=int, default=256, metavar="N", help="at most so many test samples (256)")
+    parser.add_argument("--samples", type=int, default=256, metavar="N", help="test samples, at most (default: 256)")
     parser.add_argument(
-        "--clients", type=int, default=20, metavar="N", help="at most so many clients, spread evenly (20)"
+        "--clients", type=int, default=20, metavar="N", help="clients, at most, spread evenly (default: 20)"
     )
 
 

@@ -34,8 +34,8 @@ from pflmpi.transports.slurm import end_of_job
 # The configuration, the folder of the run, and what starts or continues the run there and returns the folder.
 Prepared = tuple[Config, Path, Callable[[Config, Path, RankContext, Observer], Path]]
 
-# Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks find alike
-# is rank 0's to show, and losing another rank is only a consequence.
+# Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks raise is
+# shown by rank 0, and losing another rank is only a consequence.
 _HEAD_START = 3.0
 
 

@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--continue",
         action="store_true",
-        dest="go_on",
-        help="continue the run in --out if there is one (batch jobs that are requeued); it needs --out",
+        dest="resume",
+        help="resume the run in --out if there is one (for batch jobs that are requeued); needs --out",
     )
     arguments.add_ranks(parser)
 
@@ -34,9 +34,9 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.run.start import start, start_or_resume
 
     def prepare(launch: "Launch") -> "Prepared":
-        resumes = options.go_on or launch.restarts > 0
-        if options.out is None and (options.go_on or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"):
-            who = "--continue" if options.go_on else "torchrun --max-restarts"
+        resumes = options.resume or launch.restarts > 0
+        if options.out is None and (options.resume or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"):
+            who = "--continue" if options.resume else "torchrun --max-restarts"
             raise ConfigError(f"{who} without --out: a run that is started again must find its folder; give --out DIR")
         folder = options.out or Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         return load(options.config, options.overrides), folder, start_or_resume if resumes else start

@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what srun connects ranks with: pmix (Open MPI), pmi2 (MPICH), none (torch.distributed, the default)",
     )
     parser.add_argument(
-        "--requeue", action="store_true", help="stop in time, requeue the job and go on, until all rounds are done"
+        "--requeue",
+        action="store_true",
+        help="stop before the time limit, requeue the job and resume, until all rounds are done",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
     parser.epilog = (
