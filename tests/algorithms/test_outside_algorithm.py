@@ -75,5 +75,20 @@ def test_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["schema"]) == 0 and "fine_tuning_epochs" in capsys.readouterr().out
 
 
+def test_export_says_why_there_is_no_one_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    harness.run(settings(), tmp_path / "run")
+    code = main(["export", str(tmp_path / "run"), "--client", "2", "-o", str(tmp_path / "client.npz")])
+    assert code == 2 and "a model that it fine-tunes on its own data" in capfd.readouterr().err
+
+
+def test_probe_and_report_know_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    harness.run(settings(checkpoint={"keep": 0}), run)
+    assert main(["probe", str(run), "--samples", "40"]) == 0
+    assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
+    figures = {path.stem for path in (tmp_path / "page").rglob("*.csv")}
+    assert {"accuracy_over_rounds", "clients_at_the_end", "layer_cka"} <= figures
+
+
 def _accuracy(folder: Path) -> float:
     return float(run_folder.read_metrics(folder, 3)["accuracy_mean"])
