@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi import tree
+from pflmpi.data.federation import Federation
 from pflmpi.forecast.communication import TransportName
 from pflmpi.learning.task import HOST
 from pflmpi.messages.kinds import Call
@@ -17,7 +18,7 @@ from pflmpi.runtime.placement import Placement
 from pflmpi.transports import ring
 from pflmpi.tree import Tree
 
-_FEW = 3  # clients for which a server's state is made to see how it grows
+_FEW = 3  # clients; the server's state is made for so many, one and two more to see how it grows
 
 
 Leaves = dict[str, tuple[int, np.dtype]]  # by path, the number of values and their type
@@ -52,12 +53,10 @@ class StateSizes:
 def state_sizes(experiment: Experiment) -> StateSizes:
     """Sizes of the state of an experiment, without making it: for many clients it may not fit here."""
     each = np.array([tree.num_bytes(template) for template in experiment.templates], np.int64)
-    n = experiment.federation.num_clients
-    known = [n] if n <= _FEW else [_FEW, _FEW + 1, _FEW + 2]
-    made = [_server_and_received(experiment, clients) for clients in known]
+    made = [_server_and_received(experiment, _FEW + more) for more in range(3)]
     servers, messages, links = zip(*made, strict=True)
-    server, copies = _for_clients(n, known, servers), _for_clients(n, known, messages)
-    return StateSizes(each[experiment.cohort], server, copies, links[0])
+    more = experiment.federation.num_clients - _FEW
+    return StateSizes(each[experiment.cohort], _for_more(more, servers), _for_more(more, messages), links[0])
 
 
 def leaf_bytes(leaves: Leaves) -> int:
@@ -65,13 +64,19 @@ def leaf_bytes(leaves: Leaves) -> int:
     return sum(count * dtype.itemsize for count, dtype in leaves.values())
 
 
-def data_bytes(experiment: Experiment) -> tuple[int, int]:
-    """Bytes of samples, labels and indices; how many of them are mapped from a file, which ranks share."""
-    dataset, federation = experiment.federation.dataset, experiment.federation
+def data_bytes(federation: Federation) -> int:
+    """Bytes of samples, labels and indices."""
+    dataset = federation.dataset
     labels = 2 * dataset.labels.nbytes + dataset.official_test.nbytes  # the pool has labels of its own
-    indices = sum(part.nbytes for part in (*federation.train, *federation.test))
-    images = dataset.images.nbytes
-    return images + labels + indices, images if _is_mapped(dataset.images) else 0
+    return dataset.images.nbytes + labels + sum(part.nbytes for part in (*federation.train, *federation.test))
+
+
+def mapped_bytes(federation: Federation) -> int:
+    """Bytes of samples that are mapped from a file, which ranks share."""
+    owner: object = federation.dataset.images
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    return federation.dataset.images.nbytes if isinstance(owner, mmap.mmap) else 0
 
 
 def wire_bytes(calls: Sequence[Call], transport: TransportName) -> tuple[int, int]:
@@ -100,31 +105,16 @@ def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tr
     return server, {path: leaf for path, leaf in leaves.items() if path not in links}, links
 
 
-def _for_clients(n: int, known: list[int], states: Sequence[Tree]) -> Leaves:
-    """Leaves for n clients, which have a fixed size or grow with the clients or their pairs, from those for a few."""
-    counts = [{path: leaf.numel() for path, leaf in tree.leaves(state)} for state in states]
-    return {
-        path: (_extrapolated(n, known, [count[path] for count in counts]), to_numpy(leaf.new_empty(0)).dtype)
-        for path, leaf in tree.leaves(states[0])
-    }
+def _for_more(more: int, states: Sequence[Tree]) -> Leaves:
+    """Leaves for so many clients more than in the first state; the others have one and two more.
 
-
-def _extrapolated(place: int, known: list[int], values: list[int]) -> int:
-    """Value at a place of the parabola through three known ones, or the only one that is known.
-
-    >>> _extrapolated(10, [3, 4, 5], [9, 16, 25]), _extrapolated(10, [3, 4, 5], [7, 7, 7]), _extrapolated(2, [2], [8])
-    (100, 7, 8)
+    Leaves have a fixed size or grow with the clients or with their pairs, so their sizes lie on a parabola.
     """
-    if len(known) == 1:
-        return values[0]
-    first, step = values[0], values[1] - values[0]
-    bend = values[2] - 2 * values[1] + values[0]
-    far = place - known[0]
-    return first + step * far + bend * (far * (far - 1) // 2)
-
-
-def _is_mapped(array: np.ndarray) -> bool:
-    owner: object = array
-    while isinstance(owner, np.ndarray | memoryview):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    return isinstance(owner, mmap.mmap)
+    counts = [{path: leaf.numel() for path, leaf in tree.leaves(state)} for state in states]
+    found = {}
+    for path, leaf in tree.leaves(states[0]):
+        first, second, third = (count[path] for count in counts)
+        bend = third - 2 * second + first
+        count = first + more * (second - first) + more * (more - 1) // 2 * bend
+        found[path] = count, to_numpy(leaf.new_empty(0)).dtype
+    return found

@@ -8,7 +8,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
-from pflmpi.forecast.costs import Calibration, CallCost
+from pflmpi.forecast.costs import Calibration, CallCost, test_work
 from pflmpi.forecast.measuring import Cost, measure, resident
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import send_down
@@ -24,8 +24,8 @@ _ALONE = InProcessTransport()
 
 
 @dataclass(frozen=True)
-class _Sample:
-    """A few clients of one group, each with the same number of samples.
+class _Trial:
+    """Clients of one group, each with the same number of samples, to be computed once.
 
     Attributes:
         setup: of the experiment, with these clients' data stretched or cut.
@@ -69,7 +69,7 @@ def calibrate(setup: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], 
     members = executor.cohort == executor.cohort[groups[-1][0]]
     samples, tests = int(executor.federation.num_train[members].max()), max(int(setup.num_test[members].max()), 2)
     width, few = min(setup.task.training.batch_size, samples), max(tests // 4, 1)
-    wide = _sample(setup, groups[-1], 1, width, few)
+    wide = _trial(setup, groups[-1], 1, width, few)
     measure(wide.train, device)
     measure(wide.test, device)
     library = max(resident() - before - tree.num_bytes(wide.states) - tree.num_bytes(wide.server), 0)
@@ -77,32 +77,23 @@ def calibrate(setup: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], 
     brief = measure(wide.train, device).seconds
     batches = min(-(-samples // width), max(2, int(_SHORT / max(brief, 1e-6))))
     cases = [
-        _sample(setup, group, *size, wide.server)
+        _trial(setup, group, *size, wide.server)
         for group in groups
         for size in ((1, width, few), (batches, width, tests))
     ]
-    adapt = 0.0
-    if executor.adapts and batches > 1:
-        long = _sample(setup, groups[-1], batches, width, few, wide.server)
-        added = measure(long.test, device).seconds - measure(wide.test, device).seconds
-        adapt = max(added, 0.0) / (long.steps - wide.steps) / len(long.clients)
-
-    def test(one: _Sample) -> Cost:
-        found = measure(one.test, device)
-        return replace(found, seconds=found.seconds - adapt * one.steps * len(one.clients))
-
     folding, serving = _server_costs(wide, first)
     return Calibration(
         train=CallCost.through([(len(one.clients), one.steps, measure(one.train, device)) for one in cases]),
-        test=CallCost.through([(len(one.clients), one.tests, test(one)) for one in cases]),
-        adapt=adapt,
+        test=CallCost.through(
+            [(len(one.clients), test_work(setup, one.steps, one.tests), measure(one.test, device)) for one in cases]
+        ),
         fold=folding,
         serve=serving,
         library=library,
     )
 
 
-def _server_costs(one: _Sample, first: RoundSchedule) -> tuple[Cost, Cost]:
+def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
     """Cost of folding the messages of a round, with the seconds of one, and of updating the server and publishing."""
     setup, participants = one.setup, first.participants
     rows = torch.arange(len(participants)) % len(one.clients)  # the clients' own messages, again and again
@@ -119,9 +110,9 @@ def _server_costs(one: _Sample, first: RoundSchedule) -> tuple[Cost, Cost]:
     return replace(all_folded, seconds=all_folded.seconds / len(participants)), measure(serve, HOST)
 
 
-def _sample(
+def _trial(
     setup: Setup, clients: np.ndarray, batches: int, width: int, tests: int, server: Tree | None = None
-) -> _Sample:
+) -> _Trial:
     """Clients of one group with the given number of batches of `width` samples, and of test samples.
 
     Args:
@@ -145,7 +136,7 @@ def _sample(
     states = tree.stack([setup.algorithm.init_client(host, int(client)) for client in clients])
     if server is None:
         server = _first_server(setup, clients, states)
-    return _Sample(setup, clients, states, server, training.num_steps(samples), tests)
+    return _Trial(setup, clients, states, server, training.num_steps(samples), tests)
 
 
 def _first_server(setup: Setup, clients: np.ndarray, states: Tree) -> Tree:
@@ -154,9 +145,8 @@ def _first_server(setup: Setup, clients: np.ndarray, states: Tree) -> Tree:
     if not setup.algorithm.introduces:
         return server
     introduced = setup.executor.introduce(clients, states)
-    return setup.algorithm.server_update(
-        setup.task, server, _fold(setup, clients, introduced), Round(0, clients, setup.task.seed)
-    )
+    up = _fold(setup, clients, introduced)
+    return setup.algorithm.server_update(setup.task, server, up, Round(0, clients, setup.task.seed))
 
 
 def _fold(setup: Setup, clients: np.ndarray, up: Messages) -> Messages:

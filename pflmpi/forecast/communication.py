@@ -68,11 +68,6 @@ class Network:
         """Link that a message to all ranks waits for."""
         return self.between if self.nodes > 1 else self.within
 
-    @property
-    def links(self) -> list[Link]:
-        """Links that are used."""
-        return [link for link, count in ((self.within, self.per_node), (self.between, self.nodes)) if count > 1]
-
 
 def communication_seconds(calls: Sequence[Call], network: Network, transport: TransportName) -> float:
     """Seconds of a round's calls, one after the other."""
@@ -92,7 +87,8 @@ def _gloo(call: Call, network: Network) -> float:
     if call.operation == "sum":  # in pieces: around a ring, then each rank sends the root its part
         pieces = -(-size // ring.piece(ranks))
         part = size / pieces / ranks
-        step = max(link.seconds(part, part, 2) for link in network.links)
+        links = [network.between] if network.nodes == ranks else [network.within, network.slowest]
+        step = max(link.seconds(part, part, 2) for link in links)
         return pieces * ((ranks - 1) * step + _star(network, [part] * ranks, 1))
     return _star(network, call.sizes, 1)
 

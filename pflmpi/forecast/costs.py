@@ -1,7 +1,7 @@
 """Cost of groups of clients, from the cost of a few measured calls."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -11,55 +11,34 @@ from pflmpi.runtime.setup import Setup
 
 
 @dataclass(frozen=True)
-class Plane:
-    """Value that grows with the lanes m of a call and the work of each: at + lane m + work (each + both m)."""
-
-    at: float
-    lane: float
-    each: float
-    both: float
-
-    @classmethod
-    def through(cls, points: Sequence[tuple[float, float, float]]) -> "Plane":
-        """Plane through lanes, work and value of some calls.
-
-        >>> plane = Plane.through([(1, 10, 12.0), (1, 20, 22.0), (3, 10, 34.0), (3, 20, 64.0)])
-        >>> round(plane.of(2, 10), 3), round(plane.of(3, 40), 3)
-        (23.0, 124.0)
-        """
-        lanes, work, values = np.array(points, np.float64).T
-        terms = np.stack([np.ones(len(points)), lanes, work, lanes * work], 1)
-        return cls(*np.linalg.lstsq(terms, values, rcond=None)[0].tolist())
-
-    def of(self, lanes: float, work: float) -> float:
-        """Value for a call with m lanes and so many steps, or samples, in the longest."""
-        return max(self.at + self.lane * lanes + work * (self.each + self.both * lanes), 0.0)
-
-
-@dataclass(frozen=True)
 class CallCost:
-    """Cost of a call of the executor, which has one lane where clients are computed one by one.
+    """Cost of a call of the executor: at + lane m + work (each + both m), for m lanes and the work of the longest.
 
-    Attributes:
-        seconds, memory, device: as in `Cost`, by lanes and steps of a training, by lanes and test samples of a test.
+    Where clients are computed one by one, a call has one lane.
     """
 
-    seconds: Plane
-    memory: Plane
-    device: Plane
+    at: Cost
+    lane: Cost
+    each: Cost
+    both: Cost
 
     @classmethod
-    def through(cls, points: Sequence[tuple[int, int, Cost]]) -> "CallCost":
-        """Cost of a call from lanes, work and cost of some calls."""
-        seconds, memory, device = (
-            Plane.through([(lanes, work, getattr(cost, name)) for lanes, work, cost in points])
-            for name in ("seconds", "memory", "device")
-        )
-        return cls(seconds, memory, device)
+    def through(cls, calls: Sequence[tuple[int, int, Cost]]) -> "CallCost":
+        """Cost from lanes, work and cost of some calls.
 
-    def of(self, lanes: float, work: float) -> Cost:
-        """Cost of a call with so many lanes and so many steps, or samples, in the longest."""
-        return Cost(self.seconds.of(lanes, work), self.memory.of(lanes, work), self.device.of(lanes, work))
+        >>> costs = {(1, 10): 12, (1, 20): 22, (3, 10): 34, (3, 20): 64}  # seconds: 1 + m + m work
+        >>> found = CallCost.through([(*call, Cost(seconds, 0, 0)) for call, seconds in costs.items()])
+        >>> round(found.of(2, 10).seconds, 3), round(found.of(3, 40).seconds, 3)
+        (23.0, 124.0)
+        """
+        terms = np.array([(1, lanes, work, lanes * work) for lanes, work, _ in calls], np.float64)
+        found = np.linalg.lstsq(terms, np.array([astuple(cost) for *_, cost in calls]), rcond=None)[0]
+        return cls(*(Cost(*numbers) for numbers in found.tolist()))
+
+    def of(self, lanes: int, work: int) -> Cost:
+        """Cost of a call."""
+        numbers = np.array([astuple(cost) for cost in (self.at, self.lane, self.each, self.both)])
+        return Cost(*np.maximum((1, lanes, work, lanes * work) @ numbers, 0).tolist())
 
 
 @dataclass(frozen=True)
@@ -67,8 +46,8 @@ class Calibration:
     """What the clients of one cohort cost on this machine.
 
     Attributes:
-        train, test: of a call; the test without adapting.
-        adapt: seconds of a lane's step where clients adapt before they are tested.
+        train: of a call, by lanes and steps.
+        test: of a call, by lanes and `test_work`.
         fold: of a round's messages on rank 0; seconds of one of them, on any rank.
         serve: of updating the server and publishing.
         library: bytes that the first call brings into memory to stay.
@@ -76,7 +55,6 @@ class Calibration:
 
     train: CallCost
     test: CallCost
-    adapt: float
     fold: Cost
     serve: Cost
     library: float
@@ -100,12 +78,16 @@ class GroupCosts:
 
     def test(self, group: ClientGroup) -> Cost:
         """Cost of a test, with the adapting before it."""
-        one = self._cohort(group)
-        cost = one.test.of(len(group), int(self.setup.num_test[group].max()))
-        return replace(cost, seconds=cost.seconds + one.adapt * self._steps(group) * len(group))
+        work = test_work(self.setup, self._steps(group), int(self.setup.num_test[group].max()))
+        return self._cohort(group).test.of(len(group), work)
 
     def _cohort(self, group: ClientGroup) -> Calibration:
         return self.calibrations[int(self.setup.executor.cohort[group[0]])]
 
     def _steps(self, group: ClientGroup) -> int:
         return self.setup.task.training.num_steps(int(self.setup.executor.federation.num_train[group].max()))
+
+
+def test_work(setup: Setup, steps: int, tests: int) -> int:
+    """Samples that pass a client's model in a test, forward; adapting is forward, and twice as much backward."""
+    return tests + (3 * steps * setup.task.training.batch_size if setup.executor.adapts else 0)

@@ -9,11 +9,11 @@ import torch
 
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
-from pflmpi.forecast.bytes import StateSizes, data_bytes, state_sizes, wire_bytes
+from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes, wire_bytes
 from pflmpi.forecast.communication import Link, Network, TransportName
 from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.disk import Disk, disk
-from pflmpi.forecast.measured import Measured, measured_calls, measured_link
+from pflmpi.forecast.measured import Measured, measured_calls, with_link
 from pflmpi.forecast.measuring import Cache, resident, resident_files
 from pflmpi.forecast.memory import ProcessMemory, RankMemory, rank_memory
 from pflmpi.forecast.ranks import Ranks, lay_out
@@ -48,6 +48,12 @@ class Resources:
     gpu_memory: int | None
     delay: float | None
     rate: float | None
+
+    def network(self, within: Link) -> Network:
+        """Network between the ranks, from the link within a node."""
+        delay = within.delay if self.delay is None else self.delay
+        rate = within.rate if self.rate is None else self.rate
+        return Network(self.ranks, self.nodes, within, Link(delay, rate))
 
 
 @dataclass(frozen=True)
@@ -101,37 +107,26 @@ def predict(config: Config, resources: Resources, cache: Cache) -> Forecast:
     Raises:
         UserError: a configuration that cannot run, data that is not there, ranks that do not fit the nodes.
     """
-    files = resident_files()
     transport = _transport(config, resources.ranks)
     ranks = lay_out(config.runtime, resources.ranks, resources.nodes, resources.gpus, resources.cores)
     on_gpu = any(number is not None for number in ranks.gpu)
-    if not on_gpu:
-        choose(config.runtime.model_copy(update={"device": "cpu"}), config.training, ALONE)  # refuses what needs a GPU
-    config = replace(config, runtime=ranks.runtime)
-    federation = load_federation(config)
-    loaded, read = resident(), max(resident_files() - files, 0)  # before anything is computed
-    decided = assemble(config, federation, torch.device("cuda" if on_gpu else "cpu")).config
-    here = torch.device("cuda", 0) if on_gpu and torch.cuda.is_available() else HOST
-    fix_kernels(here, decided.runtime, decided.training)
-    experiment = assemble(decided, federation, here)
+    experiment, process = _load(replace(config, runtime=ranks.runtime), on_gpu)
     ready = setup(experiment, ranks.count, ranks.slots)
     sizes = state_sizes(experiment)
-    opening, *rounds = islice(schedule(ready, None), 1 + min(max(_LEAST, decided.evaluation.every), _MOST))
-    measured = measured_calls(experiment, ready, rounds, sizes, on_gpu, cache, loaded) if rounds else Measured()
-    found_link = measured_link(cache) if resources.ranks > 1 else Measured()
-    network = _network(resources, found_link.link)
+    looked_at = min(max(_LEAST, ready.evaluation.every), _MOST)
+    opening, *rounds = islice(schedule(ready, None), 1 + looked_at)
+    measured = measured_calls(experiment, ready, rounds, sizes, on_gpu, cache, process.resident)
+    if resources.ranks > 1:
+        measured = with_link(measured, cache)
     costs = GroupCosts(ready, measured.calibrations) if measured.calibrations else None
-    written = disk(experiment, ready, sizes)
+    on_disk = disk(experiment, ready, sizes)
     predicted = None
     if costs:
-        predicted = seconds(ranks, resources.cores, rounds, costs, network, transport, written.seconds)
-    data, mapped = data_bytes(experiment)
-    in_memory = data - mapped + min(mapped, read)
-    process = ProcessMemory(loaded - in_memory, data, files + mapped)
+        network = resources.network(measured.link) if measured.link else None
+        predicted = seconds(ranks, resources.cores, rounds, costs, network, transport, on_disk.seconds)
     memory = rank_memory(ready, ranks, rounds, sizes, costs, process)
-    measured = replace(measured, link=found_link.link, remarks=(*measured.remarks, *found_link.remarks))
     return Forecast(
-        resources, experiment, ready, ranks, opening, rounds, sizes, memory, written, predicted, transport, measured
+        resources, experiment, ready, ranks, opening, rounds, sizes, memory, on_disk, predicted, transport, measured
     )
 
 
@@ -143,9 +138,17 @@ def _transport(config: Config, ranks: int) -> TransportName:
     return "mpi" if config.runtime.transport == "mpi" else "torch"
 
 
-def _network(resources: Resources, within: Link | None) -> Network | None:
-    if within is None:
-        return None
-    delay = within.delay if resources.delay is None else resources.delay
-    rate = within.rate if resources.rate is None else resources.rate
-    return Network(resources.ranks, resources.nodes, within, Link(delay, rate))
+def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
+    """The experiment as on the machines of the run, on this one's device; memory of this process with it."""
+    if not on_gpu:
+        choose(config.runtime.model_copy(update={"device": "cpu"}), config.training, ALONE)  # refuses what needs a GPU
+    files = resident_files()
+    federation = load_federation(config)
+    config = assemble(config, federation, torch.device("cuda" if on_gpu else "cpu")).config
+    loaded, mapped = resident(), mapped_bytes(federation)
+    read = min(mapped, max(resident_files() - files, 0))  # of what is mapped
+    data = data_bytes(federation)
+    here = torch.device("cuda", 0) if on_gpu and torch.cuda.is_available() else HOST
+    fix_kernels(here, config.runtime, config.training)
+    process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
+    return assemble(config, federation, here), process

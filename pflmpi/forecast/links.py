@@ -42,20 +42,17 @@ def work(transport: Transport, out: Path) -> None:
         transport.broadcast(payload)
         transport.maximum(value)
 
-    small = _median(lambda: transport.maximum(value), _SMALL_CALLS)
-    large = _median(both, _LARGE_CALLS)
+    both()  # connects
+    small = statistics.median(_seconds(lambda: transport.maximum(value)) for _ in range(_SMALL_CALLS))
+    large = statistics.median(_seconds(both) for _ in range(_LARGE_CALLS))
     if transport.rank == 0:
         out.write_text(json.dumps([small, large]))
 
 
-def _median(call: Callable[[], object], times: int) -> float:
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
     call()
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

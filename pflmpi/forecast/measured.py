@@ -1,7 +1,7 @@
 """What is known of this machine: measured now, or before and stored."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pflmpi import machine
@@ -37,14 +37,15 @@ class Measured:
     remarks: tuple[str, ...] = ()
 
 
-def measured_link(cache: Cache) -> Measured:
-    """Link between two ranks of this node."""
+def with_link(measured: Measured, cache: Cache) -> Measured:
+    """The same with the link between two ranks of this node."""
     work, here = {"link": "torch"}, machine.description(HOST)
-    if link := cache.find(Link, work, here):
-        return Measured(link=link)
-    if (link := measure_link()) is None:
-        return Measured(remarks=("communication is not predicted: two ranks could not talk on this machine",))
-    return Measured(link=link, remarks=tuple(_some(cache.keep(link, work, here))))
+    link, remarks = cache.find(Link, work, here), list[str]()
+    if link is None and (link := measure_link()):
+        remarks = cache.keep(link, work, here)
+    if link is None:
+        remarks = ["communication is not predicted: two ranks could not talk on this machine"]
+    return replace(measured, link=link, remarks=(*measured.remarks, *remarks))
 
 
 def measured_calls(
@@ -62,6 +63,8 @@ def measured_calls(
         on_gpu: whether ranks compute on GPUs; if there is none here, calls measured on another machine's will do.
         before: bytes of this process before anything was computed.
     """
+    if not rounds:
+        return Measured()
     here, calibrations, devices, remarks = machine.description(experiment.tasks[0].device), {}, set(), list[str]()
     missing = on_gpu and here["device"] == "cpu"
     for cohort in range(len(experiment.tasks)):
@@ -75,7 +78,7 @@ def measured_calls(
                 needs = "measuring them needs more memory than there is here"
                 return Measured(remarks=(f"seconds and activations are not predicted: {needs}",))
             found = calibrate(setup, rounds[0], groups, before)
-            remarks += _some(cache.keep(found, work, here))
+            remarks += cache.keep(found, work, here)
         calibrations[cohort] = found
         devices.add(where["device"])
     if missing and "cpu" in devices:
@@ -116,7 +119,3 @@ def _work(experiment: Experiment, setup: Setup, cohort: int, groups: Sequence[Cl
         "samples": int(setup.executor.federation.num_train[members].max()),
         "tests": int(setup.num_test[members].max()),
     }
-
-
-def _some(problem: str) -> list[str]:
-    return [problem] if problem else []

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from pydantic import TypeAdapter
 
+from pflmpi import atomic
+
 T = TypeVar("T")
 Facts = Mapping[str, Any]
 
@@ -82,18 +84,16 @@ class Cache:
         found = [one for one in (_read(kind, path) for path in paths) if one and one[1]["device"] != "cpu"]
         return found[-1] if found else None
 
-    def keep(self, value: object, work: Facts, machine: Facts) -> str:
-        """Store a measurement, a dataclass; why that was not possible, "" if it was."""
-        path = self.folder / _name(work, machine)
-        temporary = path.with_suffix(f".tmp{os.getpid()}")
+    def keep(self, value: object, work: Facts, machine: Facts) -> list[str]:
+        """Store a measurement, a dataclass; a remark if that is not possible."""
         content = {"work": work, "machine": machine, "numbers": asdict(value)}  # type: ignore[call-overload]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(content, indent=1) + "\n")
-            os.replace(temporary, path)
+            with atomic.replacing(self.folder / _name(work, machine)) as descriptor:
+                atomic.write_at(descriptor, json.dumps(content, indent=1).encode(), 0)
         except OSError as error:
-            return f"the measurements are not stored ({self.folder}: {error.strerror})"
-        return ""
+            return [f"the measurements are not stored ({self.folder}: {error.strerror})"]
+        return []
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:

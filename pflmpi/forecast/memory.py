@@ -50,14 +50,16 @@ class ProcessMemory:
     """Bytes of a process that has loaded the data and computed nothing.
 
     Attributes:
+        resident: all that it has.
         program: without the data.
         data: samples and who holds which.
         shared: of both, what processes of a node have in common.
     """
 
-    program: float
-    data: float
-    shared: float
+    resident: int
+    program: int
+    data: int
+    shared: int
 
 
 def rank_memory(
@@ -78,8 +80,8 @@ def rank_memory(
     hosted = sizes.hosted(setup.placement)
     found = []
     for rank, gpu in enumerate(ranks.gpu):
-        moments = [_fullest(one, rank, costs, gpu is not None) for one in rounds]
-        work, device = (max(values, default=0.0) for values in zip(*moments, strict=True))
+        moments = [(0.0, 0.0), *(_fullest(one, rank, costs, gpu is not None) for one in rounds)]
+        work, device = (max(values) for values in zip(*moments, strict=True))
         computes = any(one.training[rank] or one.testing[rank] for one in rounds)
         state, received = float(hosted[rank]), 0
         if rank == 0:

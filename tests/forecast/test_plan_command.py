@@ -134,6 +134,12 @@ def test_goes_on_where_nothing_can_be_stored(machine: Machine, monkeypatch: pyte
     assert f"the measurements are not stored ({taken}" in shown
 
 
+def test_a_run_without_rounds_has_memory_and_a_checkpoint(machine: Machine) -> None:
+    code, shown, errors = machine.plan(machine.config(training={"rounds": 0}), "--ranks", 2)
+    assert (code, errors) == (0, "")
+    assert "1 checkpoints: most at once" in shown
+
+
 def test_says_what_does_not_fit_on_a_node(machine: Machine) -> None:
     code, shown, _ = machine.plan(machine.config(), "--memory", 0.01)
     assert code == 1
