@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
 
     # Read anew without sbatch's options: a parser that does not know them takes the value of one of them, as in
     # `--time 1:00:00`, for the configuration.
-    words, given = sbatch.split(options.words[1:])
+    words, given = sbatch.split(options.words)
+    words.remove(options.command)
     options, unknown = options.parser.parse_known_args(words)
     sbatch.refuse_unknown(unknown, _OURS)
     _check(options, given)

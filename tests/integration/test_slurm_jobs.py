@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: the files in slurm/ as the README uses them, and `submit` from the script to the result."""
+"""Jobs on a real Slurm: the files in slurm/, and `submit` from the script to the result."""
 
 import os
 import re
