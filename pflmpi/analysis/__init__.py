@@ -1,1 +1,1 @@
-"""Figures from runs on disk; imports no torch, so that it works on any machine."""
+"""Reading runs on disk: checkpoints, models, figures, reports. Needs no torch, but for `probe`."""

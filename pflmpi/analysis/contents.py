@@ -56,13 +56,13 @@ def detailed(one: NamedRun, alone: bool) -> tuple[Figures, list[str]]:
 
 
 def _good(run: Run) -> list[Checkpoint]:
-    """Some checkpoints whose files can be opened, ascending."""
+    """Some checkpoints whose files can be opened, ascending; of format 1 only where there are no others."""
     found = []
     for number in spread_over(run.rounds):
         try:
             checkpoint = run.round(number)
-            checkpoint.cohorts  # noqa: B018  the file is opened here
+            checkpoint.attributes  # noqa: B018  the file is opened here
         except CheckpointError:
             continue  # `comparing.damaged` has reported it
         found.append(checkpoint)
-    return found
+    return [one for one in found if one.describes_itself] or found

@@ -16,16 +16,15 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
     """The figures of every diagnostic that the newest checkpoint describes.
 
     Args:
-        checkpoints: of one run, ascending, at least one; those of format 1 are not looked into.
+        checkpoints: of one run, ascending, at least one.
 
     Raises:
         CheckpointError: a file is damaged.
-        OlderFormatError: no checkpoint describes itself.
+        OlderFormatError: the newest checkpoint does not describe itself.
     """
-    described = [one for one in checkpoints if one.describes_itself] or checkpoints[-1:]
     found: list[Plot | Missing] = []
-    for name, diagnostic in described[-1].diagnostics.items():
-        found += _drawn(described, name, diagnostic)
+    for name, diagnostic in checkpoints[-1].diagnostics.items():
+        found += _drawn(checkpoints, name, diagnostic)
     return found
 
 
