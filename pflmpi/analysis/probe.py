@@ -17,7 +17,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.models.activations import activations
 from pflmpi.rng import stream
 from pflmpi.run.build import Experiment
-from pflmpi.store.probe_file import Alike
+from pflmpi.store.probe_file import LayerSimilarity
 
 LEAST_SAMPLES = 4  # with fewer, centring leaves nothing
 _ROUNDING = 1e-12  # of float64 products, relative
@@ -42,7 +42,7 @@ def compare_layers(
     clients: np.ndarray,
     samples: np.ndarray,
     update: Callable[[int, int], None],
-) -> dict[str, Alike]:
+) -> dict[str, LayerSimilarity]:
     """CKA between the clients' models, layer by layer.
 
     Args:
@@ -65,7 +65,9 @@ def compare_layers(
         activations(task.architecture, tree.to(model, task.device), x, see)
         update(done, len(states))
     return {
-        layer: Alike(np.array(sorted(found), np.int64), cka(np.stack([found[client] for client in sorted(found)])))
+        layer: LayerSimilarity(
+            np.array(sorted(found), np.int64), cka(np.stack([found[client] for client in sorted(found)]))
+        )
         for layer, found in seen.items()
     }
 

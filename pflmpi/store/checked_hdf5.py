@@ -30,7 +30,7 @@ _HDF5_ERRORS = (OSError, KeyError, ValueError, RuntimeError)
 
 
 class Seal(NamedTuple):
-    """What the head of a file says of the rest: enough to tell it from any other file."""
+    """What the head of a file records about the rest: enough to distinguish it from any other file."""
 
     bytes: int
     crc32: int
@@ -133,10 +133,10 @@ def reading(path: Path) -> Iterator[File]:
 
 
 def seal(path: Path) -> Seal:
-    """The seal of a file, by its head alone.
+    """Seal of a file, read from its head.
 
     Raises:
-        CheckpointError: it is missing, or is no file of pflmpi.
+        CheckpointError: it is missing, or not a file of pflmpi.
     """
     found, problem = _head(path)
     if found is None:
@@ -174,7 +174,7 @@ def _problem(path: Path, whole: bool) -> str | None:
 
 
 def _head(path: Path) -> tuple[Seal | None, str]:
-    """The seal of a file, or None and what is wrong."""
+    """Seal of a file, or None and the problem."""
     try:
         with path.open("rb") as file:
             head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
@@ -183,7 +183,7 @@ def _head(path: Path) -> tuple[Seal | None, str]:
     except OSError as error:
         return None, f"{path} cannot be read: {error.strerror}"
     if head is None:
-        return None, f"{path} is damaged: it does not begin as files of pflmpi do"
+        return None, f"{path} is damaged: it does not begin like a file of pflmpi"
     return Seal(int(head[1]), int(head[2], 16)), ""
 
 

@@ -1,29 +1,29 @@
-"""Units and descriptions of what a round file holds, stored as attributes beside it."""
+"""Units and descriptions of the content of a round file, stored as attributes beside it."""
 
 from pflmpi.store.hdf5 import File
 
 GROUPS = {
-    "server": "what the server keeps after the round",
-    "clients": "what each client keeps, [N, ...] in client order, joined from the files in shards/",
-    "received": "the messages that personal models are put together from; empty where clients keep their last ones",
+    "server": "state of the server after the round",
+    "clients": "state of each client, [N, ...] in client order, joined from the files in shards/",
+    "received": "messages that personal models are assembled from; empty if clients keep their last ones",
     "metrics": "figures of the round",
     "bytes": "traffic of the round",
     "diagnostics": "values measured in the round; the attribute `diagnostics` of the file describes them",
-    "partition": "how many samples each client has",
-    "layout": "in which file and row the newest state of each client is",
+    "partition": "number of samples of each client",
+    "layout": "file and row with the newest state of each client",
 }
 METRICS = {
     "participants": ("", "[P] ascending ids of the clients that trained"),
-    "correct": ("samples", "[N] test samples that the personal model of each client gets right"),
+    "correct": ("samples", "[N] test samples that the personal model of each client classifies correctly"),
     "total": ("samples", "[N] test samples of each client"),
     "accuracy": ("", "[N] correct / total"),
     "accuracy_mean": ("", "plain mean of accuracy over clients"),
     "accuracy_weighted": ("", "sum of correct / sum of total"),
-    "seconds_round": ("s", "from the end of the round before to the end of this one"),
+    "seconds_round": ("s", "from the end of the previous round to the end of this one"),
     "seconds_compute": ("s", "training and evaluation on the slowest rank"),
-    "seconds_exchange": ("s", "messages, and waiting for other ranks, on rank 0"),
+    "seconds_exchange": ("s", "messages, including waiting for other ranks, on rank 0"),
     "seconds_evaluation": ("s", "evaluation on rank 0"),
-    "seconds_checkpoint": ("s", "training stood still for the checkpoint before this round"),
+    "seconds_checkpoint": ("s", "training waited for the checkpoint before this round"),
 }
 BYTES = {
     "up": ("bytes", "[N] from each client, as papers count them"),
@@ -38,7 +38,7 @@ PARTITION = {
 
 
 def describe(file: File) -> None:
-    """Put the descriptions beside what is in a round file."""
+    """Add the descriptions to a round file."""
     for name, text in GROUPS.items():
         file[name].attrs["description"] = text
     for group, described in (("metrics", METRICS), ("bytes", BYTES), ("partition", PARTITION)):

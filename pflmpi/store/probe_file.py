@@ -15,7 +15,7 @@ _NAME = re.compile(r"probe_(\d{5,})\.h5")
 
 
 @dataclass(frozen=True, eq=False)
-class Alike:
+class LayerSimilarity:
     """CKA of one layer between clients.
 
     Attributes:
@@ -39,7 +39,7 @@ class Probe:
 
     round: int
     samples: int
-    layers: Mapping[str, Alike]
+    layers: Mapping[str, LayerSimilarity]
 
 
 def path(run: Path, round: int) -> Path:
@@ -85,7 +85,7 @@ def read(run: Path, round: int) -> Probe:
         raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")
     with checked_hdf5.reading(path(run, round)) as file:
         layers = {
-            str(group.attrs["name"]): Alike(checked_hdf5.get(group, "client"), checked_hdf5.get(group, "cka"))
+            str(group.attrs["name"]): LayerSimilarity(checked_hdf5.get(group, "client"), checked_hdf5.get(group, "cka"))
             for _, group in sorted(file["layers"].items())
         }
         return Probe(int(file.attrs["round"]), int(file.attrs["samples"]), layers)

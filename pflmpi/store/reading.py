@@ -34,14 +34,14 @@ def read_bytes(run: Path, round: int) -> Arrays:
 
 
 def read_diagnostics(run: Path, round: int) -> Arrays:
-    """Values measured in the round by name, a row per participant; none in files of format 1."""
+    """Values measured in the round by name, one row per participant; empty for format 1."""
     return _section(run, round, "diagnostics")
 
 
 def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
-    """What clients [m] are tested with after a round and do not keep: arrays [m, ...] by message and path.
+    """Messages that clients [m] are tested with after a round and do not keep: arrays [m, ...] by message and path.
 
-    Only the rows of these clients are read; what all share is not copied. Empty where clients keep their last messages.
+    Only these clients' rows are read, and shared arrays are not copied. Empty if clients keep their last messages.
     """
     found: Arrays = {}
     with checked_hdf5.reading(round_path(run, round)) as file:
@@ -60,7 +60,7 @@ def read_layout(run: Path, round: int) -> Layout:
 
 
 def read_seals(run: Path, round: int) -> dict[str, Seal]:
-    """Seals of the shards that a round file joins, by name; none in files of format 1."""
+    """Seals of the shards that a round file joins, by name; empty for format 1."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         group: Group = file["layout"]
         if "crc32" not in group:

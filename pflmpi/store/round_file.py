@@ -24,11 +24,11 @@ _OWN_ATTRIBUTES = ("format_version", "round")
 
 @dataclass(frozen=True, eq=False)
 class ReceivedMessage:
-    """A message as all clients have received it.
+    """A message as received by all clients.
 
     Attributes:
         arrays: by path; [N, ...] in client order with `own`.
-        own: whether each client has a row of its own.
+        own: whether each client has its own row.
     """
 
     arrays: Arrays
@@ -37,15 +37,15 @@ class ReceivedMessage:
 
 @dataclass(frozen=True, eq=False)
 class RoundContent:
-    """What rank 0 has to store of a round; the clients' rows are in the shards.
+    """What rank 0 stores of a round; the clients' rows are in the shards.
 
     Attributes:
         round: its number.
         server: the server's state by path.
         metrics: figures of the round by name; see `descriptions.METRICS`.
         bytes: its traffic by name; see `descriptions.BYTES`.
-        received: what personal models are put together from and clients do not keep: messages by name. An array that
-            is the very object in `server` is stored as a link to it.
+        received: messages by name that personal models are assembled from and clients do not keep. An array that is
+            the same object as one in `server` is stored as a link to it.
         diagnostics: measured values by name.
         partition: samples of each client, by name; see `descriptions.PARTITION`.
     """
@@ -67,18 +67,18 @@ def write_round(
     attributes: Mapping[str, str | int | float],
     seals: Mapping[str, Seal] | None = None,
 ) -> dict[str, Seal]:
-    """Write the file of a round; every shard that the layout names must be on disk.
+    """Write the round file; every shard that the layout names must already be on disk.
+
+    Args:
+        layout: where each client's row is; clients of a cohort that keeps nothing are stored as having no row.
+        templates: for each cohort, path -> (shape, dtype) of one client's state; empty for a cohort that keeps nothing.
+        seals: of the shards, by name, as far as known; the others are read.
 
     Returns:
         The seals of these shards by name.
 
-    Args:
-        layout: of the round; the clients of a cohort that keeps nothing are stored as having no row.
-        templates: for each cohort path -> (shape, dtype) of what one client keeps; without entries for nothing.
-        seals: of the shards, by name, as far as they are known; the others are read.
-
     Raises:
-        OSError: it could not be written; see `atomic.replacing`.
+        OSError: the file could not be written; see `atomic.replacing`.
         CheckpointError: a shard is missing or damaged.
     """
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
@@ -102,10 +102,10 @@ def write_round(
             for path in sorted(arrays):
                 checked_hdf5.put(group, path, arrays[path])
         _put_received(file.create_group("received"), content)
-        placed = file.create_group("layout")
-        layouts.put(placed, layout)
-        checked_hdf5.put(placed, "bytes", np.array([each.bytes for each in joined.values()], np.int64))
-        checked_hdf5.put(placed, "crc32", np.array([each.crc32 for each in joined.values()], np.int64))
+        stored_layout = file.create_group("layout")
+        layouts.put(stored_layout, layout)
+        checked_hdf5.put(stored_layout, "bytes", np.array([each.bytes for each in joined.values()], np.int64))
+        checked_hdf5.put(stored_layout, "crc32", np.array([each.crc32 for each in joined.values()], np.int64))
         clients = file.create_group("clients")
         for cohort in keeping:
             group = clients if len(layout.cohorts) == 1 else clients.create_group(cohort)
@@ -121,13 +121,13 @@ def write_round(
 
 
 def _put_received(group: Group, content: RoundContent) -> None:
-    places = {id(array): path for path, array in content.server.items()}
+    paths = {id(array): path for path, array in content.server.items()}
     for name, message in sorted(content.received.items()):
         stored = group.create_group(name)
         stored.attrs["own"] = message.own
         for path, array in sorted(message.arrays.items()):
-            if id(array) in places:
-                stored[path] = h5py.SoftLink(f"/server/{places[id(array)]}")
+            if id(array) in paths:
+                stored[path] = h5py.SoftLink(f"/server/{paths[id(array)]}")
             else:
                 checked_hdf5.put(stored, path, array)
 

@@ -13,9 +13,6 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import Dataset, File
-from pflmpi.store.names import shard_name, shard_path
-
-__all__ = ["read_leaf", "read_rows", "rows_problem", "shard_name", "shard_path", "write_shard"]
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]

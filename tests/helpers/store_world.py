@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pflmpi.store import run_folder
+from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout, RoundContent, write_round
-from pflmpi.store.shard import shard_path, write_shard
+from pflmpi.store.shard import write_shard
 
 TEMPLATES: list[dict[str, tuple[tuple[int, ...], np.dtype]]] = [
     {

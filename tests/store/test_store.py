@@ -14,8 +14,9 @@ import pytest
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import run_folder
+from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout
-from pflmpi.store.shard import read_rows, shard_path, write_shard
+from pflmpi.store.shard import read_rows, write_shard
 from store_world import World, alike
 
 ONE = [0] * 12

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pflmpi.store import run_folder
-from pflmpi.store.shard import shard_path
+from pflmpi.store.names import shard_path
 from store_world import Dying, Killed, World
 
 ONE = [0] * 12

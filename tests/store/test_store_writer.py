@@ -13,7 +13,8 @@ import pytest
 
 from pflmpi.errors import CheckpointError, RunError
 from pflmpi.store import run_folder
-from pflmpi.store.shard import shard_path, write_shard
+from pflmpi.store.names import shard_path
+from pflmpi.store.shard import write_shard
 from pflmpi.store.writer import Writer
 from project import ROOT
 from store_world import World
