@@ -22,8 +22,8 @@ import yaml
 
 from pflmpi import machine
 from pflmpi.config import load as configuration
+from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.forecast import Resources, predict
-from pflmpi.forecast.measuring import Cache
 from pflmpi.store import metrics_file
 
 ROUNDS, WARM = 12, 1

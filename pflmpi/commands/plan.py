@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
 
     from pflmpi.config.load import load
     from pflmpi.forecast import advice
+    from pflmpi.forecast.cache import Cache, cache_folder
     from pflmpi.forecast.forecast import predict
-    from pflmpi.forecast.measuring import Cache, cache_folder
 
     resources, cache = _resources(options), Cache(cache_folder(os.environ), renew=options.calibrate)
     forecast = predict(load(options.config, options.overrides), resources, cache)

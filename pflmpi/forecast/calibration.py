@@ -9,7 +9,7 @@ import torch
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.forecast.costs import Calibration, CallCost, test_work
-from pflmpi.forecast.measuring import Cost, measure, resident
+from pflmpi.forecast.process import Cost, measure, resident
 from pflmpi.learning.task import HOST
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import Messages
@@ -69,17 +69,16 @@ def calibrate(setup: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], 
     members = executor.cohort == executor.cohort[groups[-1][0]]
     samples, tests = int(executor.federation.num_train[members].max()), max(int(setup.num_test[members].max()), 2)
     width, few = min(setup.task.training.batch_size, samples), max(tests // 4, 1)
-    wide = _trial(setup, groups[-1], 1, width, few)
+    server = setup.algorithm.init_server(setup.task)
+    wide = _trial(setup, server, groups[-1], 1, width, few)
     measure(wide.train, device)
     measure(wide.test, device)
-    library = max(resident() - before - tree.num_bytes(wide.states) - tree.num_bytes(wide.server), 0)
+    library = max(resident() - before - tree.num_bytes(wide.states) - tree.num_bytes(server), 0)
 
     brief = measure(wide.train, device).seconds
     batches = min(-(-samples // width), max(2, int(_SHORT / max(brief, 1e-6))))
     cases = [
-        _trial(setup, group, *size, wide.server)
-        for group in groups
-        for size in ((1, width, few), (batches, width, tests))
+        _trial(setup, server, group, *size) for group in groups for size in ((1, width, few), (batches, width, tests))
     ]
     folding, serving = _server_costs(wide, first)
     return Calibration(
@@ -98,7 +97,13 @@ def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
     setup, participants = one.setup, first.participants
     rows = torch.arange(len(participants)) % len(one.clients)  # the clients' own messages, again and again
     up = {name: tree.map(lambda leaf: leaf.index_select(0, rows), value) for name, value in one.train().items()}
-    folded = _fold(setup, participants, up)
+
+    def fold() -> Messages:
+        folded = send_up(_ALONE, setup.declared, [(participants, up)], [[participants]], 1)
+        assert folded is not None
+        return folded
+
+    folded = fold()
 
     def serve() -> None:
         now = Round(1, participants, setup.task.seed)
@@ -106,18 +111,15 @@ def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
         published = setup.algorithm.publish(setup.task, server, first.receivers)
         send_down(_ALONE, setup.declared, published, [[first.receivers]])
 
-    all_folded = measure(lambda: _fold(setup, participants, up), HOST)
-    return replace(all_folded, seconds=all_folded.seconds / len(participants)), measure(serve, HOST)
+    folding = measure(fold, HOST)
+    return replace(folding, seconds=folding.seconds / len(participants)), measure(serve, HOST)
 
 
-def _trial(
-    setup: Setup, clients: np.ndarray, batches: int, width: int, tests: int, server: Tree | None = None
-) -> _Trial:
+def _trial(setup: Setup, server: Tree, clients: np.ndarray, batches: int, width: int, tests: int) -> _Trial:
     """Clients of one group with the given number of batches of `width` samples, and of test samples.
 
     Args:
         batches: are steps where `training.steps` says how many there are.
-        server: of another sample; None to make it, which takes long where it has a state for each client.
     """
     training, samples = setup.task.training, batches * width
     if training.steps is not None:
@@ -134,23 +136,4 @@ def _trial(
     setup = replace(setup, executor=executor)
     host = executor.task(clients).replace(device=HOST)
     states = tree.stack([setup.algorithm.init_client(host, int(client)) for client in clients])
-    if server is None:
-        server = _first_server(setup, clients, states)
     return _Trial(setup, clients, states, server, training.num_steps(samples), tests)
-
-
-def _first_server(setup: Setup, clients: np.ndarray, states: Tree) -> Tree:
-    """The server's state before the first round, if these clients were all."""
-    server = setup.algorithm.init_server(setup.task)
-    if not setup.algorithm.introduces:
-        return server
-    introduced = setup.executor.introduce(clients, states)
-    up = _fold(setup, clients, introduced)
-    return setup.algorithm.server_update(setup.task, server, up, Round(0, clients, setup.task.seed))
-
-
-def _fold(setup: Setup, clients: np.ndarray, up: Messages) -> Messages:
-    """Messages [m, ...] of clients as the server gets them."""
-    folded = send_up(_ALONE, setup.declared, [(clients, up)], [[clients]], 1)
-    assert folded is not None
-    return folded

@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from pflmpi.forecast.measuring import Cost
+from pflmpi.forecast.process import Cost
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime.setup import Setup
 

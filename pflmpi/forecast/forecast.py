@@ -10,12 +10,13 @@ import torch
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes, wire_bytes
+from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.communication import Link, Network, TransportName
 from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.disk import Disk, disk
-from pflmpi.forecast.measured import Measured, measured_calls, with_link
-from pflmpi.forecast.measuring import Cache, resident, resident_files
-from pflmpi.forecast.memory import ProcessMemory, RankMemory, rank_memory
+from pflmpi.forecast.measuring import Measured, measured_calls, with_link
+from pflmpi.forecast.memory import RankMemory, rank_memory
+from pflmpi.forecast.process import ProcessMemory, resident, resident_files
 from pflmpi.forecast.ranks import Ranks, lay_out
 from pflmpi.forecast.seconds import Seconds, seconds
 from pflmpi.learning.task import HOST

@@ -1,149 +1,121 @@
-"""Seconds and memory of a call in this process, and measurements that are kept as small files."""
+"""What is known of this machine: measured now, or before and stored."""
 
-import contextlib
-import ctypes
-import hashlib
-import json
-import os
-import resource
-import statistics
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-from pydantic import TypeAdapter
+from pflmpi import machine
+from pflmpi.forecast.bytes import StateSizes
+from pflmpi.forecast.cache import Cache
+from pflmpi.forecast.calibration import calibrate
+from pflmpi.forecast.communication import Link
+from pflmpi.forecast.costs import Calibration
+from pflmpi.forecast.links import measure_link
+from pflmpi.learning.task import HOST
+from pflmpi.messages.groups import ClientGroup
+from pflmpi.run.build import Experiment
+from pflmpi.runtime.schedule import RoundSchedule
+from pflmpi.runtime.setup import Setup
 
-from pflmpi import atomic
-
-T = TypeVar("T")
-Facts = Mapping[str, Any]
-
-_REPEATS = 3
-_LONG = 1.0  # seconds; a longer call is made once
+_FREE = {"rounds", "participation", "lr", "lr_decay"}  # of `training`: no call takes longer for them
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Cost of a call.
+class Measured:
+    """What the machine was found to be.
 
     Attributes:
-        seconds: median of a few calls, after one that warms up.
-        memory: bytes of the host, besides those in use before.
-        device: likewise bytes of the GPU; 0 on a CPU.
+        calibrations: by cohort; None where they could not be measured.
+        device: what they were measured on.
+        link: between two ranks of a node; None where there is one rank, or it could not be measured.
+        remarks: what the user should know of all this.
     """
 
-    seconds: float
-    memory: float
-    device: float
+    calibrations: Mapping[int, Calibration] | None = None
+    device: str = ""
+    link: Link | None = None
+    remarks: tuple[str, ...] = ()
 
 
-def measure(call: Callable[[], object], device: torch.device) -> Cost:
-    """Cost of a call, made a few times."""
-    host, on_gpu = _reset_peaks(device)
-    first = _seconds(call, device)
-    times = [_seconds(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
-    peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-    return Cost(statistics.median(times or [first]), max(_status("VmHWM") - host, 0), peak - on_gpu)
+def with_link(measured: Measured, cache: Cache) -> Measured:
+    """The same with the link between two ranks of this node."""
+    work, here = {"link": "torch"}, machine.description(HOST)
+    link, remarks = cache.find(Link, work, here), list[str]()
+    if link is None and (link := measure_link()):
+        remarks = cache.keep(link, work, here)
+    if link is None:
+        remarks = ["communication is not predicted: two ranks could not talk on this machine"]
+    return replace(measured, link=link, remarks=(*measured.remarks, *remarks))
 
 
-def resident() -> int:
-    """Bytes of memory that this process has; where the system does not say, the most it ever had."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system
-    return _status("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def measured_calls(
+    experiment: Experiment,
+    setup: Setup,
+    rounds: Sequence[RoundSchedule],
+    sizes: StateSizes,
+    on_gpu: bool,
+    cache: Cache,
+    before: float,
+) -> Measured:
+    """Calibrations of all cohorts on the device of the experiment.
 
-
-def resident_files() -> int:
-    """Bytes of it that belong to files, which processes of a node share; 0 where the system does not say."""
-    return _status("RssFile")
-
-
-@dataclass(frozen=True)
-class Cache:
-    """Measurements in FOLDER/WORK-MACHINE.json, by what was measured and the machine on which.
-
-    Attributes:
-        folder: of the files.
-        renew: measure again what is stored.
+    Args:
+        on_gpu: whether ranks compute on GPUs; if there is none here, calls measured on another machine's will do.
+        before: bytes of this process before anything was computed.
     """
-
-    folder: Path
-    renew: bool = False
-
-    def find(self, kind: type[T], work: Facts, machine: Facts) -> T | None:
-        """Stored measurement of some work on a machine; None if there is none, or it is damaged."""
-        found = None if self.renew else _read(kind, self.folder / _name(work, machine))
-        return found and found[0]
-
-    def find_on_gpu(self, kind: type[T], work: Facts) -> tuple[T, Facts] | None:
-        """Newest stored measurement of some work on the GPU of any machine, and that machine."""
-        paths = [] if self.renew else sorted(self.folder.glob(f"{_key(work)}-*.json"), key=os.path.getmtime)
-        found = [one for one in (_read(kind, path) for path in paths) if one and one[1]["device"] != "cpu"]
-        return found[-1] if found else None
-
-    def keep(self, value: object, work: Facts, machine: Facts) -> list[str]:
-        """Store a measurement, a dataclass; a remark if that is not possible."""
-        content = {"work": work, "machine": machine, "numbers": asdict(value)}  # type: ignore[call-overload]
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with atomic.replacing(self.folder / _name(work, machine)) as descriptor:
-                atomic.write_at(descriptor, json.dumps(content, indent=1).encode(), 0)
-        except OSError as error:
-            return [f"the measurements are not stored ({self.folder}: {error.strerror})"]
-        return []
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Folder of stored measurements, below XDG_CACHE_HOME or .cache of the home folder."""
-    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
-    return Path(cache) / "pflmpi" / "calibration"
+    if not rounds:
+        return Measured()
+    here, calibrations, devices, remarks = machine.description(experiment.tasks[0].device), {}, set(), list[str]()
+    missing = on_gpu and here["device"] == "cpu"
+    for cohort in range(len(experiment.tasks)):
+        groups = _smallest_and_largest(setup, rounds, cohort)
+        work = _work(experiment, setup, cohort, groups)
+        there = cache.find_on_gpu(Calibration, work) if missing else None
+        found, where = there or (cache.find(Calibration, work, here), here)
+        if found is None:
+            needed = 2 * sizes.server_bytes + 4 * len(groups[-1]) * int(sizes.client.max())
+            if needed > machine.memory().free / 2:
+                needs = "measuring them needs more memory than there is here"
+                return Measured(remarks=(f"seconds and activations are not predicted: {needs}",))
+            found = calibrate(setup, rounds[0], groups, before)
+            remarks += cache.keep(found, work, here)
+        calibrations[cohort] = found
+        devices.add(where["device"])
+    if missing and "cpu" in devices:
+        remarks.append(
+            "there is no GPU here: seconds and memory of calls are those of this machine's CPU; run this once where a "
+            "GPU is (srun --gpus=1 pflmpi plan ...), it is stored and found again"
+        )
+    device = " and ".join(sorted(devices)).replace("cpu", here["cpu"])
+    return Measured(calibrations, device, remarks=tuple(remarks))
 
 
-def _read(kind: type[T], path: Path) -> tuple[T, Facts] | None:
-    try:
-        content = json.loads(path.read_text())
-        return TypeAdapter(kind).validate_python(content["numbers"]), dict(content["machine"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # missing or damaged: it is measured again
+def _smallest_and_largest(setup: Setup, rounds: Sequence[RoundSchedule], cohort: int) -> list[ClientGroup]:
+    """Groups of a cohort as they are computed in one call: the smallest and the largest, or the one size there is."""
+
+    def of_cohort(groups: Iterable[ClientGroup]) -> list[ClientGroup]:
+        return [group for group in groups if setup.executor.cohort[group[0]] == cohort]
+
+    calls = of_cohort(group for one in rounds for groups in (*one.training, *one.testing) for group in groups)
+    calls = calls or of_cohort(setup.placement.groups)
+    smallest, largest = min(calls, key=len), max(calls, key=len)
+    return [smallest, largest] if len(smallest) < len(largest) else [largest]
 
 
-def _name(work: Facts, machine: Facts) -> str:
-    return f"{_key(work)}-{_key(machine)}.json"
-
-
-def _key(facts: Facts) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _reset_peaks(device: torch.device) -> tuple[int, int]:
-    """Forget the peaks; bytes that the host and the GPU have in use."""
-    host = resident()
-    with contextlib.suppress(OSError):  # the peak is then that of the whole process, which is more
-        Path("/proc/self/clear_refs").write_text("5")
-    if device.type != "cuda":
-        return host, 0
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    return host, torch.cuda.memory_reserved(device)
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    # On a CPU the seconds that this thread computes: what others do on a login node at the same time is left out.
-    clock = time.perf_counter if device.type == "cuda" else time.thread_time
-    began = clock()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - began
-
-
-def _status(name: str) -> int:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-    except (OSError, StopIteration):
-        return 0
+def _work(experiment: Experiment, setup: Setup, cohort: int, groups: Sequence[ClientGroup]) -> dict[str, Any]:
+    """What the calibration of a cohort depends on besides the machine."""
+    config = experiment.config
+    members = experiment.cohort == cohort
+    return {
+        "architecture": str(experiment.tasks[cohort].architecture),
+        "algorithm": str(config.algorithm),
+        "training": config.training.model_dump(exclude=_FREE),
+        "evaluation": config.evaluation.model_dump(exclude={"every"}),
+        "executor": config.runtime.executor,
+        "threads": config.runtime.threads,
+        "lanes": [len(group) for group in groups],
+        "clients": experiment.federation.num_clients,
+        "participants": len(setup.task.training.participants(config.seed, 1, experiment.federation.num_clients)),
+        "samples": int(setup.executor.federation.num_train[members].max()),
+        "tests": int(setup.num_test[members].max()),
+    }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pflmpi.forecast.bytes import StateSizes, leaf_bytes
 from pflmpi.forecast.costs import GroupCosts
-from pflmpi.forecast.measuring import Cost
+from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.schedule import RoundSchedule
@@ -43,23 +43,6 @@ class RankMemory:
     def total(self) -> float:
         """Bytes on the host."""
         return self.base + self.data + self.state + self.work + self.checkpoint
-
-
-@dataclass(frozen=True)
-class ProcessMemory:
-    """Bytes of a process that has loaded the data and computed nothing.
-
-    Attributes:
-        resident: all that it has.
-        program: without the data.
-        data: samples and who holds which.
-        shared: of both, what processes of a node have in common.
-    """
-
-    resident: int
-    program: int
-    data: int
-    shared: int
 
 
 def rank_memory(

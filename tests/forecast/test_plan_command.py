@@ -16,8 +16,8 @@ from every_algorithm import every_algorithm
 from pflmpi import machine as this_machine
 from pflmpi.cli import main
 from pflmpi.forecast import advice
+from pflmpi.forecast.cache import Cache, cache_folder
 from pflmpi.forecast.communication import Link
-from pflmpi.forecast.measuring import Cache, cache_folder
 from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file
 from pflmpi.text import size

@@ -1,0 +1,62 @@
+"""Costs are measured on real calls; what was measured is found again for the same work on the same machine."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pflmpi.forecast.cache import Cache
+from pflmpi.forecast.communication import Link
+from pflmpi.forecast.costs import CallCost
+from pflmpi.forecast.process import Cost, measure, resident, resident_files
+
+LINK, WORK = Link(1e-4, 1e9), {"lanes": [1, 4]}
+LOGIN, NODE = {"cpu": "a", "device": "cpu"}, {"cpu": "b", "device": "NVIDIA H100"}
+MEGABYTE = 2**20
+
+
+def test_memory_of_a_process_is_more_than_that_of_its_files() -> None:
+    assert resident() > resident_files() > 0
+
+
+def test_the_memory_of_a_call_is_what_it_needs_besides() -> None:
+    kept = np.ones(16 * MEGABYTE, np.uint8)
+    found = measure(lambda: kept + np.ones(64 * MEGABYTE, np.uint8)[: len(kept)], torch.device("cpu"))
+    assert 60 * MEGABYTE < found.memory < 120 * MEGABYTE
+    assert found.seconds > 0 and found.device == 0
+
+
+def test_a_measurement_is_found_on_its_machine_alone(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "new" / "folder")
+    assert not cache.keep(LINK, WORK, LOGIN)
+    assert cache.find(Link, WORK, LOGIN) == LINK
+    assert cache.find(Link, WORK, NODE) is None
+    assert cache.find(Link, {"lanes": [2]}, LOGIN) is None
+    assert Cache(cache.folder, renew=True).find(Link, WORK, LOGIN) is None
+
+
+def test_what_a_gpu_has_measured_is_found_on_a_machine_without_one(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.keep(LINK, WORK, LOGIN)
+    assert cache.find_on_gpu(Link, WORK) is None
+    cache.keep(Link(2e-4, 1e9), WORK, NODE)
+    assert cache.find_on_gpu(Link, WORK) == (Link(2e-4, 1e9), NODE)
+    assert cache.find_on_gpu(Link, {"lanes": [2]}) is None
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"machine": {}, "numbers": {"delay": "fast", "rate": 1}}'])
+def test_a_damaged_measurement_is_no_measurement(damage: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.keep(LINK, WORK, LOGIN)
+    (path,) = tmp_path.iterdir()
+    path.write_text(damage)
+    assert cache.find(Link, WORK, LOGIN) is None
+    assert cache.find_on_gpu(Link, WORK) is None
+
+
+def test_a_call_with_one_number_of_lanes_costs_what_was_measured() -> None:
+    cost = CallCost.through([(4, 1, Cost(1.0, 100.0, 0.0)), (4, 11, Cost(3.0, 50.0, 0.0))])
+    assert cost.of(4, 6).seconds == pytest.approx(2.0)
+    assert cost.of(4, 11).memory == pytest.approx(50.0)
+    assert cost.of(4, 31).memory == 0.0, "no less than nothing"
