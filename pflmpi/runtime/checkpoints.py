@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,19 +34,17 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class ServerRound:
-    """What rank 0 knows of a round; the other ranks know nothing of it.
+    """What rank 0 has after an exchange; the other ranks have nothing of it.
 
     Attributes:
         server: its state.
         published: what the clients receive.
         measured: diagnostics by name.
-        progress: None before the first round.
     """
 
     server: Tree
     published: Messages | None
-    measured: Mapping[str, Tensor] = field(default_factory=dict)
-    progress: Progress | None = None
+    measured: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -102,13 +100,14 @@ class Checkpoints:
             metrics_file.append(self._run, progress.line())
             self._join(shards_done)
 
-    def save(self, now: RoundSchedule, seen: ServerRound, population: Population) -> None:
+    def save(self, now: RoundSchedule, seen: ServerRound, population: Population, progress: Progress | None) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
 
         Args:
             now: the round.
             seen: what rank 0 has of it.
             population: the clients that live here.
+            progress: of the round, on rank 0; None before the first.
         """
         round = now.round
         with self._timed():
@@ -117,7 +116,7 @@ class Checkpoints:
             self._layout = self._layout.updated(round, now.rows, self._setup.executor.cohort)
             if self._rank != 0:
                 return
-            self._pending.append(_Pending(self._content(round, seen), self._layout))
+            self._pending.append(_Pending(self._content(round, seen, progress), self._layout))
             if len(now.rows) == 1:  # its shard is before it in the queue
                 self._join(round)
 
@@ -153,7 +152,7 @@ class Checkpoints:
             self._join(self._pending[0].content.round)
             self._writer.flush()
 
-    def _content(self, round: int, seen: ServerRound) -> RoundContent:
+    def _content(self, round: int, seen: ServerRound, progress: Progress | None) -> RoundContent:
         """Copies of what rank 0 stores; a tensor that is both in the server's state and published is copied once."""
         setup, copies = self._setup, dict[int, np.ndarray]()
         messages = received(setup.algorithm, setup.task, setup.templates)
@@ -168,8 +167,8 @@ class Checkpoints:
         return RoundContent(
             round,
             server=copied(seen.server),
-            metrics={} if seen.progress is None else seen.progress.arrays(),
-            bytes={} if seen.progress is None else seen.progress.bytes,
+            metrics={} if progress is None else progress.arrays(),
+            bytes={} if progress is None else progress.bytes,
             received={name: ReceivedMessage(copied(published[name]), own) for name, own in messages.items()},
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
             partition={"train_samples": self._setup.declared.num_train, "test_samples": self._setup.num_test},

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def choose(runtime: RuntimeConfig, training: TrainingConfig, launch: Launch) -> torch.device:
-    """Return the device of this rank; more ranks than GPUs share them round robin.
+    """The device of this rank; more ranks than GPUs share them round robin.
 
     Where rank 0 is one too many for the GPUs of its node, it serves from the CPU and leaves them to the others.
 
@@ -44,7 +44,7 @@ def choose(runtime: RuntimeConfig, training: TrainingConfig, launch: Launch) -> 
 
 
 def gpu_of(launch: Launch, gpus: int, server_apart: bool) -> int | None:
-    """Return the number of this rank's GPU among those that it sees, None for the CPU.
+    """The number of this rank's GPU among those that it sees; None for the CPU.
 
     Args:
         launch: who this rank is.
@@ -73,7 +73,7 @@ def limit_memory(device: torch.device, runtime: RuntimeConfig, launch: Launch) -
 
 
 def ranks_on(launch: Launch, gpus: int, server_apart: bool) -> int:
-    """Return how many ranks of this node, this one among them, have the same GPU; for arguments see `gpu_of`.
+    """How many ranks of this node, this one among them, have the same GPU; for arguments see `gpu_of`.
 
     >>> [ranks_on(Launch("mpi", rank, 5, rank, 5), 2, True) for rank in range(5)]
     [3, 2, 3, 2, 3]
@@ -87,21 +87,21 @@ def ranks_on(launch: Launch, gpus: int, server_apart: bool) -> int:
 
 
 def gpu_of_its_own(device: torch.device, runtime: RuntimeConfig, launch: Launch) -> bool:
-    """Return whether every rank of this node has a GPU to itself."""
+    """Whether every rank of this node has a GPU to itself."""
     if device.type != "cuda":
         return False
     return launch.bound or launch.local_size <= (runtime.gpus or torch.cuda.device_count())
 
 
 def slots(runtime: RuntimeConfig, cores: int) -> int:
-    """Return how many ranks can compute at once on this node."""
+    """How many ranks can compute at once on this node."""
     if runtime.device != "cpu" and torch.cuda.is_available():
         return runtime.gpus or torch.cuda.device_count()
     return max(cores // runtime.threads, 1)
 
 
 def for_peers(runtime: RuntimeConfig, peers: Sequence[Peer]) -> RuntimeConfig:
-    """Return the settings for these ranks: rank 0 computes no clients if it alone has no GPU.
+    """The settings for these ranks: rank 0 computes no clients if it alone has no GPU.
 
     Raises:
         ConfigError: some other ranks have one and some have not, and would compute other bits.

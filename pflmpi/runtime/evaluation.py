@@ -46,7 +46,7 @@ class Scores:
 def evaluate(
     executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int
 ) -> np.ndarray:
-    """Return the number right for the clients of the given groups, in the order of `clients_of(groups)`."""
+    """Test samples that the clients of the given groups get right, in the order of `clients_of(groups)`."""
     found: dict[int, int] = {}
     for group in groups:
         # Only what prediction reads: a client that was absent has not received anything else.

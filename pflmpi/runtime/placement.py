@@ -1,4 +1,4 @@
-"""Who computes what, where: groups of work (cut by client) and their ranks. Results never depend on it."""
+"""Which rank computes which clients, in which groups. Results never depend on the ranks."""
 
 import heapq
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ class Placement:
         return [clients[self.home[clients] == rank] for rank in range(self.ranks)]
 
     def hosted(self, rank: int) -> np.ndarray:
-        """Return the ascending ids of the clients whose state lives on a rank."""
+        """Ascending ids of the clients whose state lives on a rank."""
         if self.home is None:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.home == rank).astype(np.int64)
@@ -117,7 +117,7 @@ def place(
 
 
 def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[ClientGroup, ...]:
-    """Return groups of at most `lanes` clients of one cohort, clients of like length together.
+    """Groups of at most `lanes` clients of one cohort; those with similar numbers of steps are together.
 
     The cut depends on the clients alone, never on ranks: the lanes of a call decide its bits.
 
@@ -136,7 +136,7 @@ def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Clien
 
 
 def place_clients(groups: Sequence[ClientGroup], work: np.ndarray, hosts: Sequence[int]) -> np.ndarray:
-    """Return the home rank [N] of every client, so that each round's slowest rank has the least to do.
+    """The home rank [N] of every client, chosen so that the slowest rank of each round has the least to do.
 
     Who takes part in which round is known from the seed, so the placement can look at all of it.
 
@@ -158,7 +158,7 @@ def place_clients(groups: Sequence[ClientGroup], work: np.ndarray, hosts: Sequen
 
 
 def choose_hosts(server: str, ranks: int, clients: int, slots: int) -> tuple[int, ...]:
-    """Return the ranks that compute clients.
+    """The ranks that compute clients.
 
     Args:
         server: `shared` (rank 0 computes too), `dedicated` (it serves only) or `auto`: dedicated in the classic

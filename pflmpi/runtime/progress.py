@@ -17,8 +17,8 @@ class Progress:
         participants: [P] ascending ids.
         scores: None in rounds without an evaluation.
         seconds: `round`, from the end of the round before, or the start, to the end of this one; and its parts on rank
-            0: `compute` (that of the slowest rank), `exchange`, `evaluation`, and `checkpoint`: how long the training
-            stood still for the checkpoint before this round. It is written beside the training.
+            0: `compute` (of the slowest rank), `exchange`, `evaluation`, and `checkpoint`, for which training waited
+            for the checkpoint before this round. The rest of a checkpoint is written while training continues.
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
     """
 
@@ -29,7 +29,7 @@ class Progress:
     bytes: dict[str, np.ndarray] = field(default_factory=dict)
 
     def line(self) -> list[str | int]:
-        """Return the values of `store.metrics_file.COLUMNS`; accuracies are empty in a round without evaluation."""
+        """The values of `store.metrics_file.COLUMNS`; accuracies are empty in a round without evaluation."""
         scores = self.scores
         return [
             self.round,

@@ -51,54 +51,45 @@ def run(
     Raises:
         Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
     """
-    rank, since_report = transport.rank, Stopwatch()
+    rank, between_reports = transport.rank, Stopwatch()
     correct = np.zeros(setup.task.num_clients, np.int64)
-    if setup.timeout is None:
-        transport.timeout = _FIRST_ROUND
+    _limit_waiting(setup, transport, None)
     rounds = schedule(setup, done)
     server, reply = _open(setup, transport, checkpoints, next(rounds), server, population)
     for now in rounds:
         watch = Stopwatch()
 
         ups = _train(setup, population, reply, now.training[rank], now.round)
-        watch.lap("training")
+        training = watch.lap()
 
-        up = send_up(transport, setup.declared, ups, now.training, now.round)
-        del ups  # memory
-        measured = _diagnose(setup, server, up, now)
-        server = _update_server(setup, server, up, now)
-        del up  # memory
-        published = _publish(setup, transport, server, now)
-        reply = send_down(transport, setup.declared, published, now.receiving)
+        seen, reply = _exchange(setup, transport, server, ups, now)
+        server = seen.server
         for group in now.training[rank]:
             population.keep_reply(group, reply)
-        watch.lap("exchange")
+        exchange = watch.lap()
 
         right = evaluate(setup.executor, population, reply, now.testing[rank], now.round)
-        watch.lap("evaluation")
+        evaluation = watch.lap()
 
-        busy = watch.laps["training"] + watch.laps["evaluation"]
-        found = report.gather(transport, now.testing, right, busy, checkpoints.shards_done)
+        reported = report.gather(transport, now.testing, right, training + evaluation, checkpoints.shards_done)
         progress = None
-        if found is not None:
-            correct[now.tested] = found.correct
-            scores = Scores(correct.copy(), setup.num_test) if now.evaluates else None
+        if reported is not None:
+            correct[now.tested] = reported.correct
             seconds = {
-                "compute": found.busiest,
-                "exchange": watch.laps["exchange"],
-                "evaluation": watch.laps["evaluation"],
+                "compute": reported.busiest,
+                "exchange": exchange,
+                "evaluation": evaluation,
                 "checkpoint": checkpoints.take_seconds(),
-                "round": since_report.seconds,
+                "round": between_reports.lap(),
             }
-            since_report = Stopwatch()
+            scores = Scores(correct.copy(), setup.num_test) if now.evaluates else None
             progress = Progress(now.round, now.participants, scores, seconds, _moved(transport, now))
-            checkpoints.record(progress, found.shards_done)
+            checkpoints.record(progress, reported.shards_done)
             observe(progress)
         stopping = stop.agree(transport, watch.seconds) and now.round < setup.task.training.rounds
-        if setup.timeout is None:
-            transport.timeout = max(LEAST_TIMEOUT, _PATIENCE * stop.longest)
+        _limit_waiting(setup, transport, stop.longest)
         if now.saves or stopping:
-            checkpoints.save(now, ServerRound(server, published, measured, progress), population)
+            checkpoints.save(now, seen, population, progress)
         if stopping:
             checkpoints.finish(transport)
             raise Stopped(f"{stop.reason or 'another rank was asked to stop'}: stopped after round {now.round}")
@@ -115,19 +106,14 @@ def _open(
     population: Population,
 ) -> tuple[Tree, Reply]:
     """Let the clients of a new run introduce themselves; send the reply that the first round trains with."""
-    if len(opening.participants):
-        ups = [
-            (group, setup.executor.introduce(group, population.get(group)))
-            for group in opening.training[transport.rank]
-        ]
-        server = _update_server(setup, server, send_up(transport, setup.declared, ups, opening.training, 0), opening)
-    published = _publish(setup, transport, server, opening)
-    reply = send_down(transport, setup.declared, published, opening.receiving)
+    introducing = opening.training[transport.rank]
+    ups = [(group, setup.executor.introduce(group, population.get(group))) for group in introducing]
+    seen, reply = _exchange(setup, transport, server, ups, opening)
     if opening.saves:
         for group in setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank]:
             population.keep_reply(group, reply)
-        checkpoints.save(opening, ServerRound(server, published), population)
-    return server, reply
+        checkpoints.save(opening, seen, population, None)
+    return seen.server, reply
 
 
 def _train(
@@ -141,41 +127,44 @@ def _train(
     return ups
 
 
-def _update_server(setup: Setup, server: Tree, up: Messages | None, now: RoundSchedule) -> Tree:
-    if up is None:
-        return server
-    with calling(setup.algorithm, "server_update", now.round):
-        new = setup.algorithm.server_update(setup.task, server, up, _seen_by_server(setup, now))
-    check_state(setup.algorithm, "server_update", new, server)
-    return new
+def _exchange(
+    setup: Setup, transport: Transport, server: Tree, ups: list[tuple[ClientGroup, Messages]], now: RoundSchedule
+) -> tuple[ServerRound, Reply]:
+    """Update the server with the participants' messages, and send its reply to the receivers.
+
+    Args:
+        server: its state before; rank 0 only.
+        ups: what the clients here send; emptied as soon as it is sent, because it is large.
+    """
+    algorithm, task = setup.algorithm, setup.task
+    published: Messages | None = None
+    measured: Mapping[str, Tensor] = {}
+    up = send_up(transport, setup.declared, ups, now.training, now.round) if len(now.participants) else None
+    ups.clear()
+    if up is not None:
+        round = Round(now.round, now.participants, task.seed)
+        if now.saves and not now.opening:
+            with calling(algorithm, "diagnose", now.round):
+                measured = algorithm.diagnose(task, server, up, round)
+        with calling(algorithm, "server_update", now.round):
+            new = algorithm.server_update(task, server, up, round)
+        check_state(algorithm, "server_update", new, server)
+        server = new
+    del up
+    if transport.rank == 0:
+        with calling(algorithm, "publish", now.round):
+            published = algorithm.publish(task, server, now.receivers)
+    reply = send_down(transport, setup.declared, published, now.receiving)
+    return ServerRound(server, published, measured), reply
 
 
-def _diagnose(setup: Setup, server: Tree, up: Messages | None, now: RoundSchedule) -> Mapping[str, Tensor]:
-    """What the algorithm measures in a round with a checkpoint; rank 0 only."""
-    if up is None or not now.saves:
-        return {}
-    with calling(setup.algorithm, "diagnose", now.round):
-        return setup.algorithm.diagnose(setup.task, server, up, _seen_by_server(setup, now))
-
-
-def _publish(setup: Setup, transport: Transport, server: Tree, now: RoundSchedule) -> Messages | None:
-    """What the clients receive; None but on rank 0."""
-    if transport.rank != 0:
-        return None
-    with calling(setup.algorithm, "publish", now.round):
-        return setup.algorithm.publish(setup.task, server, now.receivers)
-
-
-def _seen_by_server(setup: Setup, now: RoundSchedule) -> Round:
-    return Round(now.round, now.participants, setup.task.seed)
+def _limit_waiting(setup: Setup, transport: Transport, longest: float | None) -> None:
+    """Set how long a call waits for other ranks, from the seconds of the longest round; None before the first."""
+    if setup.timeout is None:
+        transport.timeout = _FIRST_ROUND if longest is None else max(LEAST_TIMEOUT, _PATIENCE * longest)
 
 
 def _moved(transport: Transport, now: RoundSchedule) -> dict[str, np.ndarray]:
-    """The bytes of a round: logical ones of each client, and those that ranks have sent each other since the last."""
-    wire_down, wire_up = transport.counter.take("data")
-    return {
-        "up": now.up_bytes,
-        "down": now.down_bytes,
-        "wire_up": np.array(wire_up),
-        "wire_down": np.array(wire_down),
-    }
+    """The bytes of a round: logical ones by client, and those that ranks have sent each other since the last one."""
+    wire_down, wire_up = map(np.array, transport.counter.take("data"))
+    return {"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down}

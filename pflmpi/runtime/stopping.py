@@ -47,8 +47,8 @@ class Stop:
     def agree(self, transport: Transport, seconds: float) -> bool:
         """Whether any rank has a reason to stop, after a round of so many seconds; `longest` is then that of all."""
         self.round_took(seconds)
-        self.longest, wish = transport.maximum(np.array([self.longest, 1.0 if self.reason else 0.0])).tolist()
-        return bool(wish)
+        self.longest, asked = transport.maximum(np.array([self.longest, 1.0 if self.reason else 0.0])).tolist()
+        return bool(asked)
 
 
 def call(ranks: int) -> Call:

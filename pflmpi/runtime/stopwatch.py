@@ -4,22 +4,17 @@ import time
 
 
 class Stopwatch:
-    """Runs from its making; `lap` ends a part and names it.
-
-    Attributes:
-        laps: seconds by name.
-    """
+    """Runs from the moment it is made."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
-        self.laps: dict[str, float] = {}
 
-    def lap(self, name: str) -> None:
-        """End the part that began with the lap before."""
-        now = time.perf_counter()
-        self.laps[name], self._last = now - self._last, now
+    def lap(self) -> float:
+        """Seconds since the last lap, or since it was made."""
+        before, self._last = self._last, time.perf_counter()
+        return self._last - before
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since it was made."""
         return time.perf_counter() - self._began

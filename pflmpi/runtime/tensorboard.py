@@ -1,4 +1,4 @@
-"""The metrics as TensorBoard event files, beside metrics.csv, for those who ask for them."""
+"""The metrics as TensorBoard event files, beside metrics.csv, where the configuration asks for them."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ _FLUSH = 10  # seconds
 
 
 def check_installed() -> None:
-    """Refuse where the library that writes event files is missing."""
+    """Raise `ConfigError` if the library that writes event files is missing."""
     try:
         import_module("torch.utils.tensorboard")
     except ImportError as error:
@@ -32,11 +32,11 @@ def check_installed() -> None:
 
 @contextmanager
 def writing(run: Path, wanted: bool, observe: Observer) -> Iterator[Observer]:
-    """Give an observer that calls `observe` and, where wanted, writes each round's scalars under RUN/tensorboard.
+    """Yield an observer that calls `observe` and, where wanted, writes each round's scalars under RUN/tensorboard.
 
-    What was written before is replaced by what metrics.csv says, which a continuation has cut to the rounds that are
-    done: so no round is there twice, whatever moment the run was killed at. Older files stay, empty: a TensorBoard that
-    is looking goes on to the new one from a file that has ended, not from one that is gone.
+    Earlier event files are replaced by the rounds in metrics.csv, which a resumed run has cut to those that are done;
+    so no round appears twice, whenever the run was killed. The old files stay, empty: a TensorBoard that is watching
+    moves on to the new file from one that has ended, not from one that is gone.
 
     Raises:
         RunError: a file cannot be written.
@@ -70,7 +70,7 @@ def writing(run: Path, wanted: bool, observe: Observer) -> Iterator[Observer]:
 
 
 def _restart(run: Path) -> Any:
-    """Return a writer of a new file with all rounds of metrics.csv, at the times at which they ended."""
+    """A writer of a new file with all rounds of metrics.csv, at the times at which they ended."""
     folder = run / FOLDER
     for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
         os.truncate(path, 0)
@@ -84,7 +84,7 @@ def _restart(run: Path) -> Any:
 
 
 def _times(run: Path, seconds: Sequence[float]) -> list[float]:
-    """Return when rounds of these lengths ended, without pauses, the last at the time of metrics.csv."""
+    """When rounds of these lengths ended, without pauses, the last at the time of metrics.csv."""
     ended = metrics_file.path(run).stat().st_mtime if seconds else 0.0
     return [ended - sum(seconds[i + 1 :]) for i in range(len(seconds))]
 
@@ -99,5 +99,5 @@ def _add(writer: Any, line: Mapping[str, str | int], at: float) -> None:
 def _unwritable(run: Path, error: OSError) -> RunError:
     return RunError(
         f"cannot write {run / FOLDER}: {error.strerror or error}; the newest complete checkpoint is good: make room, "
-        f"or go on without it: `pflmpi resume {run} -s output.tensorboard=false`"
+        f"or continue without it: `pflmpi resume {run} -s output.tensorboard=false`"
     )

@@ -1,4 +1,4 @@
-"""The schedule says who trains, receives, is tested and is saved; clients are assigned to ranks by their groups."""
+"""The schedule says who trains, receives, is tested and is saved in each round."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ import pytest
 
 import harness
 from every_algorithm import every_algorithm
-from pflmpi.runtime.placement import Placement, cut_groups, place_clients
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from planned import planned
@@ -75,22 +74,3 @@ def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round() -> 
     sent = [setup.declared.up_bytes(np.arange(7)) * np.isin(np.arange(7), one.participants) for one in (first, second)]
     assert first.up_bytes.tolist() == (sent[0] + setup.declared.up_bytes(np.arange(7))).tolist()
     assert second.up_bytes.tolist() == sent[1].tolist()
-
-
-@pytest.mark.parametrize("lives_somewhere", [True, False])
-def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: bool) -> None:
-    rng = np.random.default_rng(0)
-    steps = rng.integers(1, 9, 50)
-    groups = cut_groups(rng.integers(0, 2, 50), steps, 4)
-    home = place_clients(groups, rng.random((3, 50)), range(5)) if lives_somewhere else None
-    placement = Placement(5, groups, home, (1, 2, 3, 4) if home is None else tuple(range(5)), 3.0 * steps)
-    for count in (0, 1, 20, 50):
-        clients = np.sort(rng.choice(50, count, replace=False))
-        assigned = placement.assign(clients)
-        expected = sorted(group[np.isin(group, clients)].tolist() for group in groups)
-        assert sorted(part.tolist() for parts in assigned for part in parts) == [part for part in expected if part]
-        for rank, parts in enumerate(assigned):
-            assert home is None or all((home[part] == rank).all() for part in parts)
-    if home is None:
-        loads = [sum(float(placement.work[part].sum()) for part in parts) for parts in placement.assign(np.arange(50))]
-        assert loads[0] == 0 and max(loads[1:]) < 1.3 * min(loads[1:]), "rank 0 serves; the others share evenly"
