@@ -7,7 +7,6 @@ An algorithm declares its messages with these kinds; the runtime sends exactly t
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 
 from pflmpi import tree
@@ -90,37 +89,6 @@ class OwnClasses(Shared):
 
 Uplink = Sum | ClassMeans
 Downlink = Shared
-
-# --- the sum that does not depend on order -------------------------------------------------------------------
-# Float addition is not associative, so a tree reduction over ranks would change bits with the number of ranks.
-# Integers are: every value becomes a multiple of one common power of two, small enough that no sum overflows.
-
-_BITS = 62
-
-
-def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
-    """The power of two that makes `terms` values of at most `largest` fit an int64 sum.
-
-    Args:
-        largest: [M] float64, the largest magnitude per leaf over all participants; not finite is refused before.
-        terms: the number of participants, over all ranks.
-    """
-    _, exponent = np.frexp(largest)
-    shift: np.ndarray = _BITS - int(np.ceil(np.log2(max(terms, 2)))) - exponent.astype(np.int64)
-    return shift
-
-
-def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
-    """`values` (float64, overwritten) as int64 multiples of 2**-shift, rounded to nearest even."""
-    values *= 2.0**shift  # exact
-    fixed: np.ndarray = np.rint(values, out=values).astype(np.int64)
-    return fixed
-
-
-def from_fixed(values: np.ndarray, shift: int) -> np.ndarray:
-    """The float64 values of int64 multiples of 2**-shift."""
-    floats: np.ndarray = values.astype(np.float64) * 2.0**-shift
-    return floats
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

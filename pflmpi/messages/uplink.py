@@ -8,21 +8,18 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages.declared import Declared
+from pflmpi.messages.exact_fold import fold
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import (
     Call,
     ClassMeans,
-    Mean,
     Messages,
     Rows,
     Sum,
     Uplink,
-    common_shift,
-    from_fixed,
     tensor,
-    to_fixed,
 )
-from pflmpi.messages.packing import pack, to_numpy, unpack
+from pflmpi.messages.packing import pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -52,7 +49,7 @@ def send_up(
     folded, gathered = _by_way(declared)
     result: Messages = {}
     if folded:
-        result.update(_fold(transport, declared, folded, ups, participants) or {})
+        result.update(fold(transport, declared, folded, ups, participants) or {})
     if gathered:
         result.update(_gather(transport, declared, gathered, ups, assigned, participants) or {})
     return result if transport.rank == 0 else None
@@ -87,56 +84,6 @@ def _gathered_bytes(declared: Declared, gathered: dict[str, Uplink], assigned: l
     """What each rank sends: of a gathered message exactly the logical bytes."""
     only = replace(declared, up=gathered)
     return [int(only.up_bytes(clients_of(groups)).sum()) for groups in assigned]
-
-
-def _fold(
-    transport: Transport,
-    declared: Declared,
-    kinds: dict[str, Sum],
-    ups: list[tuple[ClientGroup, Messages]],
-    participants: np.ndarray,
-) -> Messages | None:
-    template: Tree = {name: kind.like for name, kind in kinds.items()}
-    paths = [(path, leaf) for path, leaf in tree.leaves(template)]
-    largest = np.zeros(len(paths))
-    for clients, messages in ups:
-        values = dict(tree.leaves({name: messages[name] for name in kinds}))
-        for i, (path, _) in enumerate(paths):
-            each = values[path].flatten(1).abs().amax(1).double().numpy()
-            largest[i] = max(largest[i], (each * _weights(kinds[_name(path)], declared, clients)).max())
-    with transport.channel("data"):
-        largest = transport.maximum(largest)
-    shifts = common_shift(largest, len(participants)).tolist()
-    total = np.zeros(sum(leaf.numel() for _, leaf in paths), np.int64)
-    for clients, messages in ups:
-        values, offset = dict(tree.leaves({name: messages[name] for name in kinds})), 0
-        for (path, leaf), shift in zip(paths, shifts, strict=True):
-            weights = _weights(kinds[_name(path)], declared, clients)
-            for row, weight in zip(to_numpy(values[path].flatten(1)), weights, strict=True):  # one at a time: memory
-                total[offset : offset + leaf.numel()] += to_fixed(row.astype(np.float64) * weight, shift)
-            offset += leaf.numel()
-    with transport.channel("data"):
-        summed = transport.sum_int64(total)
-    if summed is None:
-        return None
-    flat, offset = {}, 0
-    for (path, leaf), shift in zip(paths, shifts, strict=True):
-        kind = kinds[_name(path)]
-        folded = from_fixed(summed[offset : offset + leaf.numel()], shift)
-        if isinstance(kind, Mean):
-            folded /= _weights(kind, declared, participants).sum()
-        flat[path] = torch.from_numpy(folded).to(leaf.dtype).reshape(leaf.shape)
-        offset += leaf.numel()
-    return tree.unflatten(flat)  # type: ignore[return-value]
-
-
-def _name(path: str) -> str:
-    return path.split("/")[0]
-
-
-def _weights(kind: Sum, declared: Declared, clients: np.ndarray) -> np.ndarray:
-    samples = isinstance(kind, Mean) and kind.by == "samples"
-    return declared.num_train[clients].astype(np.float64) if samples else np.ones(len(clients))
 
 
 def _gather(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pflmpi.messages.exact_fold import common_shift, from_fixed, to_fixed
 from pflmpi.messages.kinds import (
     ClassMeans,
     Mean,
@@ -14,10 +15,7 @@ from pflmpi.messages.kinds import (
     OwnClasses,
     Rows,
     Shared,
-    common_shift,
-    from_fixed,
     tensor,
-    to_fixed,
 )
 
 
