@@ -13,13 +13,13 @@ from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
-from pflmpi.runtime.batches import Pool
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.contract import check_cohorts, check_declarations
 from pflmpi.runtime.devices import choose_executor
-from pflmpi.runtime.lanes import Lanes
-from pflmpi.runtime.loop import Loop
-from pflmpi.runtime.padding_check import check_padding
+from pflmpi.runtime.executors.batches import Pool
+from pflmpi.runtime.executors.lanes import Lanes
+from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.placement import place
 from pflmpi.runtime.setup import Setup
 from pflmpi.tree import Tree

@@ -7,7 +7,7 @@ import numpy as np
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.executor import Executor
+from pflmpi.runtime.executors.base import Executor
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Shared
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.executor import Executor
+from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
 
 _ROUNDS = 1000  # homes are chosen by the work of as many rounds

@@ -10,7 +10,7 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
-from pflmpi.runtime.executor import Executor
+from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.placement import Placement
 from pflmpi.tree import Tree
 

@@ -14,7 +14,7 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass, batch_order, samples_of
 from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
-from pflmpi.runtime.batches import Pool
+from pflmpi.runtime.executors.batches import Pool
 from pflmpi.tree import Tree
 
 

@@ -11,8 +11,8 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
 from pflmpi.rng import stream
-from pflmpi.runtime.batches import LaneBatches
 from pflmpi.runtime.contract import calling
+from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.tree import Tree
 
 _REAL, _WIDTH = 3, 5  # samples of the batch, places in it

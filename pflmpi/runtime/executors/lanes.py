@@ -11,9 +11,9 @@ from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime.batches import LaneBatches, LaneTensors, in_order, lane_tensors
 from pflmpi.runtime.contract import calling, check_scores, check_state
-from pflmpi.runtime.executor import Executor, to_host
+from pflmpi.runtime.executors.base import Executor, to_host
+from pflmpi.runtime.executors.batches import LaneBatches, LaneTensors, in_order, lane_tensors
 from pflmpi.tree import Tree
 
 _TRAIN = "/train"  # no pass has a slash in its name

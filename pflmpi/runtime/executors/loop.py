@@ -9,9 +9,9 @@ from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime.batches import ClientBatches, in_order
 from pflmpi.runtime.contract import calling, check_scores, check_state
-from pflmpi.runtime.executor import Executor, to_host
+from pflmpi.runtime.executors.base import Executor, to_host
+from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.tree import Tree
 
 
