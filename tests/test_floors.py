@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -101,10 +102,24 @@ def test_no_import_circle() -> None:
         walk(name, ())
 
 
-def test_no_file_is_over_300_lines() -> None:
+def test_no_file_is_over_200_lines() -> None:
     lines = {path: len(path.read_text().splitlines()) for path in modules()}
-    found = [f"{path} has {count} lines" for path, count in lines.items() if count > 300]
+    found = [f"{path} has {count} lines" for path, count in lines.items() if count > 200]
     assert not found, "\n".join(found)
+
+
+def test_no_folder_has_more_than_20_files_but_the_algorithms() -> None:
+    sizes = Counter(path.parent.relative_to(PACKAGE) for path in modules())
+    assert [f"{folder}: {count}" for folder, count in sizes.items() if count > 20] == [f"algorithms: {_algorithms()}"]
+
+
+def test_the_root_has_only_the_ground_floor_and_the_command_line() -> None:
+    loose = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "cli"}
+    assert loose <= FLOORS[0]
+
+
+def _algorithms() -> int:
+    return len(list((PACKAGE / "algorithms").glob("*.py")))
 
 
 def test_environment_variables_are_read_only_where_a_run_is_started() -> None:

@@ -4,7 +4,7 @@ An algorithm says it with `Kept`, `Received`, `Merge`, `Add` and `Mix`, or state
 model. The same description serves tensors during a run and arrays in a checkpoint; nothing here needs torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,7 +165,7 @@ def _assemble(model: Model, client: State, received: State) -> State:
         case Merge(models):
             whole: State = {}
             for each in models:
-                whole = _merge(whole, _assemble(each, client, received))
+                whole = _combine(whole, _assemble(each, client, received), lambda below, above: above, keep=True)
             return whole
         case Add(first, second):
             a, b = (_assemble(each, client, received) for each in (first, second))
@@ -188,18 +188,13 @@ def _under(at: str, value: Any) -> State:
     return value  # type: ignore[no-any-return]
 
 
-def _merge(below: State, above: State) -> State:
-    merged = dict(below)
-    for name, value in above.items():
-        mine = below.get(name)
-        merged[name] = _merge(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-def _combine(first: State, second: State, both: Any) -> State:
+def _combine(first: State, second: State, both: Callable[[Any, Any], Any], keep: bool = False) -> State:
+    """The first state, changed by `both` where the second has an array too; `keep` adds what the second has alone."""
     combined = dict(first)
     for name, value in second.items():
         if name in first:
-            mine = first[name]
-            combined[name] = _combine(mine, value, both) if isinstance(mine, Mapping) else both(mine, value)
+            mine, deeper = first[name], isinstance(first[name], Mapping) and isinstance(value, Mapping)
+            combined[name] = _combine(mine, value, both, keep) if deeper else both(mine, value)
+        elif keep:
+            combined[name] = value
     return combined
