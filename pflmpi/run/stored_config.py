@@ -14,6 +14,7 @@ from pflmpi import atomic
 from pflmpi.config import yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import flat, override
+from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.errors import CheckpointError
 from pflmpi.learning import diagnostics, personal
 from pflmpi.run.build import Experiment
@@ -41,6 +42,7 @@ def attributes(experiment: Experiment, transport: Transport, run_id: str) -> dic
         "summary": algorithm.summary,
         "paper": algorithm.paper,
         "personal": personal.to_json(algorithm.personal(task)),
+        "class_names": list(CLASS_NAMES.get(experiment.config.data.name, ())),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
     }
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
