@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import harness
+import normed
 from both_ways import federation_of, run
 from pflmpi.data import SOURCES
 from pflmpi.data.federation import save
@@ -125,12 +126,13 @@ MODEL_KEYS: dict[str, dict[str, Any]] = {
     "dnn": {"hidden": 9},
     "cnn": {**SMALL, "first_channels": 3, "second_channels": 4, "hidden": 9},
     "protocnn": {**SMALL, "channels": 4},
+    "resnet18": {"first_stage_stride": 2, "hidden": 9},
 }
 QUICK = {"rounds": 1, "participation": 1.0, "steps": 1, "batch_size": 4, "drop_last": True}
 FOUR = {"name": "iid", "clients": 4}
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "resnet18"])  # which has a test below
+@pytest.mark.parametrize("name", MODELS)
 def test_every_model_runs(name: str, tmp_path: Path) -> None:
     raw = harness.settings(
         data={"name": "digits", "limit": 80},
@@ -144,14 +146,16 @@ def test_every_model_runs(name: str, tmp_path: Path) -> None:
     assert arrays["model/head/weight"].shape == (2, 10, 50 if name == "protocnn" else 9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
 @pytest.mark.parametrize("bn, where", [("average", "server"), ("local", "clients")])
-def test_batch_norm_statistics_are_averaged_or_stay(algorithm: str, bn: str, where: str, tmp_path: Path) -> None:
+def test_batch_norm_statistics_are_averaged_or_stay(
+    algorithm: str, bn: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS._objects, "normed", normed.NormedMLP)
     raw = harness.settings(
         data={"name": "digits", "limit": 40},
         partition={"name": "iid", "clients": 2},
-        model={"name": "resnet18", "first_stage_stride": 2},
+        model={"name": "normed", "hidden": 9},
         algorithm={"name": algorithm},
         training={**QUICK, "bn": bn},
     )
@@ -162,8 +166,8 @@ def test_batch_norm_statistics_are_averaged_or_stay(algorithm: str, bn: str, whe
         for _, arrays in run_folder.read_clients(folder, 1, np.arange(2)).values()
         for path, array in arrays.items()
     }
-    in_server = [path for path in server if "running_mean" in path]
-    in_clients = [path for path in rows if "running_mean" in path]
+    in_server = [path for path in server if path.endswith("stats/mean")]
+    in_clients = [path for path in rows if path.endswith("stats/mean")]
     assert (bool(in_server), bool(in_clients)) == (where == "server", where == "clients")
     for path in in_clients:
         assert rows[path].any(), "the statistics have followed the forward passes"

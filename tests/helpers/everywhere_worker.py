@@ -1,9 +1,10 @@
-"""Runs every algorithm one after another on however many ranks it is started on, and writes what came out.
+"""Runs algorithms one after another on however many ranks it is started on, and writes what came out.
 
-    mpirun -n 3 python tests/everywhere_worker.py FOLDER [DATA_ROOT]
+    mpirun -n 3 python tests/helpers/everywhere_worker.py FOLDER all|kinds [DATA_ROOT]
 
-Rank 0 writes FOLDER/results.json: case -> digest of the last round, and per round who took part, how many test samples
-each client got right, and the logical bytes. Without DATA_ROOT the cases on Fashion-MNIST are left out.
+`all` runs every algorithm, `kinds` one for each kind of message. Rank 0 writes FOLDER/results.json: case -> digest of
+the last round, and per round who took part, how many test samples each client got right, and the logical bytes. Without
+DATA_ROOT the cases on Fashion-MNIST are left out.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 import harness
-from every_algorithm import every_algorithm
+from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
 from pflmpi.run.build import assemble, load_federation
@@ -33,22 +34,22 @@ ROUNDS = 5
 TRAINING = {"rounds": ROUNDS, "participation": 0.4}
 LANES = {"executor": "lanes", "lanes": 3, "device": "cpu"}
 LOOP = {"executor": "loop", "device": "cpu"}
-# One for each kind of message: sums, rows and rows of one's own, class means, heads of the classes held, introductions.
-SEVERAL_KINDS = ("fedavg", "fedamp", "fedproto", "fedgmh-full", "fedfcd-full")
 CONVOLUTIONS = {"name": "cnn", "first_channels": 3, "second_channels": 4, "hidden": 8}
 
 
-def cases(data_root: str | None) -> dict[str, dict[str, Any]]:
-    """Return the configurations by name; the name begins with the dataset."""
+def cases(algorithms: str, data_root: str | None) -> dict[str, dict[str, Any]]:
+    """The configurations by name, which begins with the dataset."""
     fashion = {"name": "fashion_mnist", "root": data_root, "limit": 400}
     result = {}
     for name, case in every_algorithm().items():
+        if algorithms == "kinds" and name not in MESSAGE_KINDS:
+            continue
         common = harness.settings(case, checkpoint={"every": ROUNDS})
         common = harness.settings(common, training={**TRAINING, **case["training"]})
         result[f"digits lanes {name}"] = harness.settings(common, runtime=LANES)
-        if name in SEVERAL_KINDS:
+        if name in MESSAGE_KINDS:
             result[f"digits loop {name}"] = harness.settings(common, runtime=LOOP)
-        if name in SEVERAL_KINDS and data_root is not None:
+        if name in MESSAGE_KINDS and data_root is not None:
             result[f"fashion_mnist loop {name}"] = harness.settings(
                 common, runtime=LOOP, data=fashion, model=CONVOLUTIONS
             )
@@ -56,11 +57,13 @@ def cases(data_root: str | None) -> dict[str, dict[str, Any]]:
     return result
 
 
-def run_all(transport: Transport, launch: Launch, folder: Path, data_root: str | None) -> dict[str, Any]:
-    """Run all cases on an open transport; return the results on rank 0."""
+def run_cases(
+    transport: Transport, launch: Launch, folder: Path, algorithms: str, data_root: str | None
+) -> dict[str, Any]:
+    """Run the cases on an open transport; return the results on rank 0."""
     federations: dict[str, Federation] = {}
     results: dict[str, Any] = {}
-    for name, raw in cases(data_root).items():
+    for name, raw in cases(algorithms, data_root).items():
         config = configuration.parse(raw)
         fix_kernels(torch.device("cpu"), config.runtime, config.training)
         if config.data.name not in federations:  # the same for all cases: data, partition and seed are
@@ -88,10 +91,10 @@ def run_all(transport: Transport, launch: Launch, folder: Path, data_root: str |
 
 def main() -> None:
     """Run on the ranks that a launcher has started."""
-    folder, data_root = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
+    folder, algorithms, data_root = Path(sys.argv[1]), sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
     launch = detect(os.environ)
-    transport = open_transport("auto", launch, timeout=60.0)
-    results = run_all(transport, launch, folder, data_root)
+    transport = open_transport("auto", launch, timeout=600.0)
+    results = run_cases(transport, launch, folder, algorithms, data_root)
     if transport.rank == 0:
         results["transport"] = transport.name, transport.size
         (folder / "results.json").write_text(json.dumps(results))

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 import small
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.models.mlp import Perceptron
+from pflmpi.models.base import Architecture, Shape
+from pflmpi.models.mlp import MLP, Perceptron
 from pflmpi.tree import Tree
 
 
@@ -29,6 +30,14 @@ class Normed(Perceptron):
         stats = params["stats"]
         z = super().features(params, x, training)
         return F.batch_norm(z, stats["mean"], stats["var"], training=training)  # type: ignore[arg-type, index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormedMLP(MLP):
+    """The same for a configuration."""
+
+    def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        return Normed(name=self.name, shape=shape, num_classes=num_classes, num_features=self.hidden)
 
 
 def task(**training: object) -> Task:

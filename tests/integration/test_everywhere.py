@@ -1,4 +1,7 @@
-"""The same bits for every algorithm, on 1, 2, 3 and 5 ranks, under mpirun, under torchrun and in this process."""
+"""The same bits under launchers as in this process.
+
+Every algorithm runs on 3 ranks under mpirun; one for each kind of message on 1, 2, 3 and 5 under mpirun and torchrun.
+"""
 
 import json
 import os
@@ -12,13 +15,14 @@ import pytest
 
 import everywhere_worker
 import processes
-from every_algorithm import every_algorithm
+from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.transports.detect import ALONE
 from pflmpi.transports.inprocess import InProcessTransport
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 WORKER = Path(everywhere_worker.__file__)
+EVERY_ALGORITHM = ("mpirun", 3)  # the launch that runs them all
 Results = dict[str, Any]
 
 
@@ -37,8 +41,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Re
     def get(way: str, ranks: int) -> Results:
         folder = tmp_path_factory.mktemp(f"{way}{ranks}")
         if way == "in process":
-            return everywhere_worker.run_all(InProcessTransport(), ALONE, folder, root)
-        done = processes.call([*command(way, ranks), str(folder), *([root] if root else [])], timeout=240)
+            return everywhere_worker.run_cases(InProcessTransport(), ALONE, folder, "all", root)
+        algorithms = "all" if (way, ranks) == EVERY_ALGORITHM else "kinds"
+        words = [*command(way, ranks), str(folder), algorithms, *([root] if root else [])]
+        done = processes.call(words, timeout=2 * processes.PATIENCE)
         assert done.returncode == 0, done.stderr
         found: Results = json.loads((folder / "results.json").read_text())
         assert found.pop("transport") == ["mpi" if way == "mpirun" else "torch", ranks]
@@ -56,8 +62,9 @@ def test_state_and_scores_have_the_bits_of_a_run_in_process(
     if dataset != "digits":
         request.getfixturevalue("data_root")  # skips where there is no such data
     expected, found = results("in process", 1), results(way, ranks)
-    names = [name for name in expected if name.startswith(dataset)]
-    assert len(names) >= len(every_algorithm() if dataset == "digits" else everywhere_worker.SEVERAL_KINDS)
+    names = [name for name in found if name.startswith(dataset)]
+    every = dataset == "digits" and (way, ranks) == EVERY_ALGORITHM
+    assert len(names) == len(MESSAGE_KINDS) + len(every_algorithm() if every else MESSAGE_KINDS)
     for key in ("digest", "rounds"):
         assert {name: found[name][key] for name in names} == {name: expected[name][key] for name in names}, key
 
