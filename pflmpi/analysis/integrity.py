@@ -7,10 +7,12 @@ from pathlib import Path
 from pflmpi.analysis.run import columns
 from pflmpi.errors import CheckpointError
 from pflmpi.store import metrics_file, probe_file
+from pflmpi.store.binding import exchanged, foreign
 from pflmpi.store.checked_hdf5 import damage
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
-from pflmpi.store.reading import read_layout
+from pflmpi.store.reading import read_history, read_layout, read_seals
 from pflmpi.store.shard import rows_problem
+from pflmpi.text import spans
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,37 @@ def check(run: Path) -> Iterator[Checked]:
 def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
     if path == metrics_file.path(run):
         columns(run)
-        return ()
+        return _rewritten(run)
     if problem := damage(path):
         return (problem,)
     number = round_of(path.name) if path.parent == run else None
-    return () if number is None else _unmet(run, number, good)
+    if number is None:
+        return ()
+    foreigner = foreign(run, number)
+    return (foreigner,) if foreigner else _unmet(run, number, good)
+
+
+def _rewritten(run: Path) -> tuple[str, ...]:
+    """Lines of metrics.csv that are not those which the newest readable checkpoint recorded."""
+    found = metrics_file.text(run).splitlines()
+    for number in reversed(rounds(run)):
+        try:
+            recorded = read_history(run, number)
+        except CheckpointError:
+            continue
+        expected = [] if recorded is None else recorded.splitlines()
+        wrong = [i for i, line in enumerate(expected, 1) if i > len(found) or found[i - 1] != line]
+        where = f"{metrics_file.path(run)} differs from what round {number} recorded in line"
+        return (f"{where} {spans(wrong)}; `pflmpi resume {run}` restores it",) if wrong else ()
+    return ()
 
 
 def _unmet(run: Path, number: int, good: set[Path]) -> tuple[str, ...]:
     """What a round file needs of its shards and does not find; damage within a shard is reported for the shard."""
     path, layout = round_path(run, number), read_layout(run, number)
     wrong = {name: f"{path} needs {run / name}, which is missing" for name in layout.files if not (run / name).exists()}
+    present = {name: seal for name, seal in read_seals(run, number).items() if name not in wrong and run / name in good}
+    wrong |= {name: f"{path}: {problem}" for name in present for problem in exchanged(run, {name: present[name]})}
     for cohort in sorted(layout.cohorts):
         for name, clients in layout.shards(cohort):
             if run / name in good and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):

@@ -24,6 +24,7 @@ from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.shard import write_shard
 from pflmpi.transports.inprocess import InProcessTransport
 
+_HISTORY_LINE = 112  # bytes of a line of metrics.csv, about
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
 _WRITTEN = 12  # round files
 _RUN = "0" * 16  # in place of the id of the run
@@ -145,6 +146,7 @@ def _content(save: RoundSchedule, server: dict[str, np.ndarray], messages: dict[
         server,
         received={"all": ReceivedMessage(messages, own=False)} if messages else {},
         partition={"train_samples": zero, "test_samples": zero},
+        history=np.zeros(_HISTORY_LINE * (1 + save.round), np.uint8),
     )
     if save.opening:
         return content

@@ -118,7 +118,8 @@ def _restore(run: Path, setup: Setup, population: Population, transport: Transpo
     state = all_or_none(transport, fill)
     if transport.rank == 0:
         run_folder.discard_after(run, done)
-        metrics_file.restart(run, done)
+        history = run_folder.read_history(run, done)
+        metrics_file.restart(run, done) if history is None else metrics_file.restore(run, history)
     transport.barrier()
     return state
 

@@ -172,6 +172,7 @@ class Checkpoints:
             received={name: ReceivedMessage(copied(published[name]), own) for name, own in messages.items()},
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
             partition={"train_samples": self._setup.declared.num_train, "test_samples": self._setup.num_test},
+            history=np.frombuffer(metrics_file.text(self._run), np.uint8),
         )
 
     def _join(self, shards_done: int) -> None:

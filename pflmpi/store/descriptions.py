@@ -10,6 +10,7 @@ GROUPS = {
     "bytes": "traffic of the round",
     "diagnostics": "values measured in the round; the attribute `diagnostics` of the file describes them",
     "partition": "number of samples of each client",
+    "history": "metrics.csv as it was after the round, bytes of text",
     "layout": "file and row with the newest state of each client",
 }
 METRICS = {

@@ -48,6 +48,17 @@ def restart(run: Path, done: int) -> None:
         writer.writerows(kept)
 
 
+def restore(run: Path, text: bytes) -> None:
+    """Put back the file as a checkpoint recorded it."""
+    with atomic.replacing(path(run)) as descriptor:
+        atomic.write_at(descriptor, text, 0)
+
+
+def text(run: Path) -> bytes:
+    """The whole file; nothing where there is none."""
+    return path(run).read_bytes() if path(run).exists() else b""
+
+
 def append(run: Path, line: Sequence[str | int]) -> None:
     """Append the line of a round, one value per column."""
     assert len(line) == len(COLUMNS)

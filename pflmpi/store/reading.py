@@ -38,6 +38,12 @@ def read_diagnostics(run: Path, round: int) -> Arrays:
     return _section(run, round, "diagnostics")
 
 
+def read_history(run: Path, round: int) -> bytes | None:
+    """metrics.csv as it was after the round; None in files of format 1."""
+    with checked_hdf5.reading(round_path(run, round)) as file:
+        return checked_hdf5.get(file, "history").tobytes() if "history" in file else None
+
+
 def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
     """Messages that clients [m] are tested with after a round and do not keep: arrays [m, ...] by message and path.
 

@@ -48,6 +48,7 @@ class RoundContent:
             the same object as one in `server` is stored as a link to it.
         diagnostics: measured values by name.
         partition: samples of each client, by name; see `descriptions.PARTITION`.
+        history: metrics.csv as it is after the round, uint8, so that a damaged one can be restored.
     """
 
     round: int
@@ -57,6 +58,7 @@ class RoundContent:
     received: Mapping[str, ReceivedMessage] = field(default_factory=dict)
     diagnostics: Arrays = field(default_factory=dict)
     partition: Arrays = field(default_factory=dict)
+    history: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
 
 
 def write_round(
@@ -101,6 +103,7 @@ def write_round(
             group = file.create_group(section)
             for path in sorted(arrays):
                 checked_hdf5.put(group, path, arrays[path])
+        checked_hdf5.put(file, "history", content.history)
         _put_received(file.create_group("received"), content)
         stored_layout = file.create_group("layout")
         layouts.put(stored_layout, layout)

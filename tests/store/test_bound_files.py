@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import harness
+from pflmpi.analysis.integrity import check
 from pflmpi.errors import UserError
 from pflmpi.store import run_folder
 
@@ -99,3 +100,29 @@ def test_a_checkpoint_of_round_0_survives_its_continuation(tmp_path: Path) -> No
     harness.run(harness.settings(training={"rounds": 0}), tmp_path / "parts", 1)
     assert run_folder.verify(tmp_path / "parts", 0) == []
     assert harness.resume(tmp_path / "parts", ("training.rounds=3",), 2) == whole
+
+
+def test_a_damaged_metrics_file_is_found_and_restored_by_a_continuation(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    metrics = run / "metrics.csv"
+    whole = metrics.read_bytes()
+    for damaged in (whole.replace(b"\n2,", b"\n7,"), whole[: len(whole) // 2], b"\0\xff" + whole, b""):
+        metrics.write_bytes(damaged)
+        (problem,) = [text for each in check(run) if each.path == metrics for text in each.problems]
+        assert "differs from what round 3 recorded" in problem or "damaged" in problem or "cannot be read" in problem
+        harness.resume(run, ("training.rounds=3",))
+        assert metrics.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "exchange", [older_shard, foreign_round, renamed_round], ids=lambda exchange: exchange.__name__
+)
+def test_inspect_verify_names_an_exchanged_file(
+    exchange: Callable[[Path, Path], None], runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    assert not [problem for each in check(run) for problem in each.problems]
+    exchange(run, runs[1])
+    assert any(EXCHANGES[exchange] in problem for each in check(run) for problem in each.problems)
