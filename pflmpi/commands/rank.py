@@ -28,7 +28,7 @@ from pflmpi.transports import open_transport, refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import all_slots, ended
-from pflmpi.transports.process_exit import exit_process
+from pflmpi.transports.process_exit import exit_process, write_exit_code
 from pflmpi.transports.slurm import end_of_job
 
 # The configuration, the folder of the run, and what starts or continues the run there and returns the folder.
@@ -105,7 +105,8 @@ def _connect(config: Config, launch: Launch, device: torch.device) -> Transport:
 
 def _leave(transport: Transport, code: int) -> NoReturn:
     """End in order with the other ranks."""
-    _write_exit_code(transport, code)
+    if transport.rank == 0:
+        write_exit_code(os.environ, code)
     exit_process(transport, code)
 
 
@@ -113,14 +114,8 @@ def _abort(transport: Transport | None, code: int) -> int:
     """End all ranks; alone, return the code."""
     sys.stdout.flush()
     if transport is not None:
-        _write_exit_code(transport, code)
+        if transport.rank == 0:
+            write_exit_code(os.environ, code)
         if transport.size > 1:
             transport.abort(code)
     return code
-
-
-def _write_exit_code(transport: Transport, code: int) -> None:
-    """Leave rank 0's exit code in a file, for a launcher whose own says nothing (mpirun --with-ft)."""
-    path = os.environ.get("PFLMPI_EXIT_FILE")
-    if path and transport.rank == 0:
-        Path(path).write_text(f"{code}\n")

@@ -23,7 +23,7 @@ from pflmpi.text import first_line
 from pflmpi.transports import Name, open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
-from pflmpi.transports.process_exit import exit_process, flush_output
+from pflmpi.transports.process_exit import exit_process, flush_output, write_exit_code
 from pflmpi.transports.text import from_root
 
 CHECKS = (*launch_checks.CHECKS, *consistency_checks.CHECKS, *resource_checks.CHECKS)  # causes before what follows
@@ -135,7 +135,8 @@ def _check_and_show(everyone: list[RankFacts], config: Path | None, environ: Map
         show(everyone, problems)
         code = _FOUND if problems else 0
     flush_output()
-    return _record_exit_code(code, environ)
+    write_exit_code(environ, code)
+    return code
 
 
 def _report_unconnected(facts: RankFacts, error: str, launch: Launch, folder: Path, environ: Mapping[str, str]) -> int:
@@ -145,7 +146,7 @@ def _report_unconnected(facts: RankFacts, error: str, launch: Launch, folder: Pa
     problems = find_problems([facts])
     if launch.rank == 0:
         show([facts], problems)
-        _record_exit_code(_FOUND, environ)
+        write_exit_code(environ, _FOUND)
     else:
         show_problems([facts], problems)
     flush_output()
@@ -153,11 +154,3 @@ def _report_unconnected(facts: RankFacts, error: str, launch: Launch, folder: Pa
         time.sleep(_HEAD_START)
         os._exit(_FOUND)  # a transport that is half connected may hang when it is closed
     return _FOUND
-
-
-def _record_exit_code(code: int, environ: Mapping[str, str]) -> int:
-    """Write the exit code to the file of a launcher that loses it (mpirun --with-ft), and return it."""
-    path = environ.get("PFLMPI_EXIT_FILE")
-    if path:
-        Path(path).write_text(f"{code}\n")
-    return code
