@@ -77,7 +77,7 @@ def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine: Machine, t
     config = machine.config()
     code, shown, errors = machine.plan(config, "--ranks", 3)
     assert (code, errors) == (0, "")
-    assert re.search(r"^ 0 .*MiB", shown, re.MULTILINE), "rank 0 has a line"
+    assert re.search(r"^ 0 .*[MG]iB", shown, re.MULTILINE), "rank 0 has a line"
     assert re.search(r"^ 1-2 3-4 ", shown, re.MULTILINE), "ranks 1 and 2, with 3 and 4 clients, have one together"
     harness.run(yaml.safe_load(config.read_text()), tmp_path / "run", 3)
     for way in ("up", "down"):

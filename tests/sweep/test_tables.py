@@ -105,9 +105,9 @@ def test_folders_of_cells_have_safe_names_below_the_folder_of_the_sweep(tmp_path
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"title": None}, ["table.title", "required"]),
-        ({"source": None}, ["table.source", "required"]),
-        ({"rows": None}, ["table.rows", "required"]),
+        ({"title": None}, ["table.title", "is missing"]),
+        ({"source": None}, ["table.source", "is missing"]),
+        ({"rows": None}, ["table.rows", "is missing"]),
         ({"columns": {}}, ["table.columns", "at least 1"]),
         ({"seeds": []}, ["table.seeds", "at least 1"]),
         ({"seeds": [0, 1, 0]}, ["table.seeds", "give each seed once"]),
