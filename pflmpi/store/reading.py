@@ -41,7 +41,7 @@ def read_diagnostics(run: Path, round: int) -> Arrays:
 def read_history(run: Path, round: int) -> bytes | None:
     """metrics.csv as it was after the round; None in files of format 1."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        return checked_hdf5.get(file, "history").tobytes() if "history" in file else None
+        return (checked_hdf5.get(file, "history").tobytes() or None) if "history" in file else None
 
 
 def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
