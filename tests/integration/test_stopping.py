@@ -99,6 +99,7 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     assert process.poll() is None, "the first one waits for the round"
     # Again and again: a loaded machine may have told the process of the first one just now.
     processes.wait_for(lambda: process.poll() is not None or process.send_signal(signal.SIGTERM), "the end", every=0.2)
+    process.communicate(timeout=processes.PATIENCE)  # closes its pipes
     assert process.returncode == Stopped.exit_code
     assert run_folder.newest_good(run) == (0, [])
 
