@@ -44,6 +44,12 @@ def replacing(path: Path) -> Iterator[int]:
         raise OSError(error.errno, error.strerror or os.strerror(error.errno), str(path)) from error
 
 
+def write(path: Path, content: bytes) -> None:
+    """Write a whole file; raises as `replacing` does."""
+    with replacing(path) as descriptor:
+        write_at(descriptor, content, 0)
+
+
 def write_at(descriptor: int, content: bytes | bytearray | memoryview, position: int) -> None:
     """Write all of `content` at a position of a file; other threads can compute meanwhile."""
     rest = memoryview(content)

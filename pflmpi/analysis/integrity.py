@@ -89,8 +89,8 @@ def _unmet(run: Path, number: int, good: set[Path]) -> tuple[str, ...]:
     """What a round file needs of its shards and does not find; damage within a shard is reported for the shard."""
     path, layout = round_path(run, number), read_layout(run, number)
     wrong = {name: f"{path} needs {run / name}, which is missing" for name in layout.files if not (run / name).exists()}
-    present = {name: seal for name, seal in read_seals(run, number).items() if name not in wrong and run / name in good}
-    wrong |= {name: f"{path}: {problem}" for name in present for problem in exchanged(run, {name: present[name]})}
+    intact = {name: seal for name, seal in read_seals(run, number).items() if run / name in good}
+    wrong |= {name: f"{path}: {problem}" for name, problem in exchanged(run, intact).items()}
     for cohort in sorted(layout.cohorts):
         for name, clients in layout.shards(cohort):
             if run / name in good and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):

@@ -44,8 +44,7 @@ class Cache:
         content = {"work": work, "machine": machine, "numbers": asdict(value)}  # type: ignore[call-overload]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with atomic.replacing(self.folder / _name(work, machine)) as descriptor:
-                atomic.write_at(descriptor, json.dumps(content, indent=1).encode(), 0)
+            atomic.write(self.folder / _name(work, machine), json.dumps(content, indent=1).encode())
         except OSError as error:
             return [f"the measurements are not stored ({self.folder}: {error.strerror})"]
         return []

@@ -71,7 +71,7 @@ def assemble(config: Config, federation: Federation, device: torch.device) -> Ex
     runtime = choose_executor(config.runtime, tasks, n)
     if runtime.executor == "lanes":
         for number, task in enumerate(tasks):
-            check_padding(algorithm, task.replace(device=HOST), int(np.flatnonzero(cohort == number)[0]))
+            check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply)
     return Experiment(dataclasses.replace(config, runtime=runtime), federation, cohort, tasks, templates)

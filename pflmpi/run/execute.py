@@ -22,7 +22,6 @@ from pflmpi.store import binding, metrics_file, run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
-from pflmpi.transports.text import from_root
 from pflmpi.tree import Tree
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: in
     newest complete checkpoint.
     """
     transport = context.transport
-    run_id = from_root(transport, binding.run_id(run) or "")
+    run_id = retry_after_rank_loss(transport, lambda: on_root(transport, lambda: binding.run_id(run) or ""))
     while True:
         checkpoints: Checkpoints | None = None
         try:

@@ -28,8 +28,7 @@ def write(run: Path, experiment: Experiment, transport: Transport, run_id: str) 
     federation = experiment.federation
     partition_file.write(run, partition_file.Counts(federation.class_counts, federation.test_class_counts))
     content = yaml_file.dump({**experiment.config.resolved(), "recorded": _recorded(experiment, transport, run_id)})
-    with atomic.replacing(run / "config.yaml") as descriptor:
-        atomic.write_at(descriptor, content.encode(), 0)
+    atomic.write(run / "config.yaml", content.encode())
 
 
 def attributes(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, str | int]:

@@ -43,13 +43,13 @@ def foreign(run: Path, round: int) -> str | None:
     return None
 
 
-def exchanged(run: Path, seals: Mapping[str, Seal]) -> list[str]:
-    """Shards that are not the files that a round file joined, one line each; only their heads are read."""
-    problems = []
+def exchanged(run: Path, seals: Mapping[str, Seal]) -> dict[str, str]:
+    """Shards that are not the files that a round file joined: the problem by name; only their heads are read."""
+    problems = {}
     for name, expected in sorted(seals.items()):
         try:
             if checked_hdf5.seal(run / name) != expected:
-                problems.append(f"{run / name} is not the file that the checkpoint was made of; restore that one")
+                problems[name] = f"{run / name} is not the file that the checkpoint was made of; restore that one"
         except CheckpointError as error:
-            problems.append(str(error))
+            problems[name] = str(error)
     return problems

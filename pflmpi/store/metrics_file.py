@@ -50,8 +50,7 @@ def restart(run: Path, done: int) -> None:
 
 def restore(run: Path, text: bytes) -> None:
     """Put back the file as a checkpoint recorded it."""
-    with atomic.replacing(path(run)) as descriptor:
-        atomic.write_at(descriptor, text, 0)
+    atomic.write(path(run), text)
 
 
 def text(run: Path) -> bytes:

@@ -97,9 +97,14 @@ def write_round(
         file.attrs["round"] = content.round
         for name, value in attributes.items():
             file.attrs[name] = value
-        sections = {"server": content.server, "metrics": content.metrics, "bytes": content.bytes}
-        further = {"diagnostics": content.diagnostics, "partition": content.partition}
-        for section, arrays in {**sections, **further}.items():
+        sections = {
+            "server": content.server,
+            "metrics": content.metrics,
+            "bytes": content.bytes,
+            "diagnostics": content.diagnostics,
+            "partition": content.partition,
+        }
+        for section, arrays in sections.items():
             group = file.create_group(section)
             for path in sorted(arrays):
                 checked_hdf5.put(group, path, arrays[path])

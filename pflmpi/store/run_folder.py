@@ -53,7 +53,7 @@ def verify(run: Path, round: int) -> list[str]:
         layout, seals = read_layout(run, round), read_seals(run, round)
     except CheckpointError as error:
         return [str(error)]
-    return exchanged(run, seals) or _shard_problems(run, layout)
+    return list(exchanged(run, seals).values()) or _shard_problems(run, layout)
 
 
 def newest_good(run: Path) -> tuple[int, list[str]]:
