@@ -14,7 +14,7 @@ from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
 from pflmpi.tree import Tree, part
 
-Weighting = Literal["samples", "clients"]
+MeanBy = Literal["samples", "clients"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class SharedParts(Algorithm):
     message: ClassVar[str] = "model"
     state: ClassVar[str] = "model"
 
-    def averaged_by(self) -> Weighting:
+    def averaged_by(self) -> MeanBy:
         """Weights of the mean over the participants."""
         return "clients"
 
@@ -95,7 +95,7 @@ class SharedParts(Algorithm):
 class WeightedSharedParts(SharedParts):
     """The same, with the weights of the mean as an option."""
 
-    weighting: Weighting = "samples"
+    weighting: MeanBy = "samples"
 
-    def averaged_by(self) -> Weighting:
+    def averaged_by(self) -> MeanBy:
         return self.weighting

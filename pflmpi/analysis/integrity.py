@@ -7,10 +7,10 @@ from pathlib import Path
 from pflmpi.analysis.run import columns
 from pflmpi.errors import CheckpointError
 from pflmpi.store import metrics_file, probe_file
-from pflmpi.store.binding import exchanged, foreign
 from pflmpi.store.checked_hdf5 import damage
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
-from pflmpi.store.reading import read_history, read_layout, read_seals
+from pflmpi.store.reading import read_checksums, read_history, read_layout
+from pflmpi.store.run_identity import exchanged, foreign
 from pflmpi.store.shard import rows_problem
 from pflmpi.text import spans
 
@@ -89,7 +89,7 @@ def _unmet(run: Path, number: int, good: set[Path]) -> tuple[str, ...]:
     """What a round file needs of its shards and does not find; damage within a shard is reported for the shard."""
     path, layout = round_path(run, number), read_layout(run, number)
     wrong = {name: f"{path} needs {run / name}, which is missing" for name in layout.files if not (run / name).exists()}
-    intact = {name: seal for name, seal in read_seals(run, number).items() if run / name in good}
+    intact = {name: each for name, each in read_checksums(run, number).items() if run / name in good}
     wrong |= {name: f"{path}: {problem}" for name, problem in exchanged(run, intact).items()}
     for cohort in sorted(layout.cohorts):
         for name, clients in layout.shards(cohort):

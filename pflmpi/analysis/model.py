@@ -11,7 +11,7 @@ import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.learning.personal import Model, NotAModel, assemble, messages
+from pflmpi.learning.personal import ModelExpression, NotAModel, assemble, messages
 from pflmpi.store import run_folder
 
 Flat = dict[str, np.ndarray]
@@ -70,13 +70,13 @@ def personal_model(checkpoint: Checkpoint, state: ClientState) -> Flat:
     return assembled(checkpoint, personal, state)
 
 
-def comparable_model(checkpoint: Checkpoint) -> Model:
+def comparable_model(checkpoint: Checkpoint) -> ModelExpression:
     """Description of the model by which clients are compared: what they predict with, or what that is built on."""
     personal = checkpoint.personal
     return personal.nearest if isinstance(personal, NotAModel) else personal
 
 
-def assembled(checkpoint: Checkpoint, model: Model, state: ClientState) -> Flat:
+def assembled(checkpoint: Checkpoint, model: ModelExpression, state: ClientState) -> Flat:
     """A flat model, put together as described.
 
     Raises:

@@ -17,7 +17,7 @@ from pflmpi.runtime.evaluation import Scores
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.store.checked_hdf5 import Seal
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, shard_name, shard_path
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
@@ -125,8 +125,8 @@ def _round_files(
         content = _content(saves[index], server, messages | links)
         with tempfile.TemporaryDirectory() as folder:
             began = thread_time()
-            seals = dict.fromkeys(layouts[index].files, Seal(0, 0))
-            write_round(Path(folder), content, layouts[index], templates, described, seals)
+            checksums = dict.fromkeys(layouts[index].files, Checksum(0, 0))
+            write_round(Path(folder), content, layouts[index], templates, described, checksums)
             return round_path(Path(folder), content.round).stat().st_size + left_out, thread_time() - began
 
     indices = np.unique(np.linspace(0, len(saves) - 1, _WRITTEN).astype(int))

@@ -43,15 +43,15 @@ class Received:
 class Merge:
     """Models laid over one another: where two have an array of the same name, the later one counts."""
 
-    models: tuple["Model", ...]
+    models: tuple["ModelExpression", ...]
 
 
 @dataclass(frozen=True)
 class Add:
     """The first model, with the arrays of the second added to its own. Two linear heads added up give summed logits."""
 
-    first: "Model"
-    second: "Model"
+    first: "ModelExpression"
+    second: "ModelExpression"
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Mix:
         times: a factor on it.
     """
 
-    first: "Model"
-    second: "Model"
+    first: "ModelExpression"
+    second: "ModelExpression"
     share: str
     times: float = 1.0
 
 
-Model = Kept | Received | Merge | Add | Mix
+ModelExpression = Kept | Received | Merge | Add | Mix
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class NotAModel:
     """
 
     why: str
-    nearest: Model
+    nearest: ModelExpression
 
 
-Personal = Model | NotAModel
+Personal = ModelExpression | NotAModel
 
 
-def assemble(model: Model, client: State, received: State) -> dict[str, Any]:
+def assemble(model: ModelExpression, client: State, received: State) -> dict[str, Any]:
     """The body, head and statistics of a model, nested.
 
     Args:
@@ -142,7 +142,7 @@ def from_json(values: Mapping[str, Any]) -> Personal:
     return _model(values)
 
 
-def _model(values: Mapping[str, Any]) -> Model:
+def _model(values: Mapping[str, Any]) -> ModelExpression:
     if "kept" in values:
         return Kept(values["kept"], values["at"])
     if "received" in values:
@@ -156,7 +156,7 @@ def _model(values: Mapping[str, Any]) -> Model:
     return Mix(_model(first), _model(second), values["share"], values["times"])
 
 
-def _assemble(model: Model, client: State, received: State) -> State:
+def _assemble(model: ModelExpression, client: State, received: State) -> State:
     match model:
         case Kept(path, at):
             return _under(at, _at(client, path))

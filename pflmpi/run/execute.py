@@ -18,7 +18,7 @@ from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
-from pflmpi.store import binding, metrics_file, run_folder
+from pflmpi.store import metrics_file, run_folder, run_identity
 from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
@@ -52,7 +52,7 @@ def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: in
     newest complete checkpoint.
     """
     transport = context.transport
-    run_id = retry_after_rank_loss(transport, lambda: on_root(transport, lambda: binding.run_id(run) or ""))
+    run_id = retry_after_rank_loss(transport, lambda: on_root(transport, lambda: run_identity.run_id(run) or ""))
     while True:
         checkpoints: Checkpoints | None = None
         try:

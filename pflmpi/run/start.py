@@ -14,7 +14,7 @@ from pflmpi.runtime import tensorboard
 from pflmpi.runtime.client_state import row_kinds
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
-from pflmpi.store import binding, metrics_file, run_folder
+from pflmpi.store import metrics_file, run_folder, run_identity
 from pflmpi.transports.base import Transport
 
 
@@ -40,7 +40,7 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer) -
     experiment = _prepare(config, context, run)
     done = int(on_root(context.transport, lambda: str(_newest_matching(run, experiment))))
     if context.transport.rank == 0:
-        stored_config.write(run, experiment, context.transport, binding.run_id(run) or binding.new_run_id())
+        stored_config.write(run, experiment, context.transport, run_identity.run_id(run) or run_identity.new_run_id())
     run_rounds(experiment, run, context, done, observe)
     return run
 
@@ -84,7 +84,7 @@ def _create(folder: Path, experiment: Experiment, transport: Transport) -> str:
         )
     try:
         (folder / "shards").mkdir(parents=True, exist_ok=True)
-        stored_config.write(folder, experiment, transport, binding.new_run_id())
+        stored_config.write(folder, experiment, transport, run_identity.new_run_id())
         metrics_file.restart(folder, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}; choose another --out") from error

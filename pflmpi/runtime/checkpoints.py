@@ -21,7 +21,7 @@ from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import metrics_file
-from pflmpi.store.checked_hdf5 import Seal
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
@@ -86,7 +86,7 @@ class Checkpoints:
         self._layout = layout
         self._writer = Writer(run)
         self._pending: list[_Pending] = []
-        self._seals: dict[str, Seal] = {}
+        self._checksums: dict[str, Checksum] = {}
         self._seconds = 0.0
 
     def take_seconds(self) -> float:
@@ -188,7 +188,7 @@ class Checkpoints:
 
     def _write_round(self, ready: _Pending) -> None:
         kinds = row_kinds(self._setup.templates)
-        self._seals = write_round(self._run, ready.content, ready.layout, kinds, self._attributes, self._seals)
+        self._checksums = write_round(self._run, ready.content, ready.layout, kinds, self._attributes, self._checksums)
         prune(self._run, self._setup.checkpoint.keep)
 
 

@@ -29,7 +29,7 @@ _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata hav
 _HDF5_ERRORS = (OSError, KeyError, ValueError, RuntimeError)
 
 
-class Seal(NamedTuple):
+class Checksum(NamedTuple):
     """What the head of a file records about the rest: enough to distinguish it from any other file."""
 
     bytes: int
@@ -132,8 +132,8 @@ def reading(path: Path) -> Iterator[File]:
         raise CheckpointError(f"{path} cannot be read: {_line(error)}") from error
 
 
-def seal(path: Path) -> Seal:
-    """Seal of a file, read from its head.
+def recorded_checksum(path: Path) -> Checksum:
+    """Checksum of a file, read from its head.
 
     Raises:
         CheckpointError: it is missing, or not a file of pflmpi.
@@ -161,7 +161,7 @@ def _problem(path: Path, whole: bool) -> str | None:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size - _HEAD_BYTES
-            found = Seal(*_measure(file.fileno())) if whole else Seal(size, expected.crc32)
+            found = Checksum(*_measure(file.fileno())) if whole else Checksum(size, expected.crc32)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
@@ -173,8 +173,8 @@ def _problem(path: Path, whole: bool) -> str | None:
     return None
 
 
-def _head(path: Path) -> tuple[Seal | None, str]:
-    """Seal of a file, or None and the problem."""
+def _head(path: Path) -> tuple[Checksum | None, str]:
+    """Checksum of a file, or None and the problem."""
     try:
         with path.open("rb") as file:
             head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
@@ -184,7 +184,7 @@ def _head(path: Path) -> tuple[Seal | None, str]:
         return None, f"{path} cannot be read: {error.strerror}"
     if head is None:
         return None, f"{path} is damaged: it does not begin like a file of pflmpi"
-    return Seal(int(head[1]), int(head[2], 16)), ""
+    return Checksum(int(head[1]), int(head[2], 16)), ""
 
 
 def _line(error: Exception) -> str:

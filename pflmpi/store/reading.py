@@ -7,7 +7,7 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, shard
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import Seal
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.hdf5 import Group
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
@@ -65,14 +65,14 @@ def read_layout(run: Path, round: int) -> Layout:
         return layouts.get(file["layout"])
 
 
-def read_seals(run: Path, round: int) -> dict[str, Seal]:
+def read_checksums(run: Path, round: int) -> dict[str, Checksum]:
     """Seals of the shards that a round file joins, by name; empty for format 1."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         group: Group = file["layout"]
         if "crc32" not in group:
             return {}
         values = [checked_hdf5.get(group, name).tolist() for name in ("files", "bytes", "crc32")]
-    return {name.decode(): Seal(size, crc32) for name, size, crc32 in zip(*values, strict=True)}
+    return {name.decode(): Checksum(size, crc32) for name, size, crc32 in zip(*values, strict=True)}
 
 
 def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:

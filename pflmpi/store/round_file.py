@@ -8,7 +8,7 @@ import numpy as np
 
 from pflmpi.store import checked_hdf5
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import Seal
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.descriptions import describe
 from pflmpi.store.hdf5 import File, Group, h5py
 from pflmpi.store.layout import Layout
@@ -67,17 +67,17 @@ def write_round(
     layout: Layout,
     templates: Templates,
     attributes: Mapping[str, str | int | float],
-    seals: Mapping[str, Seal] | None = None,
-) -> dict[str, Seal]:
+    checksums: Mapping[str, Checksum] | None = None,
+) -> dict[str, Checksum]:
     """Write the round file; every shard that the layout names must already be on disk.
 
     Args:
         layout: where each client's row is; clients of a cohort that keeps nothing are stored as having no row.
         templates: for each cohort, path -> (shape, dtype) of one client's state; empty for a cohort that keeps nothing.
-        seals: of the shards, by name, as far as known; the others are read.
+        checksums: of the shards, by name, as far as known; the others are read.
 
     Returns:
-        The seals of these shards by name.
+        The checksums of these shards by name.
 
     Raises:
         OSError: the file could not be written; see `atomic.replacing`.
@@ -90,8 +90,8 @@ def write_round(
         assert not len(lost), f"round {content.round}: client {lost[0]} of {cohort} was never written"
     assert not set(attributes) & set(_OWN_ATTRIBUTES), f"{_OWN_ATTRIBUTES} are set here"
 
-    known = seals or {}
-    joined = {name: known.get(name) or checked_hdf5.seal(run / name) for name in layout.files}
+    known = checksums or {}
+    joined = {name: known.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
 
     def fill(file: File) -> None:
         file.attrs["round"] = content.round

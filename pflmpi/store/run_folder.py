@@ -4,7 +4,6 @@ from pathlib import Path
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.binding import exchanged, foreign
 from pflmpi.store.digest import digest, digest_of
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path, rounds
@@ -12,6 +11,7 @@ from pflmpi.store.pruning import discard_after, prune
 from pflmpi.store.reading import (
     read_attributes,
     read_bytes,
+    read_checksums,
     read_clients,
     read_diagnostics,
     read_history,
@@ -19,9 +19,9 @@ from pflmpi.store.reading import (
     read_layout,
     read_metrics,
     read_received,
-    read_seals,
     read_server,
 )
+from pflmpi.store.run_identity import exchanged, foreign
 from pflmpi.store.shard import rows_problem
 
 __all__ = [
@@ -50,10 +50,10 @@ def verify(run: Path, round: int) -> list[str]:
     if problem := checked_hdf5.damage(round_path(run, round)) or foreign(run, round):
         return [problem]
     try:
-        layout, seals = read_layout(run, round), read_seals(run, round)
+        layout, checksums = read_layout(run, round), read_checksums(run, round)
     except CheckpointError as error:
         return [str(error)]
-    return list(exchanged(run, seals).values()) or _shard_problems(run, layout)
+    return list(exchanged(run, checksums).values()) or _shard_problems(run, layout)
 
 
 def newest_good(run: Path) -> tuple[int, list[str]]:

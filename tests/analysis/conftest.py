@@ -17,10 +17,10 @@ def older_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("older") / "run"
     write = checkpoints.write_round
 
-    def write_as_before(run: Path, content: Any, layout: Any, templates: Any, attributes: Any, *seals: Any) -> Any:
+    def write_as_before(run: Path, content: Any, layout: Any, templates: Any, attributes: Any, *checksums: Any) -> Any:
         content = RoundContent(content.round, content.server, content.metrics, content.bytes)
         former = {name: value for name, value in attributes.items() if name not in ("personal", "diagnostics")}
-        return write(run, content, layout, templates, former, *seals)
+        return write(run, content, layout, templates, former, *checksums)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checked_hdf5, "FORMAT_VERSION", 1)

@@ -26,7 +26,7 @@ from pflmpi.run.execute import RankContext
 from pflmpi.run.start import start
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
-from pflmpi.store import binding, run_folder
+from pflmpi.store import run_folder, run_identity
 from pflmpi.transports.base import Transport
 from pflmpi.transports.order import from_keys
 from recorder import Payload, Recorder
@@ -188,7 +188,7 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             assert right == correct[round][tested].tolist()
     down = run.content("control", up=False)
     expected_down = []
-    for text in (str(run.folder), binding.run_id(run.folder)):  # once, to each rank, after its length
+    for text in (str(run.folder), run_identity.run_id(run.folder)):  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
     assert down == expected_down
 

@@ -10,7 +10,7 @@ from pflmpi.analysis.model import assembled, client_states, comparable_model
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing
 from pflmpi.analysis.series.pairs import layer_matrices, pairs
 from pflmpi.analysis.series.selection import some_of
-from pflmpi.learning.personal import Kept, Model
+from pflmpi.learning.personal import Kept, ModelExpression
 
 _TITLE = "Similarity of the clients' layers"
 _MOST_CLIENTS = 100
@@ -108,7 +108,7 @@ def over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> Curv
     )
 
 
-def _model(checkpoint: Checkpoint) -> Model:
+def _model(checkpoint: Checkpoint) -> ModelExpression:
     """The model to compare; in files of format 1, which do not describe it, a model or parts that clients keep."""
     if not checkpoint.describes_itself:
         one = len(checkpoint.cohorts) == 1

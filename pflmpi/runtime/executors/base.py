@@ -40,7 +40,7 @@ class Executor(ABC):
 
     @abstractmethod
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
-        """Return new states and uplinks with a leading client axis, for the clients of one group.
+        """New states and uplinks with a leading client axis, for the clients of one group.
 
         Args:
             clients: [m] ids, of one cohort.
@@ -51,26 +51,26 @@ class Executor(ABC):
 
     @abstractmethod
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> np.ndarray:
-        """Return [m] int64: how many test samples each client's personal model gets right."""
+        """[m] int64: how many test samples each client's personal model gets right."""
 
     def task(self, clients: np.ndarray) -> Task:
-        """Return the task of a group."""
+        """The task of a group."""
         return self.tasks[int(self.cohort[clients[0]])]
 
     @abstractmethod
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
-        """Return the introductions, with a leading client axis, of the clients of one group; see `update`."""
+        """The introductions, with a leading client axis, of the clients of one group; see `update`."""
 
     def passes(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
-        """Return the passes that the clients of a group train with."""
+        """The passes that the clients of a group train with."""
         return dict(self.algorithm.passes(self.task(clients), round))
 
     def passes_to_adapt(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
-        """Return the passes that the clients of a group adapt with."""
+        """The passes that the clients of a group adapt with."""
         return {name: one for name, one in self.passes(clients, round).items() if name in self.algorithm.adapts_with}
 
     def order(self, client: int, round: int, name: str, length: Pass) -> list[np.ndarray]:
-        """Return the sample indices of every batch of one pass of a client in a round."""
+        """The sample indices of every batch of one pass of a client in a round."""
         task = self.tasks[self.cohort[client]]
         samples = self.federation.train[client]
         if length.held_out:
@@ -79,14 +79,14 @@ class Executor(ABC):
         return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length)]
 
     def keys(self, client: int, round: int, name: str, steps: int) -> Tensor | None:
-        """Return [steps] int64, one key for each batch of a pass, where the algorithm draws noise."""
+        """[steps] int64, one key for each batch of a pass, where the algorithm draws noise."""
         if not self.algorithm.draws_noise:
             return None
         rng = stream(self.tasks[0].seed, round, client, f"noise/{name}")
         return torch.from_numpy(rng.integers(-(2**63), 2**63, steps, np.int64)).to(self.pool.images.device)
 
     def class_counts(self, clients: np.ndarray) -> Tensor:
-        """Return [m, K] float32."""
+        """[m, K] float32."""
         return torch.from_numpy(self.federation.class_counts[clients].astype(np.float32)).to(self.pool.images.device)
 
     @property

@@ -89,7 +89,7 @@ class LaneTensors:
 
 
 def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LaneTensors:
-    """Return the samples of every batch of every lane."""
+    """The samples of every batch of every lane."""
     steps = max((len(lane) for lane in lanes), default=0)
     width = max((len(batch) for lane in lanes for batch in lane), default=1)
     index = np.zeros((len(lanes), steps, width), np.int64)
@@ -110,7 +110,7 @@ def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LaneTenso
 
 
 def in_order(indices: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Return indices cut into batches in stored order."""
+    """Indices cut into batches in stored order."""
     return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.checked_hdf5 import Seal
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.names import round_path
 from pflmpi.store.reading import read_attributes
 
@@ -43,12 +43,12 @@ def foreign(run: Path, round: int) -> str | None:
     return None
 
 
-def exchanged(run: Path, seals: Mapping[str, Seal]) -> dict[str, str]:
+def exchanged(run: Path, checksums: Mapping[str, Checksum]) -> dict[str, str]:
     """Shards that are not the files that a round file joined: the problem by name; only their heads are read."""
     problems = {}
-    for name, expected in sorted(seals.items()):
+    for name, expected in sorted(checksums.items()):
         try:
-            if checked_hdf5.seal(run / name) != expected:
+            if checked_hdf5.recorded_checksum(run / name) != expected:
                 problems[name] = f"{run / name} is not the file that the checkpoint was made of; restore that one"
         except CheckpointError as error:
             problems[name] = str(error)
