@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.prototypes import Weighting, combine, no_means
+from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine, no_means
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
-from pflmpi.learning.diagnostics import ClassVectors, Diagnostic
+from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import Add, Kept, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
@@ -154,14 +154,7 @@ class FedFCD(Algorithm):
         return model if self.variant == "without_fusion" else Add(model, Received("head", at="head"))
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
-        return {
-            "class_means": ClassVectors(
-                title="Class means",
-                caption="The class means that the server combines.",
-                server="means",
-                server_known="known",
-            )
-        }
+        return {"class_means": GLOBAL_MEANS}
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model = part(client, "model")

@@ -10,9 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.prototypes import Weighting, combine, no_means
+from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine, no_means
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
-from pflmpi.learning.diagnostics import ClassVectors, Diagnostic
+from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import Kept, NotAModel, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -87,14 +87,7 @@ class FedProto(Algorithm):
         return NotAModel("the nearest class mean (algorithm.predict_with = 'prototypes')", nearest=Kept("model"))
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
-        return {
-            "class_means": ClassVectors(
-                title="Class means",
-                caption="The class means that the server combines.",
-                server="means",
-                server_known="known",
-            )
-        }
+        return {"class_means": GLOBAL_MEANS}
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         model, known = part(client, "model"), leaf(down["prototypes"], "known")

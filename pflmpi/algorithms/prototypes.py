@@ -5,10 +5,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
 Weighting = Literal["samples", "clients", "as_printed"]
+
+GLOBAL_MEANS = ClassVectors(  # of a server whose state is what `no_means` and `combine` return
+    title="Class means",
+    caption="The class means that the server combines.",
+    server="means",
+    server_known="known",
+)
 
 
 def no_means(task: Task) -> Tree:
