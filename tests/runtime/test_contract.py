@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import harness
+from alike import state_of
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.algorithms.fedavg import FedAvg
@@ -64,7 +65,13 @@ def test_a_loss_that_counts_padding_is_refused_in_lanes(tmp_path: Path, monkeypa
 
 
 def test_a_loss_over_real_samples_is_the_same_in_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(with_loss(over_real_samples), tmp_path, monkeypatch, "lanes")
+    loop, lanes = (
+        state_of(run(with_loss(over_real_samples), tmp_path / executor, monkeypatch, executor))
+        for executor in ("loop", "lanes")
+    )
+    assert loop.keys() == lanes.keys()
+    for path, array in loop.items():  # 1e-5: float32 sums in another order
+        np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
 
 
 def test_a_step_on_padding_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
