@@ -33,7 +33,7 @@ from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
 RANKS, ROUNDS, CLIENTS = 3, 3, 7
-AGREE = 8  # bytes of an exit code, from each rank, in each of the two steps of a start
+AGREE = 8  # bytes of an exit code, from each rank, in each of the three steps of a start
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,13 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     correct = {one.round: one.scores.correct for one in run.progress if one.scores is not None}
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
-        assert [len(one) for one in mine[:2]] == [AGREE, AGREE]
-        assert [len(one) for one in mine[2::2]] == [8 * (2 + len(tested)) for tested in lists]
-        for content in mine[3::2]:
+        agreed, scores, ends = mine[:3], mine[3::2], mine[4::2]
+        assert [len(one) for one in agreed] == [AGREE] * 3
+        assert [len(one) for one in scores] == [8 * (2 + len(tested)) for tested in lists]
+        for content in ends:
             longest, wish = from_keys(np.frombuffer(content, np.int64))
             assert 0 <= longest < 60 and wish == 0
-        for round, (content, tested) in enumerate(zip(mine[2::2], lists, strict=True), start=1):
+        for round, (content, tested) in enumerate(zip(scores, lists, strict=True), start=1):
             microseconds, written, *right = np.frombuffer(content, np.int64).tolist()
             assert 0 <= microseconds < 60e6 and -1 <= written < round
             assert right == correct[round][tested].tolist()
