@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 
-import harness
+import quick_run
 from every_algorithm import every_algorithm
 
 
@@ -24,9 +24,9 @@ def digests() -> dict[str, str]:
     found = {}
     for case, sections in every_algorithm().items():
         for executor in ("loop", "lanes"):
-            raw = harness.settings(sections, runtime={"executor": executor, "lanes": 3})
+            raw = quick_run.settings(sections, runtime={"executor": executor, "lanes": 3})
             with tempfile.TemporaryDirectory() as folder:
-                one, three = (harness.run(raw, Path(folder) / str(ranks), ranks) for ranks in (1, 3))
+                one, three = (quick_run.run(raw, Path(folder) / str(ranks), ranks) for ranks in (1, 3))
             found[f"{case} {executor}"] = one if one == three else f"differs: {one} on 1 rank, {three} on 3"
             print(case, executor, found[f"{case} {executor}"][:12], flush=True)
     return found

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-import oracle
-import small
+import numpy_network
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedamp import FedAMP
@@ -34,35 +34,35 @@ def other(seed: int, like: tree.Tree) -> tree.Tree:
 
 
 def test_local_is_plain_sgd_and_sends_nothing() -> None:
-    task, one = small.task(), small.batch(0)
-    state, up = Local().client_update(task, Local().init_client(task, 0), {}, small.data([one]))
-    w = small.to_numpy(task.init())
-    small.assert_close(state["model"], step(w, oracle.gradients(w, *small.flat(one))))
+    task, one = small_task.task(), small_task.batch(0)
+    state, up = Local().client_update(task, Local().init_client(task, 0), {}, small_task.data([one]))
+    w = small_task.to_numpy(task.init())
+    small_task.assert_close(state["model"], step(w, numpy_network.gradients(w, *small_task.flat(one))))
     assert up == {} and Local().uplink(task) == {} and Local().downlink(task) == {}
 
 
 def test_fedavg_trains_what_it_received() -> None:
-    task, one = small.task(), small.batch(0)
+    task, one = small_task.task(), small_task.batch(0)
     received = other(1, task.init())
-    state, up = FedAvg().client_update(task, {}, {"model": received}, small.data([one]))
-    w = small.to_numpy(received)
-    small.assert_close(up["model"], step(w, oracle.gradients(w, *small.flat(one))))
+    state, up = FedAvg().client_update(task, {}, {"model": received}, small_task.data([one]))
+    w = small_task.to_numpy(received)
+    small_task.assert_close(up["model"], step(w, numpy_network.gradients(w, *small_task.flat(one))))
     assert state == {}
 
 
 def test_fedprox_pulls_towards_the_global_model() -> None:
-    task, batches = small.task(), [small.batch(0), small.batch(1)]
+    task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
     received = other(1, task.init())
-    _, up = FedProx(prox_weight=0.7).client_update(task, {}, {"model": received}, small.data(batches))
-    anchor = w = small.to_numpy(received)
+    _, up = FedProx(prox_weight=0.7).client_update(task, {}, {"model": received}, small_task.data(batches))
+    anchor = w = small_task.to_numpy(received)
     for one in batches:
-        gradient = oracle.gradients(w, *small.flat(one))
+        gradient = numpy_network.gradients(w, *small_task.flat(one))
         w = step(w, {name: gradient[name] + 0.7 * (w[name] - anchor[name]) for name in w})
-    small.assert_close(up["model"], w)
+    small_task.assert_close(up["model"], w)
 
 
 def test_fedprox_without_weight_is_fedavg() -> None:
-    task, data = small.task(), small.data([small.batch(0), small.batch(1)])
+    task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     down = {"model": task.init()}
     _, mine = FedProx(prox_weight=0).client_update(task, {}, down, data)
     _, theirs = FedAvg().client_update(task, {}, down, data)
@@ -70,29 +70,29 @@ def test_fedprox_without_weight_is_fedavg() -> None:
 
 
 def test_fedper_shares_the_body_and_keeps_the_head() -> None:
-    task, one = small.task(), small.batch(0)
+    task, one = small_task.task(), small_task.batch(0)
     received = {"body": other(1, task.init())["body"]}
     head = other(2, task.init())["head"]
-    state, up = FedPer().client_update(task, {"head": head}, {"body": received}, small.data([one]))
-    w = small.to_numpy({**received, "head": head})
-    small.assert_close({**up["body"], **state}, step(w, oracle.gradients(w, *small.flat(one))))
+    state, up = FedPer().client_update(task, {"head": head}, {"body": received}, small_task.data([one]))
+    w = small_task.to_numpy({**received, "head": head})
+    small_task.assert_close({**up["body"], **state}, step(w, numpy_network.gradients(w, *small_task.flat(one))))
     assert list(up["body"]) == ["body"] and list(state) == ["head"]
 
 
 def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
-    task, one = small.task(), small.batch(0)
-    means = other(3, {"m": torch.zeros(small.CLASSES, small.FEATURES)})["m"]
+    task, one = small_task.task(), small_task.batch(0)
+    means = other(3, {"m": torch.zeros(small_task.CLASSES, small_task.FEATURES)})["m"]
     known = torch.tensor([True, False, True])
     state = {"model": task.init()}
     new, _ = FedProto(prototype_weight=0.5).client_update(
-        task, state, {"prototypes": {"means": means, "known": known}}, small.data([one])
+        task, state, {"prototypes": {"means": means, "known": known}}, small_task.data([one])
     )
-    w = small.to_numpy(task.init())
-    x, y = small.flat(one)
-    z, _ = oracle.forward(w, x)
+    w = small_task.to_numpy(task.init())
+    x, y = small_task.flat(one)
+    z, _ = numpy_network.forward(w, x)
     # d/dz of lambda * 1/B sum_b 1/d ||z_b - C_y||^2
-    pull = 0.5 * 2 * (z - means.double().numpy()[y]) / (small.FEATURES * len(y)) * known.numpy()[y][:, None]
-    small.assert_close(new["model"], step(w, oracle.gradients(w, x, y, pull)))
+    pull = 0.5 * 2 * (z - means.double().numpy()[y]) / (small_task.FEATURES * len(y)) * known.numpy()[y][:, None]
+    small_task.assert_close(new["model"], step(w, numpy_network.gradients(w, x, y, pull)))
 
 
 def test_class_means_combine_in_three_ways() -> None:
@@ -111,9 +111,9 @@ def test_class_means_combine_in_three_ways() -> None:
 
 
 def test_fedproto_predicts_the_nearest_known_prototype() -> None:
-    task = small.task()
+    task = small_task.task()
     model = task.init()
-    x = small.batch(5).x
+    x = small_task.batch(5).x
     z = task.features(model, x)
     means = torch.stack([z[0], z[1], z[2] + 100])
     server = {"means": means, "known": torch.tensor([True, True, False])}
@@ -140,7 +140,7 @@ def amp_oracle(models: np.ndarray, alpha: float, sigma: float) -> np.ndarray:
 
 @pytest.mark.parametrize("alpha, sigma", [(0.3, 2.0), (50.0, 3.0), (0.0, 1.0)])
 def test_fedamp_server_rule(alpha: float, sigma: float) -> None:
-    task = small.task(clients=5)
+    task = small_task.task(clients=5)
     uploaded = tree.stack([other(seed, task.like("body", "head")) for seed in range(3)])
     algorithm = FedAMP(alpha=alpha, sigma=sigma)
     server = algorithm.init_server(task)
@@ -154,18 +154,18 @@ def test_fedamp_server_rule(alpha: float, sigma: float) -> None:
 
 
 def test_fedamp_proximal_term_has_a_gradient() -> None:
-    task, one = small.task(), small.batch(0)
+    task, one = small_task.task(), small_task.batch(0)
     cloud = other(7, task.init())
     algorithm = FedAMP(alpha=2.0, prox_weight=3.0, sigma=1.0)
-    state, up = algorithm.client_update(task, {"model": task.init()}, {"cloud": cloud}, small.data([one]))
-    w, u = small.to_numpy(task.init()), small.to_numpy(cloud)
-    gradient = oracle.gradients(w, *small.flat(one))
-    small.assert_close(state["model"], step(w, {k: gradient[k] + 3.0 / 2.0 * (w[k] - u[k]) for k in w}))
+    state, up = algorithm.client_update(task, {"model": task.init()}, {"cloud": cloud}, small_task.data([one]))
+    w, u = small_task.to_numpy(task.init()), small_task.to_numpy(cloud)
+    gradient = numpy_network.gradients(w, *small_task.flat(one))
+    small_task.assert_close(state["model"], step(w, {k: gradient[k] + 3.0 / 2.0 * (w[k] - u[k]) for k in w}))
     assert same(up["model"], state["model"])
 
 
 def test_fedamp_without_alpha_is_local() -> None:
-    task, data = small.task(), small.data([small.batch(0)])
+    task, data = small_task.task(), small_task.data([small_task.batch(0)])
     down = {"cloud": other(7, task.init())}
     mine, _ = FedAMP(alpha=0).client_update(task, {"model": task.init()}, down, data)
     theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
@@ -176,7 +176,7 @@ def gmh_upload() -> dict:
     return {
         "means": {
             "labels": torch.tensor([0, 2, 0, 2, 0], dtype=torch.int32),
-            "means": other(1, {"m": torch.zeros(5, small.FEATURES)})["m"],
+            "means": other(1, {"m": torch.zeros(5, small_task.FEATURES)})["m"],
             "clients": torch.tensor([0, 0, 1, 1, 3]),
         }
     }
@@ -184,19 +184,19 @@ def gmh_upload() -> dict:
 
 @pytest.mark.parametrize("variant, batch_size", [("full", 100), ("full", 2), ("onehead", 100), ("onehead", 2)])
 def test_fedgmh_server_trains_each_head_on_its_own_label(variant: str, batch_size: int) -> None:
-    task = small.task(batch_size=batch_size)
+    task = small_task.task(batch_size=batch_size)
     algorithm = FedGMH(variant=variant, head_lr=0.8)  # type: ignore[arg-type]
     server = {"heads": other(2, algorithm.init_server(task)["heads"])}
     up = gmh_upload()
     new = algorithm.server_update(task, server, up, Round(1, np.array([0, 1, 3]), 0))
     labels, means = up["means"]["labels"].numpy(), up["means"]["means"].double().numpy()
-    for head in range(1 if variant == "onehead" else small.CLASSES):
+    for head in range(1 if variant == "onehead" else small_task.CLASSES):
         weight = server["heads"]["weight"][head].double().numpy()
         bias = server["heads"]["bias"][head].double().numpy()
         mine = np.arange(5) if variant == "onehead" else np.flatnonzero(labels == head)
         for start in range(0, len(mine), batch_size):
             chosen = mine[start : start + batch_size]
-            error = oracle.softmax(means[chosen] @ weight.T + bias)
+            error = numpy_network.softmax(means[chosen] @ weight.T + bias)
             error[np.arange(len(chosen)), labels[chosen]] -= 1
             weight, bias = weight - 0.8 * error.T @ means[chosen] / len(chosen), bias - 0.8 * error.mean(0)
         np.testing.assert_allclose(new["heads"]["weight"][head], weight, atol=1e-6)
@@ -206,7 +206,7 @@ def test_fedgmh_server_trains_each_head_on_its_own_label(variant: str, batch_siz
 
 
 def test_fedgmh_mixes_received_heads_at_critical_entries() -> None:
-    task, one = small.task(), small.batch(0)
+    task, one = small_task.task(), small_task.batch(0)
     algorithm = FedGMH(critical_share=0.4)
     client = {"model": other(3, task.init()), "critical": {}}
     generator = torch.Generator().manual_seed(5)
@@ -214,18 +214,18 @@ def test_fedgmh_mixes_received_heads_at_critical_entries() -> None:
         lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.5, client["model"]["head"]
     )
     heads = other(4, algorithm.init_server(task)["heads"])
-    data = small.data([one])
+    data = small_task.data([one])
     state, up = algorithm.client_update(task, client, {"heads": heads}, data)
 
-    w = small.to_numpy(client["model"])
-    share = np.bincount(one.y.numpy(), minlength=small.CLASSES) / len(one.y)
+    w = small_task.to_numpy(client["model"])
+    share = np.bincount(one.y.numpy(), minlength=small_task.CLASSES) / len(one.y)
     for name, key in (("weight", "W2"), ("bias", "b2")):
         mixed = np.tensordot(share, heads[name].double().numpy(), 1)
         psi = client["critical"][name].numpy()
         w[key] = w[key] * ~psi + mixed * psi  # equation 9
     before = w
-    after = step(w, oracle.gradients(w, *small.flat(one)))
-    small.assert_close(state["model"], after)
+    after = step(w, numpy_network.gradients(w, *small_task.flat(one)))
+    small_task.assert_close(state["model"], after)
 
     importance = np.concatenate([np.abs((after[k] - before[k]) * after[k]).ravel() for k in ("W2", "b2")])
     size = len(importance)
@@ -234,8 +234,8 @@ def test_fedgmh_mixes_received_heads_at_critical_entries() -> None:
     found = np.concatenate([state["critical"][name].numpy().ravel() for name in ("weight", "bias")])
     assert found.sum() == int(0.4 * size) and (found == expected).all()
 
-    x, y = small.flat(one)
-    z, _ = oracle.forward(after, x)
+    x, y = small_task.flat(one)
+    z, _ = numpy_network.forward(after, x)
     for label in np.unique(y):
         np.testing.assert_allclose(up["means"]["means"][label], z[y == label].mean(0), atol=1e-6)
 
@@ -251,7 +251,7 @@ def test_critical_entries_break_ties_by_lower_index_weight_first() -> None:
 
 
 def test_fedgmh_without_critical_entries_keeps_the_local_head() -> None:
-    task, data = small.task(), small.data([small.batch(0)])
+    task, data = small_task.task(), small_task.data([small_task.batch(0)])
     algorithm = FedGMH(critical_share=0.0)
     mine, _ = algorithm.client_update(
         task, algorithm.init_client(task, 0), {"heads": other(4, algorithm.init_server(task)["heads"])}, data
@@ -262,16 +262,16 @@ def test_fedgmh_without_critical_entries_keeps_the_local_head() -> None:
 
 @pytest.mark.parametrize("variant", ["avghead", "oneavg"])
 def test_fedgmh_averaging_ablations(variant: str) -> None:
-    task, one = small.task(), small.batch(0)
+    task, one = small_task.task(), small_task.batch(0)
     algorithm = FedGMH(variant=variant)  # type: ignore[arg-type]
     client = {"model": other(3, task.init())}
     published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
-    state, _ = algorithm.client_update(task, client, published, small.data([one]))
-    w = small.to_numpy(client["model"])
-    share = np.bincount(one.y.numpy(), minlength=small.CLASSES) / len(one.y)
+    state, _ = algorithm.client_update(task, client, published, small_task.data([one]))
+    w = small_task.to_numpy(client["model"])
+    share = np.bincount(one.y.numpy(), minlength=small_task.CLASSES) / len(one.y)
     for name, key in (("weight", "W2"), ("bias", "b2")):
         received = published["heads"][name].double().numpy()
         received = received if variant == "oneavg" else np.tensordot(share, received, 1)
         w[key] = (w[key] + received) / 2  # equations 10 and 11
-    small.assert_close(state["model"], step(w, oracle.gradients(w, *small.flat(one))))
+    small_task.assert_close(state["model"], step(w, numpy_network.gradients(w, *small_task.flat(one))))
     assert "critical" not in state

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import alike
-import harness
-import oracle
-import small
-from lane import check_lanes
+import comparisons
+import numpy_network
+import quick_run
+import small_task
+from lane_comparison import check_lanes
 from pflmpi import tree
 from pflmpi.algorithms.apfl import APFL
 from pflmpi.learning.client import Batch
@@ -23,53 +23,53 @@ def client_of(own: tree.Tree, alpha: float) -> tree.Tree:
     return {"own": own, "alpha": torch.tensor(alpha)}
 
 
-def mixed_by_hand(v: oracle.Weights, w: oracle.Weights, alpha: float) -> oracle.Weights:
+def mixed_by_hand(v: numpy_network.Weights, w: numpy_network.Weights, alpha: float) -> numpy_network.Weights:
     return {name: alpha * v[name] + (1 - alpha) * w[name] for name in v}
 
 
-def alpha_by_hand(v: oracle.Weights, w: oracle.Weights, alpha: float, one: Batch, lr: float) -> float:
+def alpha_by_hand(v: numpy_network.Weights, w: numpy_network.Weights, alpha: float, one: Batch, lr: float) -> float:
     """Equation 10, clamped."""
-    slopes = oracle.gradients(mixed_by_hand(v, w, alpha), *small.flat(one))
+    slopes = numpy_network.gradients(mixed_by_hand(v, w, alpha), *small_task.flat(one))
     return min(max(alpha - lr * sum((slopes[name] * (v[name] - w[name])).sum() for name in v), 0.0), 1.0)
 
 
 def round_by_hand(
-    v: oracle.Weights, w: oracle.Weights, alpha: float, batches: list[Batch]
-) -> tuple[oracle.Weights, oracle.Weights]:
+    v: numpy_network.Weights, w: numpy_network.Weights, alpha: float, batches: list[Batch]
+) -> tuple[numpy_network.Weights, numpy_network.Weights]:
     """Algorithm 1: both steps from the values before the minibatch, by the chain rule."""
     for one in batches:
-        at_mix = oracle.gradients(mixed_by_hand(v, w, alpha), *small.flat(one))
-        at_w = oracle.gradients(w, *small.flat(one))
+        at_mix = numpy_network.gradients(mixed_by_hand(v, w, alpha), *small_task.flat(one))
+        at_w = numpy_network.gradients(w, *small_task.flat(one))
         v = {name: v[name] - LR * alpha * at_mix[name] for name in v}
         w = {name: w[name] - LR * at_w[name] for name in w}
     return v, w
 
 
-BATCHES = [small.batch(0), small.batch(1), small.batch(2)]
+BATCHES = [small_task.batch(0), small_task.batch(1), small_task.batch(2)]
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 1.0])
 def test_both_models_step_from_the_values_before_the_minibatch(alpha: float) -> None:
-    own, received = alike.model(2), alike.model(1)
+    own, received = comparisons.model(2), comparisons.model(1)
     state, up = APFL(adaptive=False).client_update(
-        small.task(), client_of(own, alpha), {"model": received}, small.data(BATCHES, LR)
+        small_task.task(), client_of(own, alpha), {"model": received}, small_task.data(BATCHES, LR)
     )
-    v, w = round_by_hand(small.to_numpy(own), small.to_numpy(received), alpha, BATCHES)
-    small.assert_close(state["own"], v)
-    small.assert_close(up["model"], w)
+    v, w = round_by_hand(small_task.to_numpy(own), small_task.to_numpy(received), alpha, BATCHES)
+    small_task.assert_close(state["own"], v)
+    small_task.assert_close(up["model"], w)
     assert float(state["alpha"]) == pytest.approx(alpha) and list(up) == ["model"]
 
 
 def test_v_does_not_follow_its_own_loss_and_is_not_overwritten_by_the_mix_after_the_round() -> None:
     """Departures of a public implementation."""
-    own, received = alike.model(2), alike.model(1)
+    own, received = comparisons.model(2), comparisons.model(1)
     state, up = APFL(adaptive=False).client_update(
-        small.task(), client_of(own, 0.5), {"model": received}, small.data(BATCHES[:1], LR)
+        small_task.task(), client_of(own, 0.5), {"model": received}, small_task.data(BATCHES[:1], LR)
     )
-    v = small.to_numpy(own)
-    slopes = oracle.gradients(v, *small.flat(BATCHES[0]))
+    v = small_task.to_numpy(own)
+    slopes = numpy_network.gradients(v, *small_task.flat(BATCHES[0]))
     alone = {name: v[name] - LR * slopes[name] for name in v}
-    found, sent = small.to_numpy(state["own"]), small.to_numpy(up["model"])
+    found, sent = small_task.to_numpy(state["own"]), small_task.to_numpy(up["model"])
     assert np.abs(found["W2"] - alone["W2"]).max() > 1e-3
     assert np.abs(found["W2"] - mixed_by_hand(found, sent, 0.5)["W2"]).max() > 0.1
 
@@ -78,10 +78,10 @@ def test_v_does_not_follow_its_own_loss_and_is_not_overwritten_by_the_mix_after_
 def test_alpha_takes_one_plain_clamped_step_on_the_first_minibatch_of_a_round(
     own: int, received: int, alpha_lr: float | None
 ) -> None:
-    client, down = client_of(alike.model(own), 0.4), {"model": alike.model(received)}
-    task = small.task(momentum=0.9, weight_decay=0.5)
-    state, _ = APFL(alpha_lr=alpha_lr).client_update(task, client, down, small.data(BATCHES, LR))
-    v, w = small.to_numpy(client["own"]), small.to_numpy(down["model"])
+    client, down = client_of(comparisons.model(own), 0.4), {"model": comparisons.model(received)}
+    task = small_task.task(momentum=0.9, weight_decay=0.5)
+    state, _ = APFL(alpha_lr=alpha_lr).client_update(task, client, down, small_task.data(BATCHES, LR))
+    v, w = small_task.to_numpy(client["own"]), small_task.to_numpy(down["model"])
     expected = alpha_by_hand(v, w, 0.4, BATCHES[0], LR if alpha_lr is None else alpha_lr)
     assert float(state["alpha"]) == pytest.approx(expected, abs=1e-6) and abs(expected - 0.4) > 0.01
     if alpha_lr == 80.0:
@@ -89,38 +89,40 @@ def test_alpha_takes_one_plain_clamped_step_on_the_first_minibatch_of_a_round(
 
 
 def test_a_round_trains_with_its_new_alpha() -> None:
-    own, received = alike.model(4), alike.model(1)
-    state, up = APFL().client_update(small.task(), client_of(own, 0.4), {"model": received}, small.data(BATCHES, LR))
-    v, w = small.to_numpy(own), small.to_numpy(received)
+    own, received = comparisons.model(4), comparisons.model(1)
+    state, up = APFL().client_update(
+        small_task.task(), client_of(own, 0.4), {"model": received}, small_task.data(BATCHES, LR)
+    )
+    v, w = small_task.to_numpy(own), small_task.to_numpy(received)
     v, w = round_by_hand(v, w, alpha_by_hand(v, w, 0.4, BATCHES[0], LR), BATCHES)
-    small.assert_close(state["own"], v)
-    small.assert_close(up["model"], w)
+    small_task.assert_close(state["own"], v)
+    small_task.assert_close(up["model"], w)
 
 
 def test_a_learning_rate_of_its_own_decays_with_the_others() -> None:
-    own, received, task = alike.model(4), alike.model(1), small.task(lr_decay=0.5)
-    data = alike.data_of({"train": BATCHES}, LR, round=3)
+    own, received, task = comparisons.model(4), comparisons.model(1), small_task.task(lr_decay=0.5)
+    data = comparisons.data_of({"train": BATCHES}, LR, round=3)
     state, _ = APFL(alpha_lr=0.2).client_update(task, client_of(own, 0.4), {"model": received}, data)
-    expected = alpha_by_hand(small.to_numpy(own), small.to_numpy(received), 0.4, BATCHES[0], 0.2 / 4)
+    expected = alpha_by_hand(small_task.to_numpy(own), small_task.to_numpy(received), 0.4, BATCHES[0], 0.2 / 4)
     assert float(state["alpha"]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_round_without_minibatches_changes_nothing() -> None:
-    client, down = client_of(alike.model(2), 0.4), {"model": alike.model(1)}
-    state, up = APFL().client_update(small.task(), client, down, alike.data_of({"train": []}))
-    assert alike.same(state, client) and alike.same(up["model"], down["model"])
+    client, down = client_of(comparisons.model(2), 0.4), {"model": comparisons.model(1)}
+    state, up = APFL().client_update(small_task.task(), client, down, comparisons.data_of({"train": []}))
+    assert comparisons.same(state, client) and comparisons.same(up["model"], down["model"])
 
 
 def test_the_fresh_global_model_is_mixed_in_for_prediction() -> None:
-    own, fresh, x = alike.model(2), alike.model(5), small.batch(9).x
-    found = APFL().predict(small.task(), client_of(own, 0.3), {"model": fresh}, x)
-    w = mixed_by_hand(small.to_numpy(own), small.to_numpy(fresh), 0.3)
-    np.testing.assert_allclose(found, oracle.forward(w, x.flatten(1).double().numpy())[1], atol=1e-5)
+    own, fresh, x = comparisons.model(2), comparisons.model(5), small_task.batch(9).x
+    found = APFL().predict(small_task.task(), client_of(own, 0.3), {"model": fresh}, x)
+    w = mixed_by_hand(small_task.to_numpy(own), small_task.to_numpy(fresh), 0.3)
+    np.testing.assert_allclose(found, numpy_network.forward(w, x.flatten(1).double().numpy())[1], atol=1e-5)
 
 
 def run(folder: Path, algorithm: dict, **training: object) -> None:
-    raw = harness.settings(algorithm=algorithm, training={"momentum": 0.5, "weight_decay": 0.01, **training})
-    harness.run({**raw, "checkpoint": {"keep": 0}}, folder)
+    raw = quick_run.settings(algorithm=algorithm, training={"momentum": 0.5, "weight_decay": 0.01, **training})
+    quick_run.run({**raw, "checkpoint": {"keep": 0}}, folder)
 
 
 def assert_same_scores(first: Path, second: Path) -> None:
@@ -133,7 +135,7 @@ def assert_same_scores(first: Path, second: Path) -> None:
 def test_with_alpha_0_it_is_fedavg_bit_for_bit(weighting: str, tmp_path: Path) -> None:
     run(tmp_path / "apfl", {"name": "apfl", "alpha": 0.0, "adaptive": False, "weighting": weighting})
     run(tmp_path / "fedavg", {"name": "fedavg", "weighting": weighting})
-    mine, theirs = alike.state_of(tmp_path / "apfl"), alike.state_of(tmp_path / "fedavg")
+    mine, theirs = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "fedavg")
     assert theirs and all(np.array_equal(mine[path], array) for path, array in theirs.items())
     assert_same_scores(tmp_path / "apfl", tmp_path / "fedavg")
 
@@ -141,31 +143,31 @@ def test_with_alpha_0_it_is_fedavg_bit_for_bit(weighting: str, tmp_path: Path) -
 def test_with_alpha_1_it_is_local_bit_for_bit(tmp_path: Path) -> None:
     run(tmp_path / "apfl", {"name": "apfl", "alpha": 1.0, "adaptive": False})
     run(tmp_path / "local", {"name": "local"})
-    mine, theirs = alike.state_of(tmp_path / "apfl"), alike.state_of(tmp_path / "local")
+    mine, theirs = comparisons.state_of(tmp_path / "apfl"), comparisons.state_of(tmp_path / "local")
     assert theirs and all(np.array_equal(mine[path.replace("model/", "own/")], array) for path, array in theirs.items())
     assert_same_scores(tmp_path / "apfl", tmp_path / "local")
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_statistics_of_each_model_follow_its_own_passes_once_per_minibatch(bn: str) -> None:
-    task, batches = alike.with_batch_norm(bn=bn), BATCHES[:1]
+    task, batches = comparisons.with_batch_norm(bn=bn), BATCHES[:1]
     received = APFL().publish(task, APFL().init_server(task), np.arange(1))
     client = APFL(alpha=1.0).init_client(task, 0)
-    fixed, up = APFL(adaptive=False).client_update(task, client, received, alike.data_of({"train": batches}))
-    learned, _ = APFL().client_update(task, client, received, alike.data_of({"train": batches}))
+    fixed, up = APFL(adaptive=False).client_update(task, client, received, comparisons.data_of({"train": batches}))
+    learned, _ = APFL().client_update(task, client, received, comparisons.data_of({"train": batches}))
     assert ("stats" in up["model"]) == (bn == "average") and ("stats" in fixed) == (bn == "local")
     expected = tree.clone(task.init())
     task.predict(expected, batches[0].x, training=True)
     # All models start alike, so their one pass over the minibatch moves all statistics alike.
     shared = up["model"] if bn == "average" else fixed
     for found in (fixed["own"], learned["own"], shared):
-        assert alike.same(found["stats"], expected["stats"])
-    assert not alike.same(expected["stats"], client["own"]["stats"]) and tree.differences(fixed, client) == []
+        assert comparisons.same(found["stats"], expected["stats"])
+    assert not comparisons.same(expected["stats"], client["own"]["stats"]) and tree.differences(fixed, client) == []
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_statistics_are_mixed_for_prediction(bn: str) -> None:
-    task, x = alike.with_batch_norm(bn=bn), small.batch(9).x
+    task, x = comparisons.with_batch_norm(bn=bn), small_task.batch(9).x
     model = task.init()
     own, fresh = (tree.map(lambda leaf, by=by: leaf + by, model) for by in (0.2, 0.6))
     client, down = client_of(own, 0.25), {"model": fresh}
@@ -177,11 +179,11 @@ def test_statistics_are_mixed_for_prediction(bn: str) -> None:
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_lanes_agree_with_the_loop_under_batch_norm(bn: str) -> None:
-    task = alike.with_batch_norm(bn=bn)
+    task = comparisons.with_batch_norm(bn=bn)
     fresh = APFL().init_client(task, 0)
     client = {**fresh, "own": tree.map(lambda leaf: leaf * 1.5 + 0.1, fresh["own"])}
     check_lanes(task, APFL(), client, APFL().publish(task, APFL().init_server(task), np.arange(1)), ("train",))
 
 
 def test_a_step_of_padding_alone_changes_nothing() -> None:
-    alike.check_padding(APFL(), client_of(alike.model(2), 0.4), {"model": alike.model(1)}, ("train",))
+    comparisons.check_padding(APFL(), client_of(comparisons.model(2), 0.4), {"model": comparisons.model(1)}, ("train",))

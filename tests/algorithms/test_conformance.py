@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import alike
-import harness
+import comparisons
+import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.config import load as configuration
@@ -30,8 +30,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pa
     def get(case: str, executor: str, ranks: int, server: str = "auto") -> tuple[Path, str]:
         folder = tmp_path_factory.mktemp(case) / "run"
         # Three participants in lanes of two: several groups, and one that is padded.
-        raw = harness.settings(CASES[case], runtime={"executor": executor, "lanes": 2, "server": server})
-        return folder, harness.run(raw, folder, ranks)
+        raw = quick_run.settings(CASES[case], runtime={"executor": executor, "lanes": 2, "server": server})
+        return folder, quick_run.run(raw, folder, ranks)
 
     return get
 
@@ -54,7 +54,7 @@ def test_same_bits_with_a_rank_for_the_server_alone(
 
 def test_every_kind_of_message_is_among_those_on_more_ranks() -> None:
     def kinds(case: str) -> set[object]:
-        experiment = prepare(configuration.parse(harness.settings(CASES[case])), torch.device("cpu"))
+        experiment = prepare(configuration.parse(quick_run.settings(CASES[case])), torch.device("cpu"))
         task, algorithm = experiment.tasks[0], experiment.config.algorithm
         messages = [*algorithm.uplink(task).values(), *algorithm.downlink(task).values()]
         return {*map(type, messages), *(["introduces"] if algorithm.introduces else [])}
@@ -68,11 +68,11 @@ def test_every_kind_of_message_is_among_those_on_more_ranks() -> None:
     + [(name, "latest") for name in MESSAGE_KINDS if name in KEEPS_REPLY],
 )
 def test_a_continued_run_has_the_bits_of_an_unbroken_one(case: str, absent: str, tmp_path: Path) -> None:
-    raw = harness.settings(CASES[case], training={"rounds": 4, "momentum": 0.5}, evaluation={"absent": absent})
-    whole = harness.run(raw, tmp_path / "whole")
-    harness.run(harness.settings(raw, training={"rounds": 1}), tmp_path / "parts", 3)
-    harness.resume(tmp_path / "parts", ("training.rounds=3",), ranks=1)
-    assert harness.resume(tmp_path / "parts", ("training.rounds=4",), ranks=2) == whole
+    raw = quick_run.settings(CASES[case], training={"rounds": 4, "momentum": 0.5}, evaluation={"absent": absent})
+    whole = quick_run.run(raw, tmp_path / "whole")
+    quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "parts", 3)
+    quick_run.resume(tmp_path / "parts", ("training.rounds=3",), ranks=1)
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=4",), ranks=2) == whole
     for name in ("correct", "total", "participants"):
         last = [run_folder.read_metrics(tmp_path / folder, 4)[name] for folder in ("whole", "parts")]
         assert np.array_equal(*last), name
@@ -81,7 +81,7 @@ def test_a_continued_run_has_the_bits_of_an_unbroken_one(case: str, absent: str,
 @pytest.mark.parametrize("case", CASES)
 def test_loop_and_lanes_agree_within_rounding(case: str, finished: Callable[..., tuple[Path, str]]) -> None:
     # 1e-5: float32 sums in another order, over some twenty steps.
-    loop, lanes = (alike.state_of(finished(case, executor, 1)[0], 2) for executor in EXECUTORS)
+    loop, lanes = (comparisons.state_of(finished(case, executor, 1)[0], 2) for executor in EXECUTORS)
     assert loop.keys() == lanes.keys()
     for path, array in loop.items():
         # Which entries of a client's head are critical may flip between equals.
@@ -92,7 +92,7 @@ def test_loop_and_lanes_agree_within_rounding(case: str, finished: Callable[...,
 @pytest.mark.parametrize("case", CASES)
 def test_counted_bytes_are_the_declared_ones(case: str, finished: Callable[..., tuple[Path, str]]) -> None:
     folder = finished(case, "loop", 3)[0]
-    experiment = prepare(configuration.parse(harness.settings(CASES[case])), torch.device("cpu"))
+    experiment = prepare(configuration.parse(quick_run.settings(CASES[case])), torch.device("cpu"))
     task, kind = experiment.tasks[0], experiment.config.algorithm
     held = (experiment.federation.class_counts > 0).sum(1)
     for round in (1, 2, 3):
@@ -106,28 +106,28 @@ def test_counted_bytes_are_the_declared_ones(case: str, finished: Callable[..., 
 
 
 def test_another_seed_gives_another_digest(tmp_path: Path) -> None:
-    first = harness.run(harness.settings(), tmp_path / "a")
-    assert harness.run(harness.settings(), tmp_path / "b") == first
-    assert harness.run(harness.settings(seed=4), tmp_path / "c") != first
+    first = quick_run.run(quick_run.settings(), tmp_path / "a")
+    assert quick_run.run(quick_run.settings(), tmp_path / "b") == first
+    assert quick_run.run(quick_run.settings(seed=4), tmp_path / "c") != first
 
 
 @pytest.mark.parametrize("name", ["fedgmh-full", "fedfcd-full"])  # fedfcd's clients introduce themselves once
 def test_a_run_killed_in_its_first_round_continues(name: str, tmp_path: Path) -> None:
     case = every_algorithm()[name]
-    rounds = {count: harness.settings(case, training={**case["training"], "rounds": count}) for count in (0, 2)}
-    harness.run(rounds[0], tmp_path / "killed")
-    assert harness.resume(tmp_path / "killed", ("training.rounds=2",)) == harness.run(rounds[2], tmp_path / "whole")
+    rounds = {count: quick_run.settings(case, training={**case["training"], "rounds": count}) for count in (0, 2)}
+    quick_run.run(rounds[0], tmp_path / "killed")
+    assert quick_run.resume(tmp_path / "killed", ("training.rounds=2",)) == quick_run.run(rounds[2], tmp_path / "whole")
 
 
 def test_continuing_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    first = harness.run(harness.settings(), tmp_path / "a")
+    first = quick_run.run(quick_run.settings(), tmp_path / "a")
     before = (tmp_path / "a" / "metrics.csv").read_text()
-    assert harness.resume(tmp_path / "a", ranks=2) == first
+    assert quick_run.resume(tmp_path / "a", ranks=2) == first
     assert (tmp_path / "a" / "metrics.csv").read_text() == before
 
 
 def test_a_run_can_be_moved_and_continued(tmp_path: Path) -> None:
-    whole = harness.run(harness.settings(training={"rounds": 4}), tmp_path / "whole")
-    harness.run(harness.settings(training={"rounds": 2}), tmp_path / "a")
+    whole = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "whole")
+    quick_run.run(quick_run.settings(training={"rounds": 2}), tmp_path / "a")
     shutil.move(tmp_path / "a", tmp_path / "b")
-    assert harness.resume(tmp_path / "b", ("training.rounds=4",)) == whole
+    assert quick_run.resume(tmp_path / "b", ("training.rounds=4",)) == whole

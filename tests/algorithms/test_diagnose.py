@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from pflmpi.store import run_folder
 
 NAMES = ["fedamp", "fedamp-cosine", "pfedcfr-module", "pfedcfr-tensor"]
@@ -21,7 +21,7 @@ OPTIONS = {
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param) / "run"
     algorithm = {"name": request.param.split("-")[0], **OPTIONS[request.param]}
-    harness.run(harness.settings(algorithm=algorithm, checkpoint={"keep": 0}), folder, ranks=2)
+    quick_run.run(quick_run.settings(algorithm=algorithm, checkpoint={"keep": 0}), folder, ranks=2)
     return request.param, folder
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import alike
-import harness
-import oracle
-import small
+import comparisons
+import numpy_network
+import quick_run
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.ditto import Ditto
 from pflmpi.algorithms.fedavg import FedAvg
@@ -23,27 +23,30 @@ LR = 0.1
 
 
 def test_the_personal_model_is_drawn_to_the_global_one_as_it_was_received() -> None:
-    task, batches = small.task(), [small.batch(0), small.batch(1)]
-    received, own = alike.model(1), alike.model(2)
+    task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
+    received, own = comparisons.model(1), comparisons.model(2)
     state, up = Ditto(prox_weight=0.7).client_update(
-        task, {"personal": own}, {"model": received}, small.data(batches, LR)
+        task, {"personal": own}, {"model": received}, small_task.data(batches, LR)
     )
-    w, v, anchor = small.to_numpy(received), small.to_numpy(own), small.to_numpy(received)
+    w, v, anchor = small_task.to_numpy(received), small_task.to_numpy(own), small_task.to_numpy(received)
     for one in batches:
-        slope, pulled = oracle.gradients(w, *small.flat(one)), oracle.gradients(v, *small.flat(one))
+        slope, pulled = (
+            numpy_network.gradients(w, *small_task.flat(one)),
+            numpy_network.gradients(v, *small_task.flat(one)),
+        )
         w = {name: w[name] - LR * slope[name] for name in w}
         v = {name: v[name] - LR * (pulled[name] + 0.7 * (v[name] - anchor[name])) for name in v}
-    small.assert_close(state["personal"], v)
-    small.assert_close(up["model"], w)
+    small_task.assert_close(state["personal"], v)
+    small_task.assert_close(up["model"], w)
 
 
 @pytest.mark.parametrize("prox_weight", [0.0, 1.0])
 def test_the_global_model_is_that_of_fedavg_whatever_the_pull(prox_weight: float, tmp_path: Path) -> None:
     training = {"momentum": 0.5}
     algorithm = {"name": "ditto", "prox_weight": prox_weight}
-    harness.run(harness.settings(algorithm=algorithm, training=training), tmp_path / "ditto")
+    quick_run.run(quick_run.settings(algorithm=algorithm, training=training), tmp_path / "ditto")
     plain = {"name": "fedavg", "weighting": "clients"}
-    harness.run(harness.settings(algorithm=plain, training=training), tmp_path / "fedavg")
+    quick_run.run(quick_run.settings(algorithm=plain, training=training), tmp_path / "fedavg")
     mine, theirs = (run_folder.read_server(tmp_path / name, 3) for name in ("ditto", "fedavg"))
     assert mine.keys() == theirs.keys() and all(np.array_equal(mine[path], theirs[path]) for path in mine)
 
@@ -51,9 +54,9 @@ def test_the_global_model_is_that_of_fedavg_whatever_the_pull(prox_weight: float
 def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path: Path) -> None:
     training = {"epochs": 2, "momentum": 0.5}
     for name, options in (("ditto", {"prox_weight": 0.0}), ("local", {})):
-        raw = harness.settings(algorithm={"name": name, **options}, training=training)
-        harness.run(raw, tmp_path / name)
-    mine, theirs = (alike.state_of(tmp_path / name) for name in ("ditto", "local"))
+        raw = quick_run.settings(algorithm={"name": name, **options}, training=training)
+        quick_run.run(raw, tmp_path / name)
+    mine, theirs = (comparisons.state_of(tmp_path / name) for name in ("ditto", "local"))
     paths = [path for path in theirs if path.startswith("clients/model/")]
     assert len(paths) == 4
     assert all(np.array_equal(mine[path.replace("/model/", "/personal/")], theirs[path]) for path in paths)
@@ -62,43 +65,50 @@ def test_without_pull_the_personal_model_is_local_bit_for_bit(tmp_path: Path) ->
 
 
 def test_the_defaults_do_not_switch_the_pull_off() -> None:
-    task, data = small.task(), small.data([small.batch(0)])
-    client, down = {"personal": alike.model(2)}, {"model": alike.model(1)}
+    task, data = small_task.task(), small_task.data([small_task.batch(0)])
+    client, down = {"personal": comparisons.model(2)}, {"model": comparisons.model(1)}
     mine, _ = Ditto().client_update(task, client, down, data)
-    theirs, _ = Local().client_update(task, {"model": alike.model(2)}, {}, data)
-    assert not alike.same(mine["personal"], theirs["model"])
+    theirs, _ = Local().client_update(task, {"model": comparisons.model(2)}, {}, data)
+    assert not comparisons.same(mine["personal"], theirs["model"])
 
 
 def test_a_round_is_scored_once_and_by_the_personal_models_alone(tmp_path: Path) -> None:
     """Elsewhere the scores of global and personal models end in one list, of which the best is then reported."""
-    task, x = small.task(), small.batch(3).x
-    personal, received = alike.model(2), alike.model(1)
+    task, x = small_task.task(), small_task.batch(3).x
+    personal, received = comparisons.model(2), comparisons.model(1)
     scores = Ditto().predict(task, {"personal": personal}, {"model": received}, x)
     assert torch.equal(scores, task.predict(personal, x))
     assert not torch.equal(scores.argmax(1), task.predict(received, x).argmax(1))
     assert Ditto.predicts_with == ()
-    harness.run(harness.settings(algorithm={"name": "ditto"}), tmp_path / "run")
+    quick_run.run(quick_run.settings(algorithm={"name": "ditto"}), tmp_path / "run")
     with open(tmp_path / "run" / "metrics.csv") as file:
         assert [row["round"] for row in csv.DictReader(file)] == ["1", "2", "3"]
 
 
 def test_the_personal_model_can_have_a_pass_of_its_own_length() -> None:
-    task = small.task(epochs=3)
+    task = small_task.task(epochs=3)
     assert Ditto().passes(task, 1) == {"train": Pass()}
     algorithm = Ditto(personal_epochs=2)
     assert algorithm.passes(task, 1) == {"train": Pass(), "personal": Pass(epochs=2)}
-    data = alike.data_of({"train": [small.batch(0)], "personal": [small.batch(1), small.batch(2)]}, LR)
-    client, down = {"personal": alike.model(2)}, {"model": alike.model(1)}
+    data = comparisons.data_of(
+        {"train": [small_task.batch(0)], "personal": [small_task.batch(1), small_task.batch(2)]}, LR
+    )
+    client, down = {"personal": comparisons.model(2)}, {"model": comparisons.model(1)}
     state, up = algorithm.client_update(task, client, down, data)
-    alone, _ = Ditto().client_update(task, client, down, small.data([small.batch(1), small.batch(2)], LR))
-    _, sent = FedAvg().client_update(task, {}, down, small.data([small.batch(0)], LR))
-    assert alike.same(state["personal"], alone["personal"]) and alike.same(up["model"], sent["model"])
+    alone, _ = Ditto().client_update(
+        task, client, down, small_task.data([small_task.batch(1), small_task.batch(2)], LR)
+    )
+    _, sent = FedAvg().client_update(task, {}, down, small_task.data([small_task.batch(0)], LR))
+    assert comparisons.same(state["personal"], alone["personal"]) and comparisons.same(up["model"], sent["model"])
 
 
 def test_only_the_global_model_travels_and_its_mean_is_plain() -> None:
-    task = small.task()
+    task = small_task.task()
     _, up = Ditto().client_update(
-        task, {"personal": alike.model(2)}, {"model": alike.model(1)}, small.data([small.batch(0)])
+        task,
+        {"personal": comparisons.model(2)},
+        {"model": comparisons.model(1)},
+        small_task.data([small_task.batch(0)]),
     )
     assert Ditto().uplink(task) == {"model": Mean(task.like("body", "head"), by="clients")}
     assert list(up) == ["model"] and tree.differences(up["model"], task.like("body", "head")) == []
@@ -107,7 +117,7 @@ def test_only_the_global_model_travels_and_its_mean_is_plain() -> None:
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_each_model_has_batch_norm_statistics_of_its_own(bn: str) -> None:
-    task, data = alike.with_batch_norm(bn=bn), small.data([small.batch(0)])
+    task, data = comparisons.with_batch_norm(bn=bn), small_task.data([small_task.batch(0)])
     algorithm = Ditto()
     client = algorithm.init_client(task, 0)
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
@@ -115,9 +125,9 @@ def test_each_model_has_batch_norm_statistics_of_its_own(bn: str) -> None:
     assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
     assert ("stats" in up["model"]) == (bn == "average")
     theirs, sent = FedAvg().client_update(task, FedAvg().init_client(task, 0), down, data)
-    assert alike.same(up["model"], sent["model"]) and all(alike.same(state[k], theirs[k]) for k in theirs)
-    assert not alike.same(state["personal"]["stats"], client["personal"]["stats"])
+    assert comparisons.same(up["model"], sent["model"]) and all(comparisons.same(state[k], theirs[k]) for k in theirs)
+    assert not comparisons.same(state["personal"]["stats"], client["personal"]["stats"])
 
 
 def test_padding_alone_changes_neither_model() -> None:
-    alike.check_padding(Ditto(), {"personal": alike.model(2)}, {"model": alike.model(1)}, ("train",))
+    comparisons.check_padding(Ditto(), {"personal": comparisons.model(2)}, {"model": comparisons.model(1)}, ("train",))

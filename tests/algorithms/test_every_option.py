@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from both_ways import run
 from pflmpi.store import metrics_file, run_folder
 
@@ -27,7 +27,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_every_training_option_changes_the_result(executor: str, tmp_path: Path) -> None:
     digests = {}
     for number, change in enumerate([{}, *OPTIONS]):
-        raw = harness.settings(
+        raw = quick_run.settings(
             algorithm={"name": "fedper"},
             training={"rounds": 2, "batch_size": 8, **change},
             runtime={"executor": executor, "lanes": 3},
@@ -39,7 +39,7 @@ def test_every_training_option_changes_the_result(executor: str, tmp_path: Path)
 def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path: Path) -> None:
     servers = []
     for precision in ("fp32", "bf16"):
-        raw = harness.settings(algorithm={"name": "fedavg"}, training={"rounds": 2, "precision": precision})
+        raw = quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 2, "precision": precision})
         servers.append(run_folder.read_server(run(raw, tmp_path / precision)[1], 2))
     for path, array in servers[1].items():
         assert array.dtype == np.float32
@@ -48,8 +48,8 @@ def test_bf16_keeps_float32_weights_near_those_of_fp32(tmp_path: Path) -> None:
 
 
 def test_evaluating_every_second_round_leaves_the_state_as_it_is(tmp_path: Path) -> None:
-    each = harness.run(harness.settings(training={"rounds": 5}), tmp_path / "each")
-    second, folder = run(harness.settings(training={"rounds": 5}, evaluation={"every": 2}), tmp_path)
+    each = quick_run.run(quick_run.settings(training={"rounds": 5}), tmp_path / "each")
+    second, folder = run(quick_run.settings(training={"rounds": 5}, evaluation={"every": 2}), tmp_path)
     assert second == each
     rows = metrics_file.read(folder)
     assert [bool(row["accuracy_mean"]) for row in rows] == [False, True, False, True, True]
@@ -60,18 +60,18 @@ def test_evaluating_every_second_round_leaves_the_state_as_it_is(tmp_path: Path)
 
 
 def test_a_checkpoint_every_second_round_and_after_the_last(tmp_path: Path) -> None:
-    each = harness.run(harness.settings(training={"rounds": 5}), tmp_path / "each")
-    second, folder = run(harness.settings(training={"rounds": 5}, checkpoint={"every": 2}), tmp_path)
+    each = quick_run.run(quick_run.settings(training={"rounds": 5}), tmp_path / "each")
+    second, folder = run(quick_run.settings(training={"rounds": 5}, checkpoint={"every": 2}), tmp_path)
     assert second == each
     assert run_folder.rounds(folder) == [0, 2, 4, 5]
-    assert harness.resume(tmp_path / "two", ("training.rounds=6",), ranks=3) == harness.resume(
+    assert quick_run.resume(tmp_path / "two", ("training.rounds=6",), ranks=3) == quick_run.resume(
         tmp_path / "each", ("training.rounds=6",)
     )
 
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
 def test_an_absent_client_is_tested_with_the_reply_that_is_named(absent: str, tmp_path: Path) -> None:
-    raw = harness.settings(
+    raw = quick_run.settings(
         algorithm={"name": "fedavg"},
         training={"rounds": 4, "participation": 0.15},  # one client of seven
         evaluation={"absent": absent},

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-import small
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedamp import FedAMP
@@ -12,7 +12,7 @@ from pflmpi.algorithms.fedamp import FedAMP
 
 def models(count: int, seed: int = 0) -> tree.Tree:
     generator = torch.Generator().manual_seed(seed)
-    like = small.task().init()
+    like = small_task.task().init()
     return tree.map(lambda leaf: torch.randn(count, *leaf.shape, generator=generator), like)
 
 
@@ -65,7 +65,7 @@ def test_a_model_of_zeros_is_like_no_other() -> None:
 
 
 def test_the_cloud_models_of_participants_are_mixed_by_these_weights_and_the_others_stay() -> None:
-    task, algorithm = small.task(clients=4), FedAMP(weighting="cosine", cosine_scale=4.0, self_weight=0.3)
+    task, algorithm = small_task.task(clients=4), FedAMP(weighting="cosine", cosine_scale=4.0, self_weight=0.3)
     server, up = algorithm.init_server(task), models(2)
     new = algorithm.server_update(task, server, {"model": up}, Round(1, np.array([1, 3]), 0))
     mixed, before = flat(new["cloud"]), flat(server["cloud"])
@@ -80,11 +80,11 @@ def test_by_distance_the_fields_of_the_heuristic_do_nothing() -> None:
 
 
 def test_training_starts_from_the_own_model_or_from_the_cloud_model() -> None:
-    task = small.task()
+    task = small_task.task()
     own, cloud = task.init(), tree.map(lambda leaf: leaf + 1, task.init())
     for start, expected in (("own", own), ("cloud", cloud)):
         algorithm = FedAMP(start=start)  # type: ignore[arg-type]
-        data = small.data([small.batch(0)], lr=0.0)
+        data = small_task.data([small_task.batch(0)], lr=0.0)
         state, _ = algorithm.client_update(task, {"model": own}, {"cloud": cloud}, data)
         assert not tree.differences(state["model"], expected)  # type: ignore[arg-type]
         for (path, mine), (_, theirs) in zip(tree.leaves(state["model"]), tree.leaves(expected), strict=True):  # type: ignore[arg-type]

@@ -7,35 +7,37 @@ import numpy as np
 import pytest
 import torch
 
-import alike
-import numeric
-import oracle
-import small
+import comparisons
+import numeric_gradients
+import numpy_network
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.conditional import gate, init_gate
 from pflmpi.algorithms.fedcp import FedCP, context, discrepancy
 from pflmpi.learning.client import Batch, uniform
 from pflmpi.messages.kinds import Mean
 
-LR, D = 0.1, small.FEATURES
+LR, D = 0.1, small_task.FEATURES
 
 
 def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
     """State and message with random entries everywhere."""
-    task = small.task()
+    task = small_task.task()
     client, server = FedCP().init_client(task, 0), FedCP().init_server(task)
-    return numeric.varied(client, seed), {"model": numeric.varied(tree.part(server, "model"), seed + 1)}
+    return numeric_gradients.varied(client, seed), {
+        "model": numeric_gradients.varied(tree.part(server, "model"), seed + 1)
+    }
 
 
 def keyed(seed: int, size: int = 6) -> Batch:
-    return dataclasses.replace(small.batch(seed, size), key=torch.tensor(1000 + seed))
+    return dataclasses.replace(small_task.batch(seed, size), key=torch.tensor(1000 + seed))
 
 
-def gate_of(w: numeric.Weights, z: np.ndarray, noise: np.ndarray) -> np.ndarray:
+def gate_of(w: numeric_gradients.Weights, z: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """The softmax over the two scores of each feature plus noise [2, B, d]; the first of both."""
-    layer = numeric.layer_norm(w, "gate/norm", numeric.logits(w, "gate/linear", z))
+    layer = numeric_gradients.layer_norm(w, "gate/norm", numeric_gradients.logits(w, "gate/linear", z))
     scores = np.stack(np.split(np.maximum(layer, 0), 2, axis=1)) + noise
-    return oracle.softmax(scores.transpose(1, 2, 0))[..., 0]
+    return numpy_network.softmax(scores.transpose(1, 2, 0))[..., 0]
 
 
 def unit(row: np.ndarray) -> np.ndarray:
@@ -53,16 +55,16 @@ def discrepancy_of(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_without_noise_the_gate_is_a_softmax_over_two_scores() -> None:
-    weights = numeric.varied(init_gate(np.random.default_rng(0), D), 3)
-    z = small.batch(1).x.flatten(1)[:, [0, 1, 2, 3, 0]]
-    expected = gate_of(numeric.weights({"gate": weights}), z.double().numpy(), np.zeros((2, 6, D)))
+    weights = numeric_gradients.varied(init_gate(np.random.default_rng(0), D), 3)
+    z = small_task.batch(1).x.flatten(1)[:, [0, 1, 2, 3, 0]]
+    expected = gate_of(numeric_gradients.weights({"gate": weights}), z.double().numpy(), np.zeros((2, 6, D)))
     np.testing.assert_allclose(gate(weights, z), expected, rtol=0, atol=1e-6)
 
 
 def test_noise_makes_the_gate_a_gumbel_softmax() -> None:
     """0.015 is some three standard deviations of the difference of two medians of 20000 draws."""
-    weights = numeric.varied(init_gate(np.random.default_rng(0), 2), 3)
-    w, z, draws = numeric.weights({"gate": weights}), torch.tensor([[0.3, -1.0]]), 20000
+    weights = numeric_gradients.varied(init_gate(np.random.default_rng(0), 2), 3)
+    w, z, draws = numeric_gradients.weights({"gate": weights}), torch.tensor([[0.3, -1.0]]), 20000
     found = gate(weights, z.expand(draws, -1), uniform(torch.tensor(5), (draws, 2)))
     gumbel = -np.log(-np.log(np.random.default_rng(1).random((2, draws, 2))))
     expected = gate_of(w, z.double().numpy(), gumbel)
@@ -73,68 +75,74 @@ def test_noise_makes_the_gate_a_gumbel_softmax() -> None:
 
 
 def test_the_discrepancy_is_the_mean_over_pairs_of_four_kernels() -> None:
-    a, b = (numeric.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))  # type: ignore[operator]
+    a, b = (numeric_gradients.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))  # type: ignore[operator]
     expected = discrepancy_of(a.double().numpy(), b.double().numpy())
     assert expected > 0.1
-    np.testing.assert_allclose(discrepancy(a, b, small.batch(0)), expected, rtol=1e-5)
-    assert discrepancy(a, a, small.batch(0)).abs() < 1e-6
+    np.testing.assert_allclose(discrepancy(a, b, small_task.batch(0)), expected, rtol=1e-5)
+    assert discrepancy(a, a, small_task.batch(0)).abs() < 1e-6
 
 
 def test_the_discrepancy_is_over_pairs_of_real_samples() -> None:
-    a, b = (numeric.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))  # type: ignore[operator]
+    a, b = (numeric_gradients.varied({"z": torch.zeros(6, D)}, seed)["z"] * 8 for seed in (1, 2))  # type: ignore[operator]
     real = torch.tensor([1.0, 1, 1, 1, 0, 0])
-    batch = small.padded(small.batch(0).x, small.batch(0).y, real)
+    batch = small_task.padded(small_task.batch(0).x, small_task.batch(0).y, real)
     expected = discrepancy_of(a[:4].double().numpy(), b[:4].double().numpy())
     np.testing.assert_allclose(discrepancy(a, b, batch), expected, rtol=1e-5)
 
 
 def test_body_head_and_gate_step_at_once_on_the_whole_loss() -> None:
-    task, batches, (client, down) = small.task(), [keyed(0), keyed(1, 3)], client_and_down(1)
-    state, up = FedCP(alignment_weight=0.7).client_update(task, client, down, small.data(batches, LR))
-    start = numeric.weights({**down["model"], "own": client["head"]})
+    task, batches, (client, down) = small_task.task(), [keyed(0), keyed(1, 3)], client_and_down(1)
+    state, up = FedCP(alignment_weight=0.7).client_update(task, client, down, small_task.data(batches, LR))
+    start = numeric_gradients.weights({**down["model"], "own": client["head"]})
     w, paths = dict(start), [path for path in start if not path.startswith("head")]
     view = unit(start["own/weight"].sum(0))  # of the head as the round begins
     for one in batches:
-        x, y = small.flat(one)
+        x, y = small_task.flat(one)
         u = uniform(one.key, (len(y), D)).double().numpy()  # type: ignore[arg-type]
         noise = np.stack([np.log(u), np.log(1 - u)])  # their difference is that of two Gumbel variables
 
-        def loss(w: numeric.Weights, x: np.ndarray = x, y: np.ndarray = y, noise: np.ndarray = noise) -> float:
-            z = numeric.features(w, x)
+        def loss(
+            w: numeric_gradients.Weights, x: np.ndarray = x, y: np.ndarray = y, noise: np.ndarray = noise
+        ) -> float:
+            z = numeric_gradients.features(w, x)
             share = gate_of(w, z * view, noise)
-            scores = numeric.logits(w, "own", share * z) + numeric.logits(start, "head", (1 - share) * z)
-            return numeric.cross_entropy(scores, y) + 0.7 * discrepancy_of(z, numeric.features(start, x))
+            scores = numeric_gradients.logits(w, "own", share * z) + numeric_gradients.logits(
+                start, "head", (1 - share) * z
+            )
+            return numeric_gradients.cross_entropy(scores, y) + 0.7 * discrepancy_of(
+                z, numeric_gradients.features(start, x)
+            )
 
-        w = numeric.descend(loss, w, paths, LR)
-    numeric.assert_near(state["head"], w, "own/")  # type: ignore[arg-type]
+        w = numeric_gradients.descend(loss, w, paths, LR)
+    numeric_gradients.assert_near(state["head"], w, "own/")  # type: ignore[arg-type]
     sent = {**w, **{f"head/{name}": (w[f"own/{name}"] + start[f"head/{name}"]) / 2 for name in ("weight", "bias")}}
-    numeric.assert_near(up["model"], sent)
+    numeric_gradients.assert_near(up["model"], sent)
     assert sorted(state) == ["head"] and sorted(up["model"]) == ["body", "gate", "head"]
 
 
 def test_the_context_is_that_of_the_personal_head_from_the_first_round_on() -> None:
     """The authors begin with random numbers."""
-    client = FedCP().init_client(small.task(), 0)
+    client = FedCP().init_client(small_task.task(), 0)
     rows = client["head"]["weight"].double().numpy()  # type: ignore[index]
     np.testing.assert_allclose(context(client["head"]), unit(rows.sum(0)), rtol=0, atol=1e-6)  # type: ignore[arg-type]
 
 
 def test_a_model_is_tested_without_noise() -> None:
     """A defect of public code: the Gumbel noise stays on, so that the accuracy is random."""
-    (client, down), x = client_and_down(1), small.batch(9).x
-    w = numeric.weights({**down["model"], "own": client["head"]})
-    z = numeric.features(w, x.flatten(1).double().numpy())
+    (client, down), x = client_and_down(1), small_task.batch(9).x
+    w = numeric_gradients.weights({**down["model"], "own": client["head"]})
+    z = numeric_gradients.features(w, x.flatten(1).double().numpy())
     share = gate_of(w, z * unit(w["own/weight"].sum(0)), np.zeros((2, 6, D)))
-    expected = numeric.logits(w, "own", share * z) + numeric.logits(w, "head", (1 - share) * z)
-    found = FedCP().predict(small.task(), client, down, x)
+    expected = numeric_gradients.logits(w, "own", share * z) + numeric_gradients.logits(w, "head", (1 - share) * z)
+    found = FedCP().predict(small_task.task(), client, down, x)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-    assert torch.equal(found, FedCP().predict(small.task(), client, down, x))
+    assert torch.equal(found, FedCP().predict(small_task.task(), client, down, x))
 
 
 def test_everyone_starts_from_the_same_gate_and_means_are_by_samples() -> None:
-    task = small.task()
+    task = small_task.task()
     server = FedCP().init_server(task)
-    assert alike.same(server, FedCP().init_server(task))
+    assert comparisons.same(server, FedCP().init_server(task))
     assert tree.at(server, "model/gate/linear/weight").shape == (2 * D, D)
     kind = FedCP().uplink(task)["model"]
     assert isinstance(kind, Mean) and kind.by == "samples" and tree.differences(kind.like, server["model"]) == []
@@ -142,28 +150,28 @@ def test_everyone_starts_from_the_same_gate_and_means_are_by_samples() -> None:
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_first(bn: str) -> None:
-    task = alike.with_batch_norm(bn=bn)
+    task = comparisons.with_batch_norm(bn=bn)
     client = FedCP().init_client(task, 0)
     down = FedCP().publish(task, FedCP().init_server(task), np.arange(4))
     before = tree.clone({**down, "client": client})
-    data = small.data([keyed(0)], LR)
+    data = small_task.data([keyed(0)], LR)
     found = [FedCP(alignment_weight=one).client_update(task, client, down, data) for one in (0.0, 5.0)]
     (state, up), (_, aligned) = found
     assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
     assert ("stats" in up["model"]) == (bn == "average")
-    assert alike.same({**down, "client": client}, before), "the fixed body changed what was received"
+    assert comparisons.same({**down, "client": client}, before), "the fixed body changed what was received"
     for path, leaf in tree.leaves(up["model"]):
         # Both bodies see the batch alike, so that the discrepancy and its gradient are zero but for rounding.
         torch.testing.assert_close(tree.at(aligned["model"], path), leaf, rtol=0, atol=1e-5)
 
 
 def test_padding_alone_and_padded_rows_change_nothing() -> None:
-    task, (client, down) = small.task(momentum=0.5, weight_decay=0.1).replace(batched=True), client_and_down(1)
+    task, (client, down) = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True), client_and_down(1)
     one = keyed(0)
 
     def update(client: tree.Tree, down: dict[str, tree.Tree], weight: torch.Tensor) -> Any:
-        batches = [dataclasses.replace(small.padded(one.x, one.y, each), key=one.key) for each in weight.unbind(0)]
-        return FedCP().client_update(task, client, down, alike.data_of({"train": batches}))
+        batches = [dataclasses.replace(small_task.padded(one.x, one.y, each), key=one.key) for each in weight.unbind(0)]
+        return FedCP().client_update(task, client, down, comparisons.data_of({"train": batches}))
 
     lane = tree.stack([{"client": client, "down": down}])
     real = torch.tensor([1.0, 1, 1, 1, 0, 0])
@@ -171,9 +179,9 @@ def test_padding_alone_and_padded_rows_change_nothing() -> None:
         torch.func.vmap(update)(lane["client"], lane["down"], weight.unsqueeze(0))
         for weight in (real.unsqueeze(0), torch.stack([real, torch.zeros(6)]))
     )
-    assert alike.same(once[0], twice[0]) and alike.same(once[1], twice[1])
+    assert comparisons.same(once[0], twice[0]) and comparisons.same(once[1], twice[1])
     alone = Batch(one.x[:4], one.y[:4], None, one.key)
-    expected = FedCP().client_update(task.replace(batched=False), client, down, alike.data_of({"train": [alone]}))
+    expected = FedCP().client_update(task.replace(batched=False), client, down, comparisons.data_of({"train": [alone]}))
     for found, wanted in zip(once, expected, strict=True):
         for path, leaf in tree.leaves(wanted):
             torch.testing.assert_close(tree.at(tree.row(found, 0), path), leaf, rtol=0, atol=1e-6)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-import harness
-import oracle
-import small
+import numpy_network
+import quick_run
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedfcd import FedFCD
@@ -22,12 +22,12 @@ from pflmpi.learning.training import Pass
 from pflmpi.store import run_folder
 
 BODY, HEAD = ("W1", "b1"), ("W2", "b2")
-FEATURES, CLASSES = small.FEATURES, small.CLASSES
+FEATURES, CLASSES = small_task.FEATURES, small_task.CLASSES
 
 
 def other_model(seed: int) -> tree.Tree:
     generator = torch.Generator().manual_seed(seed)
-    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small.task().init())
+    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small_task.task().init())
 
 
 def received(known: tuple[bool, ...] = (True, True, True)) -> dict[str, Any]:
@@ -36,104 +36,108 @@ def received(known: tuple[bool, ...] = (True, True, True)) -> dict[str, Any]:
 
 
 def data_of(passes: dict[str, list[Batch]], lr: float = 0.1) -> ClientData:
-    return dataclasses.replace(small.data([one for batches in passes.values() for one in batches], lr), passes=passes)
+    return dataclasses.replace(
+        small_task.data([one for batches in passes.values() for one in batches], lr), passes=passes
+    )
 
 
-def slopes(w: oracle.Weights, down: dict[str, Any], one: Batch, weight: float = 0.0) -> oracle.Weights:
+def slopes(w: numpy_network.Weights, down: dict[str, Any], one: Batch, weight: float = 0.0) -> numpy_network.Weights:
     """Gradients of CE(h_g(z) + h_i(z)) + weight * mean 1/d ||z - C_y||^2 over samples whose class has a mean."""
-    x, y = small.flat(one)
+    x, y = small_task.flat(one)
     mean, known = (down["class_means"][name].double().numpy() for name in ("mean", "known"))
-    z, _ = oracle.forward(w, x)
+    z, _ = numpy_network.forward(w, x)
     pull = weight * 2 * (z - mean[y]) / (FEATURES * len(y)) * known[y][:, None]
     head = {"W2": down["head"]["weight"].double().numpy(), "b2": down["head"]["bias"].double().numpy()}
     # A sum of logits is the logit of the summed heads, and has the same derivative by either.
-    return oracle.gradients({**w, **{name: w[name] + head[name] for name in HEAD}}, x, y, pull)
+    return numpy_network.gradients({**w, **{name: w[name] + head[name] for name in HEAD}}, x, y, pull)
 
 
-def descend(w: oracle.Weights, slope: oracle.Weights, names: tuple[str, ...], lr: float) -> oracle.Weights:
+def descend(
+    w: numpy_network.Weights, slope: numpy_network.Weights, names: tuple[str, ...], lr: float
+) -> numpy_network.Weights:
     return {name: w[name] - lr * slope[name] if name in names else w[name] for name in w}
 
 
 def test_body_and_head_take_turns_of_an_epoch_each() -> None:
-    task = small.task(epochs=2, lr=0.5)
+    task = small_task.task(epochs=2, lr=0.5)
     algorithm, down = FedFCD(align_weight=0.7, body_lr=0.2, head_lr=0.3), received()
     names = ["body/1", "head/1", "body/2", "head/2"]
     assert dict(algorithm.passes(task, 1)) == dict.fromkeys(names, Pass(epochs=1))
-    passes = {name: [small.batch(2 * i), small.batch(2 * i + 1)] for i, name in enumerate(names)}
+    passes = {name: [small_task.batch(2 * i), small_task.batch(2 * i + 1)] for i, name in enumerate(names)}
     state, _ = algorithm.client_update(task, {"model": other_model(1)}, down, data_of(passes))
 
-    w = small.to_numpy(other_model(1))
+    w = small_task.to_numpy(other_model(1))
     for name in names:
         for one in passes[name]:
             if name.startswith("body"):
                 w = descend(w, slopes(w, down, one, 0.7), BODY, 0.2)
             else:
                 w = descend(w, slopes(w, down, one), HEAD, 0.3)
-    small.assert_close(state["model"], w)
+    small_task.assert_close(state["model"], w)
 
 
 def test_body_and_head_take_turns_on_every_batch() -> None:
-    task, down, batches = small.task(), received(), [small.batch(0), small.batch(1)]
+    task, down, batches = small_task.task(), received(), [small_task.batch(0), small_task.batch(1)]
     algorithm = FedFCD(align_weight=0.7, body_lr=0.2, head_lr=0.3, alternation="batch")
     assert dict(algorithm.passes(task, 1)) == {"train": Pass()}
     state, _ = algorithm.client_update(task, {"model": other_model(1)}, down, data_of({"train": batches}))
-    w = small.to_numpy(other_model(1))
+    w = small_task.to_numpy(other_model(1))
     for one in batches:
         w = descend(w, slopes(w, down, one, 0.7), BODY, 0.2)
         w = descend(w, slopes(w, down, one), HEAD, 0.3)
-    small.assert_close(state["model"], w)
+    small_task.assert_close(state["model"], w)
 
 
 def test_without_hierarchy_body_and_head_step_together() -> None:
-    task, down, batches = small.task(lr=0.2), received(), [small.batch(0), small.batch(1)]
+    task, down, batches = small_task.task(lr=0.2), received(), [small_task.batch(0), small_task.batch(1)]
     algorithm = FedFCD(align_weight=0.7, variant="without_hierarchy")
     assert dict(algorithm.passes(task, 1)) == {"train": Pass()}
     state, _ = algorithm.client_update(task, {"model": other_model(1)}, down, data_of({"train": batches}))
-    w = small.to_numpy(other_model(1))
+    w = small_task.to_numpy(other_model(1))
     for one in batches:
         w = descend(w, slopes(w, down, one, 0.7), BODY + HEAD, 0.2)
-    small.assert_close(state["model"], w)
+    small_task.assert_close(state["model"], w)
 
 
 def test_without_fusion_the_personal_logits_train_and_predict_alone() -> None:
-    task, down, one = small.task(), received(), small.batch(0)
+    task, down, one = small_task.task(), received(), small_task.batch(0)
     algorithm = FedFCD(align_weight=0.7, variant="without_fusion")
     passes = {"body/1": [one], "head/1": [one]}
     state, _ = algorithm.client_update(task, {"model": other_model(1)}, down, data_of(passes))
     alone = {**down, "head": tree.map(torch.zeros_like, down["head"])}
-    w = small.to_numpy(other_model(1))
+    w = small_task.to_numpy(other_model(1))
     w = descend(w, slopes(w, alone, one, 0.7), BODY, 0.01)
-    small.assert_close(state["model"], descend(w, slopes(w, alone, one), HEAD, 0.01))
+    small_task.assert_close(state["model"], descend(w, slopes(w, alone, one), HEAD, 0.01))
     assert torch.equal(algorithm.predict(task, state, down, one.x), task.predict(state["model"], one.x))
 
 
 def test_samples_of_a_class_without_a_mean_are_not_aligned() -> None:
-    task, down, one = small.task(lr=0.2), received((False, True, False)), small.batch(0)
+    task, down, one = small_task.task(lr=0.2), received((False, True, False)), small_task.batch(0)
     assert set(one.y.tolist()) == {0, 1, 2}
     passes: dict[str, list[Batch]] = {"body/1": [one], "head/1": []}
     state, _ = FedFCD(align_weight=5).client_update(task, {"model": other_model(1)}, down, data_of(passes))
-    w = small.to_numpy(other_model(1))
-    small.assert_close(state["model"], descend(w, slopes(w, down, one, 5), BODY, 0.2))
+    w = small_task.to_numpy(other_model(1))
+    small_task.assert_close(state["model"], descend(w, slopes(w, down, one, 5), BODY, 0.2))
 
 
 def test_the_sum_of_both_heads_logits_predicts() -> None:
-    task, down, x = small.task(), received(), small.batch(3).x
-    w = small.to_numpy(other_model(1))
-    z, own = oracle.forward(w, x.flatten(1).double().numpy())
+    task, down, x = small_task.task(), received(), small_task.batch(3).x
+    w = small_task.to_numpy(other_model(1))
+    z, own = numpy_network.forward(w, x.flatten(1).double().numpy())
     theirs = z @ down["head"]["weight"].double().numpy().T + down["head"]["bias"].double().numpy()
     scores = FedFCD().predict(task, {"model": other_model(1)}, down, x)
     np.testing.assert_allclose(scores, own + theirs, atol=1e-6)
 
 
 def test_clients_upload_the_class_means_of_their_body_also_before_the_first_round() -> None:
-    task, down, batches = small.task(), received(), [small.batch(0), small.batch(1)]
+    task, down, batches = small_task.task(), received(), [small_task.batch(0), small_task.batch(1)]
     data = data_of({"body/1": batches, "head/1": batches})
     client: tree.Tree = {"model": other_model(1)}
     state, up = FedFCD(body_lr=0.3).client_update(task, client, down, data)
     before = FedFCD().introduce(task, client, dataclasses.replace(data, passes={}))
-    x, y = (np.concatenate(both) for both in zip(*(small.flat(one) for one in data.train), strict=True))
+    x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in data.train), strict=True))
     for message, model in ((up, state["model"]), (before, client["model"])):
-        z, _ = oracle.forward(small.to_numpy(model), x)
+        z, _ = numpy_network.forward(small_task.to_numpy(model), x)
         assert message["means"]["counts"].tolist() == np.bincount(y, minlength=CLASSES).tolist()
         for label in np.unique(y):
             np.testing.assert_allclose(message["means"]["means"][label], z[y == label].mean(0), atol=1e-6)
@@ -143,7 +147,7 @@ def test_clients_upload_the_class_means_of_their_body_also_before_the_first_roun
 def test_the_server_trains_its_head_on_the_pairs_and_combines_the_means(
     server_batch_size: int | None, pairs: int
 ) -> None:
-    task = small.task(batch_size=3)
+    task = small_task.task(batch_size=3)
     means = torch.from_numpy(np.random.default_rng(0).normal(size=(4, FEATURES))).float()
     labels, counts = torch.tensor([0, 2, 0, 2], dtype=torch.int32), torch.tensor([1, 4, 3, 4], dtype=torch.int32)
     up = {"means": {"labels": labels, "counts": counts, "means": means, "clients": torch.tensor([1, 1, 3, 3])}}
@@ -168,7 +172,7 @@ def test_the_server_trains_its_head_on_the_pairs_and_combines_the_means(
 
 def test_without_alignment_fusion_and_hierarchy_it_is_local() -> None:
     """A global head of zeros adds nothing to the decision."""
-    task, data = small.task(), small.data([small.batch(0), small.batch(1)], lr=0.01)
+    task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)], lr=0.01)
     down = received()
     down["head"] = tree.map(torch.zeros_like, down["head"])
     algorithm = FedFCD(align_weight=0, variant="without_hierarchy")
@@ -178,26 +182,26 @@ def test_without_alignment_fusion_and_hierarchy_it_is_local() -> None:
 
 
 def test_learning_rates_are_those_of_training_unless_given_and_decay_with_it() -> None:
-    task = small.task(lr=0.4, lr_decay=0.5)
+    task = small_task.task(lr=0.4, lr_decay=0.5)
     assert FedFCD().learning_rates(task, 3) == (0.1, 0.1)
     assert FedFCD(body_lr=0.8).learning_rates(task, 3) == (0.2, 0.1)
     assert FedFCD(head_lr=0.8).learning_rates(task, 3) == (0.1, 0.2)
-    one, down = small.batch(0), received()
+    one, down = small_task.batch(0), received()
     data = dataclasses.replace(data_of({"body/1": [one], "head/1": []}), round=3)
     state, _ = FedFCD(align_weight=0, body_lr=0.8).client_update(task, {"model": other_model(1)}, down, data)
-    w = small.to_numpy(other_model(1))
-    small.assert_close(state["model"], descend(w, slopes(w, down, one), BODY, 0.2))
+    w = small_task.to_numpy(other_model(1))
+    small_task.assert_close(state["model"], descend(w, slopes(w, down, one), BODY, 0.2))
 
 
 def test_with_steps_configured_a_round_has_one_turn_of_that_many_steps() -> None:
-    task = small.task(steps=7, epochs=3)
+    task = small_task.task(steps=7, epochs=3)
     assert dict(FedFCD().passes(task, 1)) == {"body/1": Pass(), "head/1": Pass()}
     assert task.training.num_steps(100, Pass()) == 7
-    assert dict(FedFCD().passes(small.task(epochs=0), 1)) == {}
+    assert dict(FedFCD().passes(small_task.task(epochs=0), 1)) == {}
 
 
 def test_two_learning_rates_in_one_step_are_refused() -> None:
-    task = small.task(lr=0.1)
+    task = small_task.task(lr=0.1)
     with pytest.raises(ConfigError, match=r"body_lr is 0\.1 and head_lr 0\.2; give both the same value"):
         FedFCD(variant="without_hierarchy", head_lr=0.2).check(task, 4)
     FedFCD(variant="without_hierarchy", body_lr=0.2, head_lr=0.2).check(task, 4)
@@ -205,14 +209,14 @@ def test_two_learning_rates_in_one_step_are_refused() -> None:
 
 
 def test_only_the_means_of_held_classes_come_down() -> None:
-    task = small.task()
+    task = small_task.task()
     down = sum(kind.client_bytes(2) for kind in FedFCD().downlink(task).values())
     assert down == 4 * CLASSES * (FEATURES + 1) + 2 * (4 * FEATURES + 1)
     assert FedFCD().uplink(task)["means"].client_bytes(2) == 2 * (4 * FEATURES + 8)
 
 
 def test_every_class_has_a_mean_and_the_global_head_has_learnt_before_the_first_round(tmp_path: Path) -> None:
-    harness.run(harness.settings(algorithm={"name": "fedfcd"}, training={"rounds": 1}), tmp_path / "run")
+    quick_run.run(quick_run.settings(algorithm={"name": "fedfcd"}, training={"rounds": 1}), tmp_path / "run")
     server = run_folder.read_server(tmp_path / "run", 0)
     assert server["known"].all() and (np.abs(server["means"]).max(1) > 0).all()
     initial = run_folder.read_clients(tmp_path / "run", 0, np.arange(7))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import alike
-import oracle
-import small
+import comparisons
+import numpy_network
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, shares_of, weigh
@@ -20,9 +20,9 @@ LR = 0.1
 
 
 def candidates(ids: list[int]) -> dict[str, tree.Tree]:
-    """A message with the models of the given clients, `alike.model(10 + id)`, and zeros for nobody."""
-    empty = tree.map(torch.zeros_like, alike.model(0))
-    models = tree.stack([empty if one == NOBODY else alike.model(10 + one) for one in ids])
+    """A message with the models of the given clients, `comparisons.model(10 + id)`, and zeros for nobody."""
+    empty = tree.map(torch.zeros_like, comparisons.model(0))
+    models = tree.stack([empty if one == NOBODY else comparisons.model(10 + one) for one in ids])
     return {"candidates": {"models": models, "clients": torch.tensor(ids)}}
 
 
@@ -32,9 +32,9 @@ def flat(model: tree.Tree) -> np.ndarray:
 
 def loss_of(model: tree.Tree, batches: list[Any]) -> float:
     """The mean over all samples of all minibatches."""
-    x, y = (np.concatenate(both) for both in zip(*(small.flat(one) for one in batches), strict=True))
-    _, scores = oracle.forward(small.to_numpy(model), x)
-    return float(-np.log(oracle.softmax(scores)[np.arange(len(y)), y]).mean())
+    x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in batches), strict=True))
+    _, scores = numpy_network.forward(small_task.to_numpy(model), x)
+    return float(-np.log(numpy_network.softmax(scores)[np.arange(len(y)), y]).mean())
 
 
 def weight_of(before: tree.Tree, candidate: tree.Tree, batches: list[Any]) -> float:
@@ -43,15 +43,15 @@ def weight_of(before: tree.Tree, candidate: tree.Tree, batches: list[Any]) -> fl
 
 
 def test_losses_are_means_over_samples_of_uneven_and_padded_minibatches() -> None:
-    batches, models = [small.batch(0), small.batch(1, 2)], [alike.model(1), alike.model(2)]
+    batches, models = [small_task.batch(0), small_task.batch(1, 2)], [comparisons.model(1), comparisons.model(2)]
     expected = [loss_of(one, batches) for one in models]
-    np.testing.assert_allclose(mean_losses(small.task(), models, batches), expected, rtol=1e-6)
-    wide = small.batch(1, 6)
-    first = small.padded(small.batch(0).x, small.batch(0).y, torch.ones(6))
-    padded = [first, small.padded(wide.x, wide.y, torch.tensor([1.0, 1, 0, 0, 0, 0]))]
-    cut = [small.batch(0), small.Batch(wide.x[:2], wide.y[:2])]
+    np.testing.assert_allclose(mean_losses(small_task.task(), models, batches), expected, rtol=1e-6)
+    wide = small_task.batch(1, 6)
+    first = small_task.padded(small_task.batch(0).x, small_task.batch(0).y, torch.ones(6))
+    padded = [first, small_task.padded(wide.x, wide.y, torch.tensor([1.0, 1, 0, 0, 0, 0]))]
+    cut = [small_task.batch(0), small_task.Batch(wide.x[:2], wide.y[:2])]
     expected = [loss_of(one, cut) for one in models]
-    np.testing.assert_allclose(mean_losses(small.task(), models, padded), expected, rtol=1e-6)
+    np.testing.assert_allclose(mean_losses(small_task.task(), models, padded), expected, rtol=1e-6)
 
 
 def test_a_weight_is_the_gain_over_the_distance() -> None:
@@ -68,16 +68,16 @@ def test_models_are_mixed_with_the_positive_weights() -> None:
     np.testing.assert_allclose(mix(models, shares)["w"], [0.25 * 1 + 0.75 * 10])  # type: ignore[arg-type]
     assert shares_of(torch.tensor([-1.0, 0.0, 0.3])).tolist() == [0, 0, 1], "one weight alone is all of it"
     assert shares_of(torch.tensor([-1.0, 0.0, -0.3])).tolist() == [1, 0, 0], "no positive weight: the own model"
-    assert alike.same(mix(models, torch.tensor([0.0, 0, 1])), models[2])
+    assert comparisons.same(mix(models, torch.tensor([0.0, 0, 1])), models[2])
 
 
 def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
-    algorithm, held_out = FedFomo(received_models=3), [small.batch(5), small.batch(6, 2)]
-    own, before, down = alike.model(1), alike.model(2), candidates([4, NOBODY, 0])
-    data = alike.data_of({"train": [small.batch(0), small.batch(1)], "held_out": held_out}, LR)
-    state, up = algorithm.client_update(small.task(), {"model": own, "before": before}, down, data)
+    algorithm, held_out = FedFomo(received_models=3), [small_task.batch(5), small_task.batch(6, 2)]
+    own, before, down = comparisons.model(1), comparisons.model(2), candidates([4, NOBODY, 0])
+    data = comparisons.data_of({"train": [small_task.batch(0), small_task.batch(1)], "held_out": held_out}, LR)
+    state, up = algorithm.client_update(small_task.task(), {"model": own, "before": before}, down, data)
 
-    models = [own, alike.model(14), alike.model(10)]
+    models = [own, comparisons.model(14), comparisons.model(10)]
     weights = np.array([weight_of(before, one, held_out) for one in models])
     assert (weights > 0).sum() == 2 and (weights[1:] < 0).any(), "numbers chosen so that one is left out"
     np.testing.assert_allclose(up["weights"]["weights"], [weights[1], 0, weights[2]], rtol=1e-4)
@@ -85,36 +85,39 @@ def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
     of_all = [*shares[:2], 0, shares[2]]
     np.testing.assert_allclose(state["mix"]["shares"], of_all, rtol=1e-4)  # type: ignore[index, arg-type]
     assert state["mix"]["clients"].tolist() == [4, NOBODY, 0]  # type: ignore[index, union-attr]
-    w = small.to_numpy(tree.map(lambda *rows: sum(s * row for s, row in zip(shares, rows, strict=True)), *models))
-    small.assert_close(state["before"], w)  # type: ignore[arg-type]
+    w = small_task.to_numpy(tree.map(lambda *rows: sum(s * row for s, row in zip(shares, rows, strict=True)), *models))
+    small_task.assert_close(state["before"], w)  # type: ignore[arg-type]
     for one in data.passes["train"]:
-        slopes = oracle.gradients(w, *small.flat(one))
+        slopes = numpy_network.gradients(w, *small_task.flat(one))
         w = {name: w[name] - LR * slopes[name] for name in w}
-    small.assert_close(state["model"], w)  # type: ignore[arg-type]
-    assert alike.same(up["model"], state["model"])  # type: ignore[arg-type]
+    small_task.assert_close(state["model"], w)  # type: ignore[arg-type]
+    assert comparisons.same(up["model"], state["model"])  # type: ignore[arg-type]
 
 
 def test_lanes_keep_what_each_of_them_mixed() -> None:
-    algorithm, task = FedFomo(received_models=2), small.task().replace(batched=True)
-    clients = [algorithm.init_client(task, one) | {"before": alike.model(2 + one)} for one in (0, 1)]
+    algorithm, task = FedFomo(received_models=2), small_task.task().replace(batched=True)
+    clients = [algorithm.init_client(task, one) | {"before": comparisons.model(2 + one)} for one in (0, 1)]
     downs = [candidates([3, NOBODY]), candidates([1, 2])]
-    batches = {"train": small.batch(0), "held_out": small.batch(5)}
-    padded = {name: [small.padded(one.x, one.y, torch.ones(6))] for name, one in batches.items()}
-    alone, data = alike.data_of({name: [one] for name, one in batches.items()}, LR), alike.data_of(padded, LR)
+    batches = {"train": small_task.batch(0), "held_out": small_task.batch(5)}
+    padded = {name: [small_task.padded(one.x, one.y, torch.ones(6))] for name, one in batches.items()}
+    alone, data = (
+        comparisons.data_of({name: [one] for name, one in batches.items()}, LR),
+        comparisons.data_of(padded, LR),
+    )
 
     def update(client: tree.Tree, down: dict[str, tree.Tree]) -> Any:
         return algorithm.client_update(task, client, down, data)[0]["mix"]
 
     together: Any = torch.func.vmap(update)(tree.stack(clients), tree.stack(downs))  # type: ignore[arg-type]
     for lane, (client, down) in enumerate(zip(clients, downs, strict=True)):
-        mine: Any = algorithm.client_update(small.task(), client, down, alone)[0]["mix"]
+        mine: Any = algorithm.client_update(small_task.task(), client, down, alone)[0]["mix"]
         np.testing.assert_allclose(together["shares"][lane], mine["shares"], rtol=1e-4)
         assert together["clients"][lane].tolist() == mine["clients"].tolist()
     assert together["shares"][0].tolist() != together["shares"][1].tolist()
 
 
 def test_held_out_samples_are_not_trained_on() -> None:
-    passes = FedFomo(held_out=0.3).passes(small.task(), 2)
+    passes = FedFomo(held_out=0.3).passes(small_task.task(), 2)
     assert passes == {
         "train": Pass(held_out=0.3, side="rest"),
         "held_out": Pass(epochs=1, held_out=0.3, side="held_out"),
@@ -123,18 +126,18 @@ def test_held_out_samples_are_not_trained_on() -> None:
 
 def test_in_the_first_round_nobody_is_a_candidate_and_the_client_trains_alone() -> None:
     """A defect of public code: copies of initial models are candidates."""
-    task, algorithm = small.task(), FedFomo(received_models=2)
+    task, algorithm = small_task.task(), FedFomo(received_models=2)
     client, down = (
         algorithm.init_client(task, 1),
         algorithm.publish(task, algorithm.init_server(task), np.array([1, 3])),
     )
     assert down["candidates"]["clients"].tolist() == [[NOBODY] * 2] * 2  # type: ignore[union-attr]
     mine = tree.row(down, 0)
-    data = alike.data_of({"train": [small.batch(0)], "held_out": [small.batch(5)]}, LR)
+    data = comparisons.data_of({"train": [small_task.batch(0)], "held_out": [small_task.batch(5)]}, LR)
     state, up = algorithm.client_update(task, client, mine, data)  # type: ignore[arg-type]
-    assert alike.same(state["before"], client["model"])  # type: ignore[arg-type]
+    assert comparisons.same(state["before"], client["model"])  # type: ignore[arg-type]
     assert up["weights"]["weights"].tolist() == [0, 0]  # type: ignore[union-attr]
-    assert alike.same(state["mix"], client["mix"]), "all of its own, also before"  # type: ignore[arg-type]
+    assert comparisons.same(state["mix"], client["mix"]), "all of its own, also before"  # type: ignore[arg-type]
     assert state["mix"]["shares"].tolist() == [1, 0, 0]  # type: ignore[index, union-attr]
     assert state["mix"]["clients"].tolist() == [NOBODY, NOBODY]  # type: ignore[index, union-attr]
 
@@ -161,27 +164,27 @@ def test_equal_affinities_are_chosen_with_equal_chances_and_epsilon_explores() -
 
 
 def test_the_server_keeps_the_last_models_and_adds_raw_weights_to_those_sent() -> None:
-    task, algorithm = small.task(clients=4), FedFomo(received_models=2, exploration=0.0)
+    task, algorithm = small_task.task(clients=4), FedFomo(received_models=2, exploration=0.0)
     server = algorithm.init_server(task) | {
         "affinity": torch.tensor([[0.0, 1, 0, 0], [0, 0, 0, 2], [0, 0, 0, 0], [0, 0, 0, 0]]),
         "chosen": torch.tensor([[1, NOBODY], [3, 0], [0, 1], [1, 0]]),
         "trained": torch.tensor([True, True, False, True]),
     }
     up = {
-        "model": tree.stack([alike.model(1), alike.model(2)]),
+        "model": tree.stack([comparisons.model(1), comparisons.model(2)]),
         "weights": {"weights": torch.tensor([[0.5, -3.0], [-0.25, 0.75]])},
     }
     new = algorithm.server_update(task, server, up, Round(4, np.array([1, 2]), 0))
     assert new["affinity"].tolist() == [[0, 1, 0, 0], [-3, 0, 0, 2.5], [-0.25, 0.75, 0, 0], [0, 0, 0, 0]]  # type: ignore[union-attr]
     assert new["trained"].tolist() == [True, True, True, True]  # type: ignore[union-attr]
-    for client, model in ((1, alike.model(1)), (2, alike.model(2))):
-        assert alike.same(tree.row(tree.part(new, "models"), client), model)
+    for client, model in ((1, comparisons.model(1)), (2, comparisons.model(2))):
+        assert comparisons.same(tree.row(tree.part(new, "models"), client), model)
     assert not any(leaf[[0, 3]].any() for _, leaf in tree.leaves(tree.part(new, "models"))), "absent: as before"
     assert new["chosen"][1].tolist() == [3, 2] and new["chosen"][2].tolist() == [1, 3]  # type: ignore[index]
 
     down = algorithm.publish(task, new, np.array([2, 1]))["candidates"]
     assert down["clients"].tolist() == [[1, 3], [3, 2]]  # type: ignore[union-attr]
-    assert alike.same(tree.row(tree.row(tree.part(down, "models"), 1), 1), alike.model(2))
+    assert comparisons.same(tree.row(tree.row(tree.part(down, "models"), 1), 1), comparisons.model(2))
     nobody = algorithm.publish(task, new, np.empty(0, np.int64))["candidates"]
     assert nobody["clients"].shape == (0, 2)  # type: ignore[union-attr]
 
@@ -195,15 +198,15 @@ def test_exploration_falls_round_by_round(round: int, epsilon: float, monkeypatc
         return np.zeros((4, count), np.int64)
 
     monkeypatch.setattr("pflmpi.algorithms.fedfomo.choose", record)
-    algorithm, task = FedFomo(received_models=1), small.task()
-    up = {"model": tree.stack([alike.model(1)]), "weights": {"weights": torch.zeros(1, 1)}}
+    algorithm, task = FedFomo(received_models=1), small_task.task()
+    up = {"model": tree.stack([comparisons.model(1)]), "weights": {"weights": torch.zeros(1, 1)}}
     algorithm.server_update(task, algorithm.init_server(task), up, Round(round, np.array([0]), 0))
     np.testing.assert_allclose(seen, [epsilon], atol=1e-12)
 
 
 def test_bytes_are_those_of_all_models_that_can_be_sent() -> None:
-    task, algorithm = small.task(), FedFomo(received_models=3)
-    numbers = 4 * small.FEATURES + small.FEATURES + small.CLASSES * (small.FEATURES + 1)
+    task, algorithm = small_task.task(), FedFomo(received_models=3)
+    numbers = 4 * small_task.FEATURES + small_task.FEATURES + small_task.CLASSES * (small_task.FEATURES + 1)
     assert algorithm.downlink(task)["candidates"].client_bytes(2) == 3 * (4 * numbers + 8)
     assert sum(kind.client_bytes(2) for kind in algorithm.uplink(task).values()) == 4 * numbers + 4 * 3
 
@@ -211,23 +214,23 @@ def test_bytes_are_those_of_all_models_that_can_be_sent() -> None:
 @pytest.mark.parametrize("models, training, says", [(4, {}, "has 3 others"), (3, {"drop_last": True}, "drop_last")])
 def test_what_cannot_work_is_refused(models: int, training: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        FedFomo(received_models=models).check(small.task(**training), 2)
-    FedFomo(received_models=3).check(small.task(), 2)
+        FedFomo(received_models=models).check(small_task.task(**training), 2)
+    FedFomo(received_models=3).check(small_task.task(), 2)
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_are_mixed_or_stay(bn: str) -> None:
-    task, algorithm = alike.with_batch_norm(bn=bn), FedFomo(received_models=1)
+    task, algorithm = comparisons.with_batch_norm(bn=bn), FedFomo(received_models=1)
     client = algorithm.init_client(task, 0)
     assert ("stats" in client["before"]) == (bn == "average") and "stats" in client["model"]
     server = algorithm.init_server(task) | {"chosen": torch.tensor([[1]] * 4)}
     down: Any = tree.row(algorithm.publish(task, server, np.array([0])), 0)  # type: ignore[arg-type]
-    data = alike.data_of({"train": [small.batch(0)], "held_out": [small.batch(5)]}, LR)
+    data = comparisons.data_of({"train": [small_task.batch(0)], "held_out": [small_task.batch(5)]}, LR)
     state, up = algorithm.client_update(task, client, down, data)
     assert tree.differences(state, client) == [] and ("stats" in up["model"]) == (bn == "average")
 
 
 def test_padding_alone_changes_nothing() -> None:
-    alone = FedFomo(received_models=2).init_client(small.task(), 0)["mix"]
-    client = {"model": alike.model(1), "before": alike.model(2), "mix": alone}
-    alike.check_padding(FedFomo(received_models=2), client, candidates([3, NOBODY]), ("held_out", "train"))
+    alone = FedFomo(received_models=2).init_client(small_task.task(), 0)["mix"]
+    client = {"model": comparisons.model(1), "before": comparisons.model(2), "mix": alone}
+    comparisons.check_padding(FedFomo(received_models=2), client, candidates([3, NOBODY]), ("held_out", "train"))

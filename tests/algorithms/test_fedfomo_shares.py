@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from pflmpi.analysis.plots import Matrices
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.series import diagnostics
@@ -13,12 +13,12 @@ from pflmpi.analysis.series import diagnostics
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of three rounds with all its checkpoints, in which others' models are worth something."""
     folder = tmp_path_factory.mktemp("shares") / "run"
-    settings = harness.settings(
+    settings = quick_run.settings(
         algorithm={"name": "fedfomo", "received_models": 2},
         training={"participation": 0.7, "lr": 0.5},
         checkpoint={"keep": 0},
     )
-    harness.run(settings, folder)
+    quick_run.run(settings, folder)
     return open_run(folder)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import harness
-import oracle
-import small
+import numpy_network
+import quick_run
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fedgh import FedGH
@@ -19,7 +19,7 @@ LR = 0.1
 
 def other_model(seed: int) -> tree.Tree:
     generator = torch.Generator().manual_seed(seed)
-    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small.task().init())
+    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small_task.task().init())
 
 
 def same(a: tree.Tree, b: tree.Tree) -> bool:
@@ -33,32 +33,32 @@ def uploaded(data_seed: int) -> dict:
     return {
         "means": {
             "labels": torch.tensor(labels, dtype=torch.int32),
-            "means": torch.from_numpy(rng.normal(size=(len(labels), small.FEATURES))).float(),
+            "means": torch.from_numpy(rng.normal(size=(len(labels), small_task.FEATURES))).float(),
             "clients": torch.tensor([0, 0, 0, 3, 3]),
         }
     }
 
 
 def test_a_client_trains_body_and_received_head_and_keeps_the_body_alone() -> None:
-    task, batches = small.task(), [small.batch(0), small.batch(1)]
+    task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
     client, head = {"body": other_model(1)["body"]}, other_model(2)["head"]
-    state, up = FedGH().client_update(task, client, {"head": head}, small.data(batches))
-    w = small.to_numpy({**client, "head": head})
+    state, up = FedGH().client_update(task, client, {"head": head}, small_task.data(batches))
+    w = small_task.to_numpy({**client, "head": head})
     for one in batches:  # the second step's body gradient goes through a head that the first has moved
-        slopes = oracle.gradients(w, *small.flat(one))
+        slopes = numpy_network.gradients(w, *small_task.flat(one))
         w = {name: w[name] - LR * slopes[name] for name in w}
     assert list(state) == ["body"]
-    small.assert_close({**state, "head": head}, {**w, "W2": head["weight"].numpy(), "b2": head["bias"].numpy()})
+    small_task.assert_close({**state, "head": head}, {**w, "W2": head["weight"].numpy(), "b2": head["bias"].numpy()})
 
-    x, y = (np.concatenate(both) for both in zip(*(small.flat(one) for one in batches), strict=True))
-    z, _ = oracle.forward(w, x)
+    x, y = (np.concatenate(both) for both in zip(*(small_task.flat(one) for one in batches), strict=True))
+    z, _ = numpy_network.forward(w, x)
     for label in np.unique(y):
         np.testing.assert_allclose(up["means"]["means"][label], z[y == label].mean(0), atol=1e-6)
 
 
 @pytest.mark.parametrize("server_batch_size, pairs", [(1, 1), (2, 2), (None, 4)])
 def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batch_size: int | None, pairs: int) -> None:
-    task = small.task(batch_size=4)
+    task = small_task.task(batch_size=4)
     algorithm = FedGH(global_head_lr=0.3, server_batch_size=server_batch_size, server_epochs=2)
     server, up, round = {"head": other_model(2)["head"]}, uploaded(0), Round(5, np.array([0, 3]), 9)
     found = algorithm.server_update(task, server, up, round)["head"]
@@ -68,7 +68,7 @@ def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batc
     rng = round.stream("server head")
     for order in (rng.permutation(5), rng.permutation(5)):
         for chosen in np.split(order, range(pairs, 5, pairs)):
-            error = oracle.softmax(means[chosen] @ weight.T + bias)
+            error = numpy_network.softmax(means[chosen] @ weight.T + bias)
             error[np.arange(len(chosen)), labels[chosen]] -= 1
             weight, bias = weight - 0.3 * error.T @ means[chosen] / len(chosen), bias - 0.3 * error.mean(0)
     np.testing.assert_allclose(found["weight"], weight, rtol=0, atol=1e-6)
@@ -76,14 +76,14 @@ def test_the_server_takes_a_step_on_every_pair_or_minibatch_of_pairs(server_batc
 
 
 def test_the_fresh_global_head_predicts_on_the_clients_own_body() -> None:
-    task, x = small.task(), small.batch(3).x
+    task, x = small_task.task(), small_task.batch(3).x
     client, head = {"body": other_model(1)["body"]}, other_model(2)["head"]
-    _, expected = oracle.forward(small.to_numpy({**client, "head": head}), x.flatten(1).double().numpy())
+    _, expected = numpy_network.forward(small_task.to_numpy({**client, "head": head}), x.flatten(1).double().numpy())
     np.testing.assert_allclose(FedGH().predict(task, client, {"head": head}, x), expected, atol=1e-6)
 
 
 def test_the_first_round_trains_the_body_as_local_training_does() -> None:
-    task, data = small.task(), small.data([small.batch(0), small.batch(1)])
+    task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     algorithm = FedGH()
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
     mine, _ = algorithm.client_update(task, algorithm.init_client(task, 2), down, data)
@@ -93,17 +93,17 @@ def test_the_first_round_trains_the_body_as_local_training_does() -> None:
 
 def test_client_0_does_not_move_the_servers_head_by_its_training() -> None:
     """A defect of public code: the server's head is the same object as client 0's."""
-    task, algorithm = small.task(), FedGH()
+    task, algorithm = small_task.task(), FedGH()
     server = algorithm.init_server(task)
     client, down = algorithm.init_client(task, 0), algorithm.publish(task, server, np.arange(4))
-    algorithm.client_update(task, client, down, small.data([small.batch(0)]))
+    algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
     assert same(server, algorithm.init_server(task)), "training changed the server's head"
     assert same(algorithm.publish(task, server, np.arange(4))["head"], task.init()["head"])
 
 
 def test_the_global_head_learns_the_uploaded_means() -> None:
     """A defect of public code: the server's optimiser holds other parameters, so the head stays as it was drawn."""
-    task, algorithm, up = small.task(), FedGH(global_head_lr=0.5, server_epochs=100), uploaded(1)
+    task, algorithm, up = small_task.task(), FedGH(global_head_lr=0.5, server_epochs=100), uploaded(1)
     server = algorithm.init_server(task)
     new = algorithm.server_update(task, server, up, Round(1, np.array([0, 3]), 0))
     labels = up["means"]["labels"].long()
@@ -115,15 +115,15 @@ def test_the_global_head_learns_the_uploaded_means() -> None:
 
 
 def test_what_travels_is_counted_as_in_the_paper() -> None:
-    task, algorithm = small.task(), FedGH()
-    assert algorithm.uplink(task)["means"].client_bytes(2) == 2 * (4 * small.FEATURES + 4)
-    assert algorithm.downlink(task)["head"].client_bytes(2) == 4 * small.CLASSES * (small.FEATURES + 1)
+    task, algorithm = small_task.task(), FedGH()
+    assert algorithm.uplink(task)["means"].client_bytes(2) == 2 * (4 * small_task.FEATURES + 4)
+    assert algorithm.downlink(task)["head"].client_bytes(2) == 4 * small_task.CLASSES * (small_task.FEATURES + 1)
 
 
 def test_clients_may_have_unlike_bodies_of_one_width(tmp_path: Path) -> None:
-    raw = harness.settings(
+    raw = quick_run.settings(
         data={"name": "digits", "limit": 200},
         algorithm={"name": "fedgh"},
         model=[{"name": "protocnn", "channels": channels, "kernel": 3, "padding": 1} for channels in (3, 4)],
     )
-    assert harness.run(raw, tmp_path / "1") == harness.run(raw, tmp_path / "2", 2)
+    assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-import normed
-import oracle
-import small
+import normed_model
+import numpy_network
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedrep import FedRep
@@ -18,7 +18,7 @@ LR = 0.1
 
 
 def data(head: list[Batch], body: list[Batch]) -> ClientData:
-    return ClientData({"head": head, "body": body}, body, torch.full((small.CLASSES,), 4.0), LR, 1)
+    return ClientData({"head": head, "body": body}, body, torch.full((small_task.CLASSES,), 4.0), LR, 1)
 
 
 def start(task: Task) -> tuple[tree.Tree, tree.Tree]:
@@ -32,36 +32,36 @@ def same(a: tree.Tree, b: tree.Tree) -> bool:
 
 
 def test_all_head_steps_come_before_all_body_steps_and_each_has_its_own_momentum() -> None:
-    task = small.task(momentum=0.5)
+    task = small_task.task(momentum=0.5)
     client, body = start(task)
-    head_pass, body_pass = [small.batch(seed) for seed in (0, 1, 2)], [small.batch(seed) for seed in (3, 4)]
+    head_pass, body_pass = [small_task.batch(seed) for seed in (0, 1, 2)], [small_task.batch(seed) for seed in (3, 4)]
     state, up = FedRep().client_update(task, client, {"body": body}, data(head_pass, body_pass))
 
-    w = small.to_numpy({**body, **client})
+    w = small_task.to_numpy({**body, **client})
     for names, batches in ((("W2", "b2"), head_pass), (("W1", "b1"), body_pass)):
         velocity = {name: np.zeros_like(w[name]) for name in names}
         for one in batches:
-            slopes = oracle.gradients(w, *small.flat(one))
+            slopes = numpy_network.gradients(w, *small_task.flat(one))
             for name in names:
                 velocity[name] = 0.5 * velocity[name] + slopes[name]
                 w[name] = w[name] - LR * velocity[name]
-    small.assert_close({**up["body"], **state}, w)
+    small_task.assert_close({**up["body"], **state}, w)
     assert list(state) == ["head"] and list(up) == ["body"] and list(up["body"]) == ["body"], "the head never travels"
 
 
 def test_the_body_is_fixed_while_the_head_is_trained() -> None:
-    task = small.task(weight_decay=0.1)
+    task = small_task.task(weight_decay=0.1)
     client, body = start(task)
-    state, up = FedRep().client_update(task, client, {"body": body}, data([small.batch(0)], []))
+    state, up = FedRep().client_update(task, client, {"body": body}, data([small_task.batch(0)], []))
     assert same(up["body"], body) and not same(state, client)
 
 
 def test_without_head_epochs_the_head_never_moves() -> None:
-    task = small.task(weight_decay=0.1)
+    task = small_task.task(weight_decay=0.1)
     algorithm = FedRep(head_epochs=0)
     assert task.training.num_steps(40, algorithm.passes(task, 1)["head"]) == 0
     client, body = start(task)
-    state, up = algorithm.client_update(task, client, {"body": body}, data([], [small.batch(0)]))
+    state, up = algorithm.client_update(task, client, {"body": body}, data([], [small_task.batch(0)]))
     assert same(state, client) and not same(up["body"], body)
 
 
@@ -69,7 +69,7 @@ def test_without_head_epochs_the_head_never_moves() -> None:
 def test_head_epochs_are_its_own_and_the_body_has_the_configured_length(
     training: dict[str, int], body_steps: int
 ) -> None:
-    task = small.task(batch_size=10, **training)
+    task = small_task.task(batch_size=10, **training)
     passes = FedRep().passes(task, 1)
     assert list(passes) == ["head", "body"]
     assert task.training.num_steps(40, passes["head"]) == 10 * 4
@@ -78,18 +78,18 @@ def test_head_epochs_are_its_own_and_the_body_has_the_configured_length(
 
 def test_bodies_are_averaged_plainly_unless_asked_otherwise() -> None:
     for algorithm, expected in ((FedRep(), "clients"), (FedRep(weighting="samples"), "samples")):
-        kind = algorithm.uplink(small.task())["body"]
+        kind = algorithm.uplink(small_task.task())["body"]
         assert isinstance(kind, Mean) and kind.by == expected
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_head_epochs_use_batch_norm_statistics_and_do_not_change_them(bn: str) -> None:
-    task, one = normed.task(bn=bn), small.batch(0)
+    task, one = normed_model.task(bn=bn), small_task.batch(0)
     client, body = start(task)
     before = {**body, **client}
     z = task.features(before, one.x).double().numpy()  # in evaluation mode
-    w = small.to_numpy(before)
-    error = oracle.softmax(z @ w["W2"].T + w["b2"])
+    w = small_task.to_numpy(before)
+    error = numpy_network.softmax(z @ w["W2"].T + w["b2"])
     error[np.arange(len(z)), one.y.numpy()] -= 1
 
     state, up = FedRep().client_update(task, client, {"body": body}, data([one], []))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import alike
-import numeric
-import small
+import comparisons
+import numeric_gradients
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedrod import FedRoD
@@ -21,61 +21,69 @@ GENERIC = ("body/fc1/weight", "body/fc1/bias", "head/weight", "head/bias")
 
 
 def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
-    return {"personal": alike.model(seed)["head"]}, {"model": alike.model(seed + 1)}
+    return {"personal": comparisons.model(seed)["head"]}, {"model": comparisons.model(seed + 1)}
 
 
 def of_classes(labels: list[int]) -> ClientData:
     """One minibatch with these labels."""
-    return small.data([Batch(small.batch(0, len(labels)).x, torch.tensor(labels))], LR)
+    return small_task.data([Batch(small_task.batch(0, len(labels)).x, torch.tensor(labels))], LR)
 
 
 def test_balanced_and_personal_risk_take_one_step_each_from_the_same_point() -> None:
-    task, (client, down) = small.task(), client_and_down(1)
-    data = small.data([small.batch(0), small.batch(1, 3)], LR)
+    task, (client, down) = small_task.task(), client_and_down(1)
+    data = small_task.data([small_task.batch(0), small_task.batch(1, 3)], LR)
     state, up = FedRoD().client_update(task, client, down, data)
-    w = numeric.weights({**down["model"], **client})
+    w = numeric_gradients.weights({**down["model"], **client})
     prior = np.log(data.class_counts.numpy())
-    assert len(set(prior)) == small.CLASSES, "the counts differ, and the last minibatch is in them"
+    assert len(set(prior)) == small_task.CLASSES, "the counts differ, and the last minibatch is in them"
     for one in data.passes["train"]:
-        x, y = small.flat(one)
-        z = numeric.features(w, x)
-        generic = numeric.logits(w, "head", z)
-        balanced = numeric.descend(
-            lambda w, x=x, y=y: numeric.cross_entropy(numeric.logits(w, "head", numeric.features(w, x)) + prior, y),
+        x, y = small_task.flat(one)
+        z = numeric_gradients.features(w, x)
+        generic = numeric_gradients.logits(w, "head", z)
+        balanced = numeric_gradients.descend(
+            lambda w, x=x, y=y: numeric_gradients.cross_entropy(
+                numeric_gradients.logits(w, "head", numeric_gradients.features(w, x)) + prior, y
+            ),
             w,
             GENERIC,
             LR,
         )
-        personal = numeric.descend(
-            lambda w, y=y, z=z, g=generic: numeric.cross_entropy(g + numeric.logits(w, "personal", z), y),
+        personal = numeric_gradients.descend(
+            lambda w, y=y, z=z, g=generic: numeric_gradients.cross_entropy(
+                g + numeric_gradients.logits(w, "personal", z), y
+            ),
             w,
             ("personal/weight", "personal/bias"),
             LR,
         )
         w = {path: personal[path] if path.startswith("personal") else balanced[path] for path in w}
-    numeric.assert_near(state, w)
-    numeric.assert_near(up["model"], w)
+    numeric_gradients.assert_near(state, w)
+    numeric_gradients.assert_near(up["model"], w)
     assert sorted(state) == ["personal"] and sorted(up["model"]) == ["body", "head"]
 
 
 def test_the_personal_risk_does_not_reach_the_generic_model() -> None:
     """A defect of public code: one summed loss lets its gradient into the body."""
-    task, (client, down), data = small.task(), client_and_down(1), small.data([small.batch(0), small.batch(1)], LR)
-    other = {"personal": alike.model(7)["head"]}
+    task, (client, down), data = (
+        small_task.task(),
+        client_and_down(1),
+        small_task.data([small_task.batch(0), small_task.batch(1)], LR),
+    )
+    other = {"personal": comparisons.model(7)["head"]}
     (mine, up), (theirs, other_up) = (FedRoD().client_update(task, one, down, data) for one in (client, other))
-    assert alike.same(up["model"], other_up["model"]) and not alike.same(mine, theirs)
+    assert comparisons.same(up["model"], other_up["model"]) and not comparisons.same(mine, theirs)
 
 
 def test_a_class_without_samples_is_trained_as_if_it_were_not_there() -> None:
-    task, (client, down), data = small.task(), client_and_down(3), of_classes([0, 0, 2, 0])
+    task, (client, down), data = small_task.task(), client_and_down(3), of_classes([0, 0, 2, 0])
     _, up = FedRoD().client_update(task, client, down, data)
-    w, (x, y) = numeric.weights(down["model"]), small.flat(next(iter(data.passes["train"])))
+    w, (x, y) = numeric_gradients.weights(down["model"]), small_task.flat(next(iter(data.passes["train"])))
 
-    def two_classes(w: numeric.Weights) -> float:
-        scores = numeric.logits(w, "head", numeric.features(w, x))[:, [0, 2]] + np.log([3, 1])
-        return numeric.cross_entropy(scores, y // 2)
+    def two_classes(w: numeric_gradients.Weights) -> float:
+        scores = numeric_gradients.logits(w, "head", numeric_gradients.features(w, x))[:, [0, 2]] + np.log([3, 1])
+        return numeric_gradients.cross_entropy(scores, y // 2)
 
-    numeric.assert_near(up["model"], numeric.descend(two_classes, w, GENERIC, LR))
+    numeric_gradients.assert_near(up["model"], numeric_gradients.descend(two_classes, w, GENERIC, LR))
 
 
 @pytest.mark.parametrize("in_lane", [False, True])
@@ -90,15 +98,15 @@ def test_the_loss_is_finite_where_the_counts_have_none(in_lane: bool, monkeypatc
     monkeypatch.setattr("pflmpi.algorithms.fedrod.train", look)
     (client, down), full = client_and_down(3), of_classes([0, 0, 2, 1])
     for labels in ([0, 0, 2, 0], [0, 0, 2, 1]):
-        x, y = small.batch(0, 4).x, torch.tensor(labels)
-        batch = small.padded(x, y, torch.ones(4)) if in_lane else Batch(x, y)
+        x, y = small_task.batch(0, 4).x, torch.tensor(labels)
+        batch = small_task.padded(x, y, torch.ones(4)) if in_lane else Batch(x, y)
         data = dataclasses.replace(full, passes={"train": [batch]}, class_counts=torch.tensor([3.0, 0, 1]))
-        FedRoD().client_update(small.task(), client, down, data)
+        FedRoD().client_update(small_task.task(), client, down, data)
     assert len(losses) == 2 and all(loss.isfinite() for loss in losses), losses
 
 
 def test_with_equal_counts_the_generic_model_is_that_of_fedavg() -> None:
-    task, (client, down), data = small.task(), client_and_down(1), of_classes([0, 1, 2, 2, 1, 0])
+    task, (client, down), data = small_task.task(), client_and_down(1), of_classes([0, 1, 2, 2, 1, 0])
     _, up = FedRoD().client_update(task, client, down, data)
     _, plain = FedAvg().client_update(task, {}, down, data)
     for path, leaf in tree.leaves(plain["model"]):
@@ -107,31 +115,31 @@ def test_with_equal_counts_the_generic_model_is_that_of_fedavg() -> None:
 
 @pytest.mark.parametrize("predict_with", ["personal", "generic"])
 def test_personal_logits_are_added_to_the_fresh_generic_ones(predict_with: str) -> None:
-    (client, down), x = client_and_down(1), small.batch(9).x
-    w = numeric.weights({**down["model"], **client})
-    z = numeric.features(w, x.flatten(1).double().numpy())
-    expected = numeric.logits(w, "head", z)
+    (client, down), x = client_and_down(1), small_task.batch(9).x
+    w = numeric_gradients.weights({**down["model"], **client})
+    z = numeric_gradients.features(w, x.flatten(1).double().numpy())
+    expected = numeric_gradients.logits(w, "head", z)
     if predict_with == "personal":
-        expected = expected + numeric.logits(w, "personal", z)
-    found = FedRoD(predict_with=predict_with).predict(small.task(), client, down, x)  # type: ignore[arg-type]
+        expected = expected + numeric_gradients.logits(w, "personal", z)
+    found = FedRoD(predict_with=predict_with).predict(small_task.task(), client, down, x)  # type: ignore[arg-type]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_the_server_averages_body_and_generic_head_by_samples() -> None:
-    kind = FedRoD().uplink(small.task())["model"]
+    kind = FedRoD().uplink(small_task.task())["model"]
     assert isinstance(kind, Mean) and kind.by == "samples"
-    assert tree.differences(kind.like, tree.like(alike.model(0))) == []
+    assert tree.differences(kind.like, tree.like(comparisons.model(0))) == []
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_go_with_the_body_or_stay(bn: str) -> None:
-    task = alike.with_batch_norm(bn=bn)
+    task = comparisons.with_batch_norm(bn=bn)
     client, server = FedRoD().init_client(task, 0), FedRoD().init_server(task)
     down = FedRoD().publish(task, server, np.arange(4))
-    state, up = FedRoD().client_update(task, client, down, small.data([small.batch(0)], LR))
+    state, up = FedRoD().client_update(task, client, down, small_task.data([small_task.batch(0)], LR))
     assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
     assert ("stats" in up["model"]) == (bn == "average")
 
 
 def test_padding_alone_changes_nothing() -> None:
-    alike.check_padding(FedRoD(), *client_and_down(1), ("train",))
+    comparisons.check_padding(FedRoD(), *client_and_down(1), ("train",))

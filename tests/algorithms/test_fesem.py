@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-import harness
-import oracle
-import small
+import numpy_network
+import quick_run
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fesem import FeSEM
@@ -25,7 +25,7 @@ from pflmpi.tree import Tree
 def filled(*values: float) -> Tree:
     """One model for each value, with that value in every entry."""
     return tree.stack(
-        [tree.map(lambda leaf, value=value: torch.full_like(leaf, value), small.task().init()) for value in values]
+        [tree.map(lambda leaf, value=value: torch.full_like(leaf, value), small_task.task().init()) for value in values]
     )
 
 
@@ -48,7 +48,7 @@ def upload(*models: float, counts: list[int] | None = None) -> Messages:
 def update(
     algorithm: FeSEM, server: Tree, up: Messages, participants: list[int], number: int = 2, seed: int = 0
 ) -> Tree:
-    task = small.task(clients=len(server["cluster"]))
+    task = small_task.task(clients=len(server["cluster"]))
     return algorithm.server_update(task, server, up, Round(number, np.array(participants), seed))
 
 
@@ -62,7 +62,7 @@ def test_participants_join_the_nearest_centre_which_becomes_their_mean() -> None
 
 
 def test_the_distance_is_over_all_parameters() -> None:
-    model = small.task().init()
+    model = small_task.task().init()
     near_in_bias = tree.map(lambda leaf: torch.zeros_like(leaf) if leaf.ndim == 1 else torch.ones_like(leaf), model)
     new = update(FeSEM(num_clusters=2), state([0, 0.9], [-1]), {"model": tree.stack([near_in_bias])}, [0])
     # 35 weights at 1 and 8 biases at 0.
@@ -72,7 +72,7 @@ def test_the_distance_is_over_all_parameters() -> None:
 def test_random_models_join_as_in_numpy() -> None:
     generator = torch.Generator().manual_seed(0)
     rows, centres = (
-        tree.map(lambda leaf, n=n: torch.randn(n, *leaf.shape, generator=generator), small.task().init())
+        tree.map(lambda leaf, n=n: torch.randn(n, *leaf.shape, generator=generator), small_task.task().init())
         for n in (9, 4)
     )
     server = {"centres": centres, "cluster": torch.full((9,), -1)}
@@ -160,18 +160,18 @@ def test_equal_models_in_the_first_round_make_one_cluster() -> None:
 
 def test_a_client_receives_the_centre_of_its_cluster() -> None:
     server = state([1, 2, 3], [2, 0, 1, 2])
-    down = FeSEM().publish(small.task(clients=4), server, np.array([3, 0, 1]))
+    down = FeSEM().publish(small_task.task(clients=4), server, np.array([3, 0, 1]))
     assert values(down["centre"]) == [3, 3, 1]
 
 
 def test_a_client_without_a_cluster_receives_the_mean_of_the_centres_by_their_clients() -> None:
     server = state([1, 2, 30], [0, 0, -1, 1])
-    down = FeSEM().publish(small.task(clients=4), server, np.array([2, 3]))
+    down = FeSEM().publish(small_task.task(clients=4), server, np.array([2, 3]))
     assert values(down["centre"]) == [round(4 / 3, 5), 2]
 
 
 def test_before_the_first_round_everybody_receives_the_initial_model() -> None:
-    task = small.task(clients=4, init="per_client")
+    task = small_task.task(clients=4, init="per_client")
     down = FeSEM(num_clusters=3).publish(task, FeSEM(num_clusters=3).init_server(task), np.arange(4))
     for path, leaf in tree.leaves(task.init()):
         assert all(torch.equal(row, leaf) for row in tree.at(down["centre"], path)), path
@@ -181,20 +181,20 @@ def test_before_the_first_round_everybody_receives_the_initial_model() -> None:
 
 
 def test_the_client_trains_the_centre_it_received_and_is_tested_with_it() -> None:
-    task, one = small.task(), small.batch(0)
+    task, one = small_task.task(), small_task.batch(0)
     centre = tree.map(lambda leaf: leaf * 2, task.init())
-    kept, up = FeSEM().client_update(task, {}, {"centre": centre}, small.data([one]))
-    w = small.to_numpy(centre)
-    gradient = oracle.gradients(w, *small.flat(one))
-    small.assert_close(up["model"], {name: w[name] - 0.1 * gradient[name] for name in w})
+    kept, up = FeSEM().client_update(task, {}, {"centre": centre}, small_task.data([one]))
+    w = small_task.to_numpy(centre)
+    gradient = numpy_network.gradients(w, *small_task.flat(one))
+    small_task.assert_close(up["model"], {name: w[name] - 0.1 * gradient[name] for name in w})
     assert kept == {} and list(up) == ["model"]
     assert torch.equal(FeSEM().predict(task, {}, {"centre": centre}, one.x), task.predict(centre, one.x))
     assert FeSEM.predicts_with == ("centre",)
 
 
 def test_the_number_of_samples_is_sent_where_it_is_needed() -> None:
-    task, algorithm = small.task(), FeSEM(weighting="samples")
-    data = small.data([small.batch(0), small.batch(1, 3)])
+    task, algorithm = small_task.task(), FeSEM(weighting="samples")
+    data = small_task.data([small_task.batch(0), small_task.batch(1, 3)])
     _, up = algorithm.client_update(task, {}, {"centre": task.init()}, data)
     assert up["samples"]["count"].item() == 9 and up["samples"]["count"].dtype == torch.int32
     sent = {way: sum(kind.client_bytes(2) for kind in FeSEM(weighting=way).uplink(task).values())  # type: ignore[arg-type]
@@ -219,15 +219,15 @@ def test_batch_norm_statistics_are_averaged_in_the_cluster_or_stay(bn: Any, trav
 
 
 def test_more_clusters_than_participants_are_refused() -> None:
-    FeSEM(num_clusters=3).check(small.task(), 3)
+    FeSEM(num_clusters=3).check(small_task.task(), 3)
     with pytest.raises(ConfigError, match=r"num_clusters = 4.*participants of a round, which are 3; choose at most"):
-        FeSEM(num_clusters=4).check(small.task(), 3)
+        FeSEM(num_clusters=4).check(small_task.task(), 3)
 
 
 def test_one_cluster_is_fedavg_with_a_plain_mean(tmp_path: Path) -> None:
     found = {}
     for name, section in (("fesem", {"num_clusters": 1}), ("fedavg", {"weighting": "clients"})):
-        harness.run(harness.settings(algorithm={"name": name, **section}), tmp_path / name)
+        quick_run.run(quick_run.settings(algorithm={"name": name, **section}), tmp_path / name)
         found[name] = run_folder.read_server(tmp_path / name, 3)
     for path, array in found["fedavg"].items():
         mine = found["fesem"][path.replace("model/", "centres/")][0]

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import alike
-import harness
-import oracle
-import small
+import comparisons
+import numpy_network
+import quick_run
+import small_task
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.l2gd import L2GD
 from pflmpi.algorithms.local_only import Local
@@ -21,18 +21,18 @@ LR = 0.1
 
 
 def batches_of(client: int, round: int, steps: int) -> list[Batch]:
-    return [small.batch(1000 * client + 50 * round + step) for step in range(steps)]
+    return [small_task.batch(1000 * client + 50 * round + step) for step in range(steps)]
 
 
 def test_rounds_are_the_iterations_of_algorithm_1() -> None:
     """The paper's loop, coin by coin: the mean is taken anew in every aggregation, and of every client once."""
     n, p, weight, rounds = 3, 0.6, 0.8, 4
-    algorithm, task = L2GD(prox_weight=weight, aggregation_probability=p), small.task(clients=n).replace(seed=3)
+    algorithm, task = L2GD(prox_weight=weight, aggregation_probability=p), small_task.task(clients=n).replace(seed=3)
     runs = [algorithm.runs(task, round) for round in range(1, rounds + 1)]
     assert runs == [(0, 1), (3, 1), (1, 3), (5, 3)]
 
     alpha = LR * n * (1 - p)
-    x = [small.to_numpy(alike.model(client)) for client in range(n)]
+    x = [small_task.to_numpy(comparisons.model(client)) for client in range(n)]
     for round, (aggregations, steps) in enumerate(runs, start=1):
         for _ in range(aggregations):
             mean = {name: np.mean([one[name] for one in x], 0) for name in x[0]}
@@ -40,29 +40,29 @@ def test_rounds_are_the_iterations_of_algorithm_1() -> None:
             x = [{name: (1 - share) * one[name] + share * mean[name] for name in one} for one in x]
         for step in range(steps):
             for client, one in enumerate(x):
-                slope = oracle.gradients(one, *small.flat(batches_of(client, round, steps)[step]))
+                slope = numpy_network.gradients(one, *small_task.flat(batches_of(client, round, steps)[step]))
                 x[client] = {name: one[name] - alpha / (n * (1 - p)) * slope[name] for name in one}
 
-    clients = [{"model": alike.model(client)} for client in range(n)]
+    clients = [{"model": comparisons.model(client)} for client in range(n)]
     server = algorithm.init_server(task)
     for round, (_, steps) in enumerate(runs, start=1):
         down = algorithm.publish(task, server, np.arange(n))
         results = [
             algorithm.client_update(
-                task, state, down, alike.data_of({"train": batches_of(client, round, steps)}, LR, round)
+                task, state, down, comparisons.data_of({"train": batches_of(client, round, steps)}, LR, round)
             )
             for client, state in enumerate(clients)
         ]
         clients = [state for state, _ in results]
-        mean = alike.mean([up["model"] for _, up in results])
+        mean = comparisons.mean([up["model"] for _, up in results])
         server = algorithm.server_update(task, server, {"model": mean}, Round(round, np.arange(n), 0))
     for state, expected in zip(clients, x, strict=True):
-        small.assert_close(state["model"], expected)
+        small_task.assert_close(state["model"], expected)
     assert algorithm.uplink(task) == {"model": Mean(task.like("body", "head"), by="clients")}
 
 
 def test_runs_end_as_the_coin_falls() -> None:
-    task, algorithm = small.task(), L2GD(aggregation_probability=0.2)
+    task, algorithm = small_task.task(), L2GD(aggregation_probability=0.2)
     runs = np.array([algorithm.runs(task, round) for round in range(2, 3002)])
     # Geometric: means 1 / (1 - p) and 1 / p; four standard errors are 0.04 and 0.33.
     assert abs(runs[:, 0].mean() - 1 / 0.8) < 0.04 and abs(runs[:, 1].mean() - 1 / 0.2) < 0.33
@@ -71,7 +71,7 @@ def test_runs_end_as_the_coin_falls() -> None:
 
 
 def test_runs_follow_from_seed_and_round_alone() -> None:
-    task, algorithm = small.task(), L2GD()
+    task, algorithm = small_task.task(), L2GD()
     rounds = range(1, 30)
     runs = [algorithm.runs(task, round) for round in rounds]
     assert [algorithm.runs(task, round) for round in reversed(rounds)] == runs[::-1]
@@ -80,12 +80,12 @@ def test_runs_follow_from_seed_and_round_alone() -> None:
 
 
 def test_the_first_round_has_no_mean_to_be_drawn_to() -> None:
-    task, algorithm = small.task(), L2GD()
+    task, algorithm = small_task.task(), L2GD()
     assert algorithm.runs(task, 1)[0] == 0
-    data = small.data([small.batch(0)], LR)
-    mine, _ = algorithm.client_update(task, {"model": alike.model(1)}, {"mean": alike.model(2)}, data)
-    theirs, _ = Local().client_update(task, {"model": alike.model(1)}, {}, data)
-    assert alike.same(mine["model"], theirs["model"])
+    data = small_task.data([small_task.batch(0)], LR)
+    mine, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, {"mean": comparisons.model(2)}, data)
+    theirs, _ = Local().client_update(task, {"model": comparisons.model(1)}, {}, data)
+    assert comparisons.same(mine["model"], theirs["model"])
 
 
 def test_without_pull_it_is_local_bit_for_bit(tmp_path: Path) -> None:
@@ -93,43 +93,43 @@ def test_without_pull_it_is_local_bit_for_bit(tmp_path: Path) -> None:
     training = {"participation": 1.0, "momentum": 0.5, "steps": 1}
     coin = {"name": "l2gd", "prox_weight": 0.0, "aggregation_probability": 1 - 1e-9}
     for name, algorithm in (("l2gd", coin), ("local", {"name": "local"})):
-        harness.run(harness.settings(algorithm=algorithm, training=training), tmp_path / name)
-    mine, theirs = (alike.state_of(tmp_path / name) for name in ("l2gd", "local"))
+        quick_run.run(quick_run.settings(algorithm=algorithm, training=training), tmp_path / name)
+    mine, theirs = (comparisons.state_of(tmp_path / name) for name in ("l2gd", "local"))
     assert len(theirs) == 4 and all(np.array_equal(mine[path], theirs[path]) for path in theirs)
 
 
 def test_the_pull_decays_with_the_learning_rate() -> None:
-    task, algorithm = small.task(), L2GD(prox_weight=1.0, aggregation_probability=0.5)
+    task, algorithm = small_task.task(), L2GD(prox_weight=1.0, aggregation_probability=0.5)
     round = next(round for round in range(2, 99) if algorithm.runs(task, round)[0] == 2)
-    data = alike.data_of({"train": []}, 0.4, round)
-    state, _ = algorithm.client_update(task, {"model": alike.model(1)}, {"mean": alike.model(2)}, data)
-    own, mean = small.to_numpy(alike.model(1)), small.to_numpy(alike.model(2))
-    small.assert_close(state["model"], {name: 0.36 * own[name] + 0.64 * mean[name] for name in own})
+    data = comparisons.data_of({"train": []}, 0.4, round)
+    state, _ = algorithm.client_update(task, {"model": comparisons.model(1)}, {"mean": comparisons.model(2)}, data)
+    own, mean = small_task.to_numpy(comparisons.model(1)), small_task.to_numpy(comparisons.model(2))
+    small_task.assert_close(state["model"], {name: 0.36 * own[name] + 0.64 * mean[name] for name in own})
 
 
 def test_averaged_batch_norm_statistics_are_drawn_too_and_local_ones_stay() -> None:
     algorithm = L2GD(aggregation_probability=0.5)
     for bn in ("average", "local"):
-        task = alike.with_batch_norm(bn=bn)
+        task = comparisons.with_batch_norm(bn=bn)
         client = algorithm.init_client(task, 0)
         client["model"]["stats"]["mean"] += 1  # type: ignore[index, operator]
         down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
-        data = alike.data_of({"train": []}, 0.4, next(r for r in range(2, 99) if algorithm.runs(task, r)[0] == 1))
+        data = comparisons.data_of({"train": []}, 0.4, next(r for r in range(2, 99) if algorithm.runs(task, r)[0] == 1))
         state, up = algorithm.client_update(task, client, down, data)
         assert state["model"]["stats"]["mean"].tolist() == pytest.approx([0.6 if bn == "average" else 1.0] * 5)
         assert ("stats" in up["model"]) == ("stats" in down["mean"]) == (bn == "average")
 
 
 def test_partial_participation_is_refused(tmp_path: Path) -> None:
-    L2GD().check(small.task(clients=4), 4)
+    L2GD().check(small_task.task(clients=4), 4)
     with pytest.raises(ConfigError, match="needs them all in every round"):
-        L2GD().check(small.task(clients=4, participation=0.5), 2)
+        L2GD().check(small_task.task(clients=4, participation=0.5), 2)
     with pytest.raises(UserError, match=r"training\.participation = 0\.4 gives 3 of 7; set it to 1"):
-        harness.run(harness.settings(algorithm={"name": "l2gd"}), tmp_path / "run")
+        quick_run.run(quick_run.settings(algorithm={"name": "l2gd"}), tmp_path / "run")
 
 
 def test_an_aggregation_step_past_half_the_way_is_refused() -> None:
-    task = small.task(lr=0.1)
+    task = small_task.task(lr=0.1)
     L2GD(prox_weight=1.25, aggregation_probability=0.2).check(task, 4)  # 0.1 * 1.25 * 4 = 1/2
     for options in ({"prox_weight": 1.3}, {"aggregation_probability": 0.1}):
         with pytest.raises(ConfigError, match="must keep within"):
@@ -137,11 +137,11 @@ def test_an_aggregation_step_past_half_the_way_is_refused() -> None:
 
 
 def test_padding_alone_changes_nothing() -> None:
-    alike.check_padding(L2GD(), {"model": alike.model(1)}, {"mean": alike.model(2)}, ("train",))
+    comparisons.check_padding(L2GD(), {"model": comparisons.model(1)}, {"mean": comparisons.model(2)}, ("train",))
 
 
 def test_a_continued_run_goes_on_with_the_same_coin(tmp_path: Path) -> None:
-    raw = harness.settings(algorithm={"name": "l2gd"}, training={"participation": 1.0, "rounds": 4})
-    whole = harness.run(raw, tmp_path / "whole")
-    harness.run(harness.settings(raw, training={"rounds": 2}), tmp_path / "parts", 2)
-    assert harness.resume(tmp_path / "parts", ("training.rounds=4",)) == whole
+    raw = quick_run.settings(algorithm={"name": "l2gd"}, training={"participation": 1.0, "rounds": 4})
+    whole = quick_run.run(raw, tmp_path / "whole")
+    quick_run.run(quick_run.settings(raw, training={"rounds": 2}), tmp_path / "parts", 2)
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=4",)) == whole

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness
-from alike import state_of
+import quick_run
+from comparisons import state_of
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main
 from pflmpi.store import run_folder
 from project import ROOT
 
-N = harness.QUICK["partition"]["clients"]
+N = quick_run.QUICK["partition"]["clients"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,21 +30,21 @@ def fedbabu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def settings(**sections: Any) -> dict[str, Any]:
-    return harness.settings(algorithm={"name": "fedbabu", "fine_tuning_epochs": 2}, **sections)
+    return quick_run.settings(algorithm={"name": "fedbabu", "fine_tuning_epochs": 2}, **sections)
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 def test_same_bits_on_any_number_of_ranks_and_after_a_stop(executor: str, tmp_path: Path) -> None:
     raw = settings(runtime={"executor": executor, "lanes": 3})
-    alone = harness.run(raw, tmp_path / "1")
-    assert harness.run(raw, tmp_path / "3", 3) == alone
-    harness.run(settings(training={"rounds": 1}, runtime={"executor": executor, "lanes": 3}), tmp_path / "parts", 2)
-    assert harness.resume(tmp_path / "parts", ("training.rounds=3",)) == alone
+    alone = quick_run.run(raw, tmp_path / "1")
+    assert quick_run.run(raw, tmp_path / "3", 3) == alone
+    quick_run.run(settings(training={"rounds": 1}, runtime={"executor": executor, "lanes": 3}), tmp_path / "parts", 2)
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",)) == alone
 
 
 def test_loop_and_lanes_agree_within_rounding(tmp_path: Path) -> None:
     for executor in ("loop", "lanes"):
-        harness.run(settings(runtime={"executor": executor, "lanes": 4}), tmp_path / executor)
+        quick_run.run(settings(runtime={"executor": executor, "lanes": 4}), tmp_path / executor)
     loop, lanes = (state_of(tmp_path / executor) for executor in ("loop", "lanes"))
     assert loop.keys() == lanes.keys()
     for path, array in loop.items():
@@ -52,7 +52,7 @@ def test_loop_and_lanes_agree_within_rounding(tmp_path: Path) -> None:
 
 
 def test_the_head_never_changes_and_only_the_body_travels(tmp_path: Path) -> None:
-    harness.run(settings(checkpoint={"keep": 0}), tmp_path / "run")
+    quick_run.run(settings(checkpoint={"keep": 0}), tmp_path / "run")
     first, last = (state_of(tmp_path / "run", round) for round in (0, 3))
     assert np.array_equal(first["clients/head/weight"], last["clients/head/weight"])
     assert (first["clients/head/weight"] == first["clients/head/weight"][0]).all(), "one head for all"
@@ -65,8 +65,8 @@ def test_the_head_never_changes_and_only_the_body_travels(tmp_path: Path) -> Non
 def test_it_is_tested_with_a_fine_tuned_model(tmp_path: Path) -> None:
     accuracies = []
     for epochs in (1, 8):
-        raw = harness.settings(algorithm={"name": "fedbabu", "fine_tuning_epochs": epochs})
-        accuracies.append(harness.run(raw, tmp_path / str(epochs)) and _accuracy(tmp_path / str(epochs)))
+        raw = quick_run.settings(algorithm={"name": "fedbabu", "fine_tuning_epochs": epochs})
+        accuracies.append(quick_run.run(raw, tmp_path / str(epochs)) and _accuracy(tmp_path / str(epochs)))
     assert accuracies[0] < accuracies[1]
 
 
@@ -76,14 +76,14 @@ def test_commands_know_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_export_says_why_there_is_no_one_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    harness.run(settings(), tmp_path / "run")
+    quick_run.run(settings(), tmp_path / "run")
     code = main(["export", str(tmp_path / "run"), "--client", "2", "-o", str(tmp_path / "client.npz")])
     assert code == 2 and "a model that it fine-tunes on its own data" in capfd.readouterr().err
 
 
 def test_probe_and_report_know_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    harness.run(settings(checkpoint={"keep": 0}), run)
+    quick_run.run(settings(checkpoint={"keep": 0}), run)
     assert main(["probe", str(run), "--samples", "40"]) == 0
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
     figures = {path.stem for path in (tmp_path / "page").rglob("*.csv")}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import alike
-import harness
-import oracle
-import small
+import comparisons
+import numpy_network
+import quick_run
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.perfedavg import PerFedAvg
@@ -22,55 +22,57 @@ ALPHA, BETA = 0.3, 0.1
 NAMES = ("inner", "train", "hessian")
 
 
-def slope(w: oracle.Weights, one: Batch) -> oracle.Weights:
-    return oracle.gradients(w, *small.flat(one))
+def slope(w: numpy_network.Weights, one: Batch) -> numpy_network.Weights:
+    return numpy_network.gradients(w, *small_task.flat(one))
 
 
-def moved(w: oracle.Weights, direction: oracle.Weights, lr: float) -> oracle.Weights:
+def moved(w: numpy_network.Weights, direction: numpy_network.Weights, lr: float) -> numpy_network.Weights:
     return {name: w[name] - lr * direction[name] for name in w}
 
 
 def trained(algorithm: PerFedAvg, passes: dict[str, list[Batch]], round: int = 1, **training: object) -> tree.Tree:
-    """What a client sends after receiving `alike.model(1)`; of the passes it gets those that it asks for."""
-    task = small.task(**training)
+    """What a client sends after receiving `comparisons.model(1)`; of the passes it gets those that it asks for."""
+    task = small_task.task(**training)
     asked = {name: batches for name, batches in passes.items() if name in algorithm.passes(task, round)}
-    state, up = algorithm.client_update(task, {}, {"model": alike.model(1)}, alike.data_of(asked, BETA, round))
+    state, up = algorithm.client_update(
+        task, {}, {"model": comparisons.model(1)}, comparisons.data_of(asked, BETA, round)
+    )
     assert state == {}
     return up["model"]
 
 
 def test_first_order_steps_with_the_gradient_at_the_adapted_weights() -> None:
-    passes = {"inner": [small.batch(0), small.batch(1)], "train": [small.batch(2), small.batch(3)]}
-    w = small.to_numpy(alike.model(1))
+    passes = {"inner": [small_task.batch(0), small_task.batch(1)], "train": [small_task.batch(2), small_task.batch(3)]}
+    w = small_task.to_numpy(comparisons.model(1))
     for inner, outer in zip(passes["inner"], passes["train"], strict=True):
         w = moved(w, slope(moved(w, slope(w, inner), ALPHA), outer), BETA)
-    small.assert_close(trained(PerFedAvg(inner_lr=ALPHA), passes), w)
+    small_task.assert_close(trained(PerFedAvg(inner_lr=ALPHA), passes), w)
 
 
 def test_hessian_free_subtracts_a_difference_of_gradients_on_a_third_minibatch() -> None:
     # A wide difference, so that float32 gradients suffice to tell the formula's parts from each other.
-    delta, passes = 0.05, {name: [small.batch(i), small.batch(i + 3)] for i, name in enumerate(NAMES)}
-    w = small.to_numpy(alike.model(1))
+    delta, passes = 0.05, {name: [small_task.batch(i), small_task.batch(i + 3)] for i, name in enumerate(NAMES)}
+    w = small_task.to_numpy(comparisons.model(1))
     for inner, outer, hessian in zip(*passes.values(), strict=True):
         v = slope(moved(w, slope(w, inner), ALPHA), outer)
         ahead, behind = slope(moved(w, v, -delta), hessian), slope(moved(w, v, delta), hessian)
         w = moved(w, {name: v[name] - ALPHA * (ahead[name] - behind[name]) / (2 * delta) for name in v}, BETA)
     algorithm = PerFedAvg(order="hessian_free", inner_lr=ALPHA, difference=delta)
-    small.assert_close(trained(algorithm, passes), w)
-    first = small.to_numpy(trained(PerFedAvg(inner_lr=ALPHA), passes))
+    small_task.assert_close(trained(algorithm, passes), w)
+    first = small_task.to_numpy(trained(PerFedAvg(inner_lr=ALPHA), passes))
     assert np.abs(first["W2"] - w["W2"]).max() > 1e-3, "the third minibatch matters"
 
 
 def test_hessian_free_follows_the_gradient_of_the_meta_objective() -> None:
     """On one minibatch alone, F(w) = f(w - alpha grad f(w)) is differentiated by nudging each weight."""
-    one = small.batch(0)
-    x, y = small.flat(one)
+    one = small_task.batch(0)
+    x, y = small_task.flat(one)
 
-    def objective(w: oracle.Weights) -> float:
-        _, scores = oracle.forward(moved(w, slope(w, one), ALPHA), x)
-        return float(-np.log(oracle.softmax(scores)[np.arange(len(y)), y]).mean())
+    def objective(w: numpy_network.Weights) -> float:
+        _, scores = numpy_network.forward(moved(w, slope(w, one), ALPHA), x)
+        return float(-np.log(numpy_network.softmax(scores)[np.arange(len(y)), y]).mean())
 
-    w = small.to_numpy(alike.model(1))
+    w = small_task.to_numpy(comparisons.model(1))
     expected = {name: np.zeros_like(value) for name, value in w.items()}
     for name, value in w.items():
         for place in np.ndindex(value.shape):
@@ -79,22 +81,22 @@ def test_hessian_free_follows_the_gradient_of_the_meta_objective() -> None:
             pair = [objective({**w, name: value + sign * nudge}) for sign in (1, -1)]
             expected[name][place] = (pair[0] - pair[1]) / 2e-6
     passes = {name: [one] for name in NAMES}
-    sent = small.to_numpy(trained(PerFedAvg(order="hessian_free", inner_lr=ALPHA), passes))
+    sent = small_task.to_numpy(trained(PerFedAvg(order="hessian_free", inner_lr=ALPHA), passes))
     for name in w:
         # 1e-3: float32 gradients differ by 1e-7, over a difference of 2e-3.
         np.testing.assert_allclose((w[name] - sent[name]) / BETA, expected[name], atol=1e-3)
-    first = small.to_numpy(trained(PerFedAvg(inner_lr=ALPHA), passes))
+    first = small_task.to_numpy(trained(PerFedAvg(inner_lr=ALPHA), passes))
     assert np.abs((w["W2"] - first["W2"]) / BETA - expected["W2"]).max() > 1e-2, "first order does not"
 
 
 def test_the_outer_rate_is_that_of_training_and_alpha_does_not_decay() -> None:
-    passes = {"inner": [small.batch(0)], "train": [small.batch(1)]}
+    passes = {"inner": [small_task.batch(0)], "train": [small_task.batch(1)]}
     later = trained(PerFedAvg(inner_lr=ALPHA), passes, round=5, lr_decay=0.5)
-    assert alike.same(later, trained(PerFedAvg(inner_lr=ALPHA), passes))
+    assert comparisons.same(later, trained(PerFedAvg(inner_lr=ALPHA), passes))
 
 
 def test_the_minibatches_are_from_passes_of_one_length_and_few_adapt() -> None:
-    task = small.task()
+    task = small_task.task()
     assert PerFedAvg().passes(task, 1) == {"inner": Pass(), "train": Pass(), "adapt": Pass(steps=1)}
     more = PerFedAvg(order="hessian_free", adapt_steps=3).passes(task, 1)
     assert more == {"inner": Pass(), "train": Pass(), "hessian": Pass(), "adapt": Pass(steps=3)}
@@ -105,8 +107,8 @@ def test_without_inner_steps_it_is_fedavg_with_the_plain_mean_bit_for_bit(order:
     mine = {"name": "perfedavg", "inner_lr": 0.0, "order": order}
     theirs = {"name": "fedavg", "weighting": "clients"}
     for name, algorithm in (("mine", mine), ("theirs", theirs)):
-        harness.run(harness.settings(algorithm=algorithm, training={"epochs": 2}), tmp_path / name)
-    states = [alike.state_of(tmp_path / name) for name in ("mine", "theirs")]
+        quick_run.run(quick_run.settings(algorithm=algorithm, training={"epochs": 2}), tmp_path / name)
+    states = [comparisons.state_of(tmp_path / name) for name in ("mine", "theirs")]
     assert states[0].keys() == states[1].keys() and len(states[0]) == 4
     assert all(np.array_equal(states[0][path], states[1][path]) for path in states[0])
     scores = [run_folder.read_metrics(tmp_path / name, 3)["correct"].tolist() for name in ("mine", "theirs")]
@@ -115,23 +117,23 @@ def test_without_inner_steps_it_is_fedavg_with_the_plain_mean_bit_for_bit(order:
 
 def test_what_is_scored_are_the_weights_after_a_step_on_training_samples() -> None:
     """Elsewhere the step is on test samples, or its result is not what the forward pass uses."""
-    task, algorithm = small.task(momentum=0.9, weight_decay=0.3), PerFedAvg(inner_lr=ALPHA, adapt_steps=2)
-    received, batches, x = alike.model(1), [small.batch(0), small.batch(1)], small.batch(7).x
-    adapted = algorithm.adapt(task, {}, {"model": received}, alike.data_of({"adapt": batches}))
-    w = small.to_numpy(received)
+    task, algorithm = small_task.task(momentum=0.9, weight_decay=0.3), PerFedAvg(inner_lr=ALPHA, adapt_steps=2)
+    received, batches, x = comparisons.model(1), [small_task.batch(0), small_task.batch(1)], small_task.batch(7).x
+    adapted = algorithm.adapt(task, {}, {"model": received}, comparisons.data_of({"adapt": batches}))
+    w = small_task.to_numpy(received)
     for one in batches:
         w = moved(w, slope(w, one), ALPHA)
-    _, scores = oracle.forward(w, x.flatten(1).double().numpy())
+    _, scores = numpy_network.forward(w, x.flatten(1).double().numpy())
     found = algorithm.predict(task, adapted, {"model": received}, x)
     np.testing.assert_allclose(found, scores, atol=1e-5)
-    assert algorithm.adapts_with == ("adapt",) and alike.same(received, alike.model(1))
+    assert algorithm.adapts_with == ("adapt",) and comparisons.same(received, comparisons.model(1))
     assert (found - task.predict(received, x)).abs().max() > 1e-2
 
 
 def test_adaptation_is_not_kept(tmp_path: Path) -> None:
     digests = [
-        harness.run(
-            harness.settings(algorithm={"name": "perfedavg", "inner_lr": 0.5}, evaluation={"every": every}),
+        quick_run.run(
+            quick_run.settings(algorithm={"name": "perfedavg", "inner_lr": 0.5}, evaluation={"every": every}),
             tmp_path / str(every),
         )
         for every in (1, 3)
@@ -141,43 +143,45 @@ def test_adaptation_is_not_kept(tmp_path: Path) -> None:
 
 def test_a_client_with_fewer_samples_than_a_minibatch_trains_and_is_adapted() -> None:
     """Elsewhere minibatches that are not full are left out, and such a client has none."""
-    few = {name: [small.batch(i, 1)] for i, name in enumerate(("inner", "train", "adapt"))}
-    assert not alike.same(trained(PerFedAvg(), few), alike.model(1))
-    adapted = PerFedAvg().adapt(small.task(), {}, {"model": alike.model(1)}, alike.data_of(few))
-    assert not alike.same(adapted, alike.model(1))
+    few = {name: [small_task.batch(i, 1)] for i, name in enumerate(("inner", "train", "adapt"))}
+    assert not comparisons.same(trained(PerFedAvg(), few), comparisons.model(1))
+    adapted = PerFedAvg().adapt(small_task.task(), {}, {"model": comparisons.model(1)}, comparisons.data_of(few))
+    assert not comparisons.same(adapted, comparisons.model(1))
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 @pytest.mark.parametrize("order", ["first", "hessian_free"])
 def test_batch_norm_statistics_follow_the_adapted_weights_alone(order: str, bn: str) -> None:
-    task = alike.with_batch_norm(bn=bn)
+    task = comparisons.with_batch_norm(bn=bn)
     algorithm = PerFedAvg(order=order, inner_lr=ALPHA)  # type: ignore[arg-type]
     server, client = algorithm.init_server(task), algorithm.init_client(task, 0)
     down = algorithm.publish(task, server, np.arange(4))
     names = (*NAMES, "adapt") if order == "hessian_free" else (*NAMES[:2], "adapt")
-    data = alike.data_of({name: [small.batch(i)] for i, name in enumerate(names)}, BETA)
+    data = comparisons.data_of({name: [small_task.batch(i)] for i, name in enumerate(names)}, BETA)
     state, up = algorithm.client_update(task, client, down, data)
     whole = {**down["model"], **client}
-    assert alike.same(whole, task.init()), "neither what came nor what was kept is touched"
+    assert comparisons.same(whole, task.init()), "neither what came nor what was kept is touched"
     stats = {**up["model"], **state}["stats"]
     assert ("stats" in state) == (bn == "local") and ("stats" in up["model"]) == (bn == "average")
 
     # One pass through w' = w - alpha grad f(w; D), on D': a tenth of the way to its mean.
     z = whole["body"]["weight"].clone().requires_grad_(True)
     loss = torch.nn.functional.cross_entropy(
-        task.predict({**whole, "body": {"weight": z}, "stats": tree.clone(whole["stats"])}, small.batch(0).x, True),
-        small.batch(0).y,
+        task.predict(
+            {**whole, "body": {"weight": z}, "stats": tree.clone(whole["stats"])}, small_task.batch(0).x, True
+        ),
+        small_task.batch(0).y,
     )
     weight = z.detach() - ALPHA * torch.autograd.grad(loss, z)[0]
-    mean = (small.batch(1).x.flatten(1) @ weight.mT).mean(0)
+    mean = (small_task.batch(1).x.flatten(1) @ weight.mT).mean(0)
     torch.testing.assert_close(stats["mean"], 0.1 * mean)
 
     algorithm.adapt(task, client, down, data)
-    assert alike.same({**down["model"], **client}, task.init()), "adapting touches nothing either"
+    assert comparisons.same({**down["model"], **client}, task.init()), "adapting touches nothing either"
 
 
 def test_the_mean_is_plain_unless_asked() -> None:
-    task = small.task()
+    task = small_task.task()
     assert PerFedAvg().uplink(task) == {"model": Mean(task.like("body", "head"), by="clients")}
     assert FedAvg().uplink(task) == PerFedAvg(weighting="samples").uplink(task)
 
@@ -185,4 +189,6 @@ def test_the_mean_is_plain_unless_asked() -> None:
 @pytest.mark.parametrize("order", ["first", "hessian_free"])
 def test_padding_alone_changes_nothing(order: str) -> None:
     algorithm = PerFedAvg(order=order)  # type: ignore[arg-type]
-    alike.check_padding(algorithm, {}, {"model": alike.model(1)}, NAMES if order == "hessian_free" else NAMES[:2])
+    comparisons.check_padding(
+        algorithm, {}, {"model": comparisons.model(1)}, NAMES if order == "hessian_free" else NAMES[:2]
+    )

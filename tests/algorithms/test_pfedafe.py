@@ -8,11 +8,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-import alike
-import harness
-import oracle
-import small
-from lane import check_lanes
+import comparisons
+import numpy_network
+import quick_run
+import small_task
+from lane_comparison import check_lanes
 from pflmpi import tree
 from pflmpi.algorithms.pfedafe import PFedAFE, mixed
 from pflmpi.learning.client import cross_entropy
@@ -28,17 +28,19 @@ def client_of(model: tree.Tree, trained: bool = True) -> tree.Tree:
 
 
 def shared_body(seed: int) -> dict[str, tree.Tree]:
-    return {"body": {"body": alike.model(seed)["body"]}}
+    return {"body": {"body": comparisons.model(seed)["body"]}}
 
 
-def mixed_by_hand(shared: oracle.Weights, own: oracle.Weights, beta: float) -> oracle.Weights:
+def mixed_by_hand(shared: numpy_network.Weights, own: numpy_network.Weights, beta: float) -> numpy_network.Weights:
     return {**own, **{name: (1 - beta) * shared[name] + beta * own[name] for name in BODY}}
 
 
-def beta_by_hand(shared: oracle.Weights, own: oracle.Weights, batches: list, beta: float, lr: float) -> float:
+def beta_by_hand(
+    shared: numpy_network.Weights, own: numpy_network.Weights, batches: list, beta: float, lr: float
+) -> float:
     """Steps of -lr sum_p <dL/dp, W_i - W> from an initial value, each clamped to [0, 1]."""
     for one in batches:
-        slopes = oracle.gradients(mixed_by_hand(shared, own, beta), *small.flat(one))
+        slopes = numpy_network.gradients(mixed_by_hand(shared, own, beta), *small_task.flat(one))
         beta -= lr * sum((slopes[name] * (own[name] - shared[name])).sum() for name in BODY)
         beta = min(max(beta, 0.0), 1.0)
     return beta
@@ -46,97 +48,102 @@ def beta_by_hand(shared: oracle.Weights, own: oracle.Weights, batches: list, bet
 
 @pytest.mark.parametrize("beta_init, beta_lr", [(0.5, 0.1), (0.3, 0.02)])
 def test_beta_takes_plain_steps_along_the_gradient_between_the_bodies(beta_init: float, beta_lr: float) -> None:
-    task, batches = small.task(momentum=0.9, weight_decay=0.5), [small.batch(0), small.batch(1)]
-    client, down = client_of(alike.model(4)), shared_body(1)
+    task, batches = small_task.task(momentum=0.9, weight_decay=0.5), [small_task.batch(0), small_task.batch(1)]
+    client, down = client_of(comparisons.model(4)), shared_body(1)
     algorithm = PFedAFE(beta_init=beta_init, beta_lr=beta_lr)
-    found = algorithm.mixing_ratio(task, client, down["body"], alike.data_of({"beta": batches}))
-    shared, own = small.to_numpy({**client, **down["body"]}), small.to_numpy(client)
+    found = algorithm.mixing_ratio(task, client, down["body"], comparisons.data_of({"beta": batches}))
+    shared, own = small_task.to_numpy({**client, **down["body"]}), small_task.to_numpy(client)
     expected = beta_by_hand(shared, own, batches, beta_init, beta_lr)
     assert float(found) == pytest.approx(expected, abs=1e-6) and abs(expected - beta_init) > 0.01
 
 
 @pytest.mark.parametrize("own, shared, end", [(4, 1, 0.0), (3, 4, 1.0)])
 def test_beta_is_clamped_after_every_step(own: int, shared: int, end: float) -> None:
-    batches, client = [small.batch(0), small.batch(1)], client_of(alike.model(own))
-    data = alike.data_of({"beta": batches})
-    found = PFedAFE(beta_lr=50.0).mixing_ratio(small.task(), client, shared_body(shared)["body"], data)
+    batches, client = [small_task.batch(0), small_task.batch(1)], client_of(comparisons.model(own))
+    data = comparisons.data_of({"beta": batches})
+    found = PFedAFE(beta_lr=50.0).mixing_ratio(small_task.task(), client, shared_body(shared)["body"], data)
     assert float(found) == end
 
 
 def test_body_and_head_train_together_from_the_mix_with_the_new_beta() -> None:
-    task, passes = small.task(), {"train": [small.batch(0), small.batch(1)], "beta": [small.batch(2), small.batch(3)]}
-    client, down = client_of(alike.model(2)), shared_body(1)
-    state, up = PFedAFE().client_update(task, client, down, alike.data_of(passes, LR))
-    shared, own = small.to_numpy({**client, **down["body"]}), small.to_numpy(client)
+    task, passes = (
+        small_task.task(),
+        {"train": [small_task.batch(0), small_task.batch(1)], "beta": [small_task.batch(2), small_task.batch(3)]},
+    )
+    client, down = client_of(comparisons.model(2)), shared_body(1)
+    state, up = PFedAFE().client_update(task, client, down, comparisons.data_of(passes, LR))
+    shared, own = small_task.to_numpy({**client, **down["body"]}), small_task.to_numpy(client)
     beta = beta_by_hand(shared, own, passes["beta"], 0.5, 0.1)
     w = mixed_by_hand(shared, own, beta)
     for one in passes["train"]:
-        slopes = oracle.gradients(w, *small.flat(one))
+        slopes = numpy_network.gradients(w, *small_task.flat(one))
         w = {name: w[name] - LR * slopes[name] for name in w}
-    small.assert_close(state, w)
+    small_task.assert_close(state, w)
     assert float(state["beta"]) == pytest.approx(beta, abs=1e-6) and bool(state["trained"])
-    assert list(up) == ["body"] and list(up["body"]) == ["body"] and alike.same(up["body"]["body"], state["body"])
+    assert list(up) == ["body"] and list(up["body"]) == ["body"] and comparisons.same(up["body"]["body"], state["body"])
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_before_its_first_training_a_client_has_the_shared_body_alone(adaptive: bool) -> None:
-    task, passes = small.task(), {"train": [small.batch(0)], "beta": [small.batch(2)]}
-    algorithm, down, data = PFedAFE(adaptive=adaptive), shared_body(1), alike.data_of(passes, LR)
+    task, passes = small_task.task(), {"train": [small_task.batch(0)], "beta": [small_task.batch(2)]}
+    algorithm, down, data = PFedAFE(adaptive=adaptive), shared_body(1), comparisons.data_of(passes, LR)
     fresh = algorithm.init_client(task, 0)
     assert not fresh["trained"] and float(fresh["beta"]) == 0
     tested = algorithm.adapt(task, fresh, down, data)
-    assert alike.same(tested["body"], down["body"]["body"]) and alike.same(tested["head"], task.init()["head"])
-    w = small.to_numpy(tested)
-    slopes = oracle.gradients(w, *small.flat(passes["train"][0]))
+    assert comparisons.same(tested["body"], down["body"]["body"]) and comparisons.same(
+        tested["head"], task.init()["head"]
+    )
+    w = small_task.to_numpy(tested)
+    slopes = numpy_network.gradients(w, *small_task.flat(passes["train"][0]))
     state, _ = algorithm.client_update(task, fresh, down, data)
-    small.assert_close(state, {name: w[name] - LR * slopes[name] for name in w})
+    small_task.assert_close(state, {name: w[name] - LR * slopes[name] for name in w})
     assert float(state["beta"]) == 0 and bool(state["trained"])
     assert tree.differences(state, fresh) == []
 
 
 def test_a_client_is_tested_with_the_mix_of_fresh_and_own_body_and_does_not_train() -> None:
-    task, batches, x = small.task(), [small.batch(2), small.batch(3)], small.batch(9).x
-    client, down, algorithm = client_of(alike.model(2)), shared_body(1), PFedAFE(beta_init=0.7)
+    task, batches, x = small_task.task(), [small_task.batch(2), small_task.batch(3)], small_task.batch(9).x
+    client, down, algorithm = client_of(comparisons.model(2)), shared_body(1), PFedAFE(beta_init=0.7)
     before = tree.clone(client)
-    tested = algorithm.adapt(task, client, down, alike.data_of({"beta": batches}))
-    shared, own = small.to_numpy({**client, **down["body"]}), small.to_numpy(client)
+    tested = algorithm.adapt(task, client, down, comparisons.data_of({"beta": batches}))
+    shared, own = small_task.to_numpy({**client, **down["body"]}), small_task.to_numpy(client)
     w = mixed_by_hand(shared, own, beta_by_hand(shared, own, batches, 0.7, 0.1))
-    small.assert_close(tested, w)
-    scores = oracle.forward(w, x.flatten(1).double().numpy())[1]
+    small_task.assert_close(tested, w)
+    scores = numpy_network.forward(w, x.flatten(1).double().numpy())[1]
     np.testing.assert_allclose(algorithm.predict(task, tested, down, x), scores, atol=1e-5)
-    assert alike.same(client, before), "what is kept is as it was"
+    assert comparisons.same(client, before), "what is kept is as it was"
 
 
 def test_the_server_averages_the_bodies_plainly() -> None:
-    kind = PFedAFE().uplink(small.task())["body"]
+    kind = PFedAFE().uplink(small_task.task())["body"]
     assert isinstance(kind, Mean) and kind.by == "clients"
     body = shared_body(4)["body"]
-    assert PFedAFE().server_update(small.task(), {}, {"body": body}, None) == {"shared": body}  # type: ignore[arg-type]
+    assert PFedAFE().server_update(small_task.task(), {}, {"body": body}, None) == {"shared": body}  # type: ignore[arg-type]
 
 
 def test_the_beta_pass_has_its_own_length_and_none_without_adaptation() -> None:
-    task = small.task(epochs=5)
+    task = small_task.task(epochs=5)
     assert PFedAFE(beta_steps=3).passes(task, 1) == {"train": Pass(), "beta": Pass(steps=3)}
     assert PFedAFE(adaptive=False).passes(task, 1) == {"train": Pass(), "beta": Pass(steps=0)}
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_are_mixed_with_the_body_unless_they_stay_local(bn: str) -> None:
-    task, algorithm = alike.with_batch_norm(bn=bn), PFedAFE(adaptive=False, beta_init=0.25)
+    task, algorithm = comparisons.with_batch_norm(bn=bn), PFedAFE(adaptive=False, beta_init=0.25)
     fresh = algorithm.init_client(task, 0)
     client = {**fresh, "stats": tree.map(lambda leaf: leaf + 2.0, fresh["stats"]), "trained": torch.tensor(True)}
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
-    found = algorithm.adapt(task, client, down, alike.data_of({}))["stats"]
-    assert alike.same(found, tree.map(lambda leaf: leaf + (0.5 if bn == "average" else 2.0), fresh["stats"]))
+    found = algorithm.adapt(task, client, down, comparisons.data_of({}))["stats"]
+    assert comparisons.same(found, tree.map(lambda leaf: leaf + (0.5 if bn == "average" else 2.0), fresh["stats"]))
 
 
 def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are() -> None:
-    task, batch, algorithm = alike.with_batch_norm(), small.batch(0), PFedAFE()
+    task, batch, algorithm = comparisons.with_batch_norm(), small_task.batch(0), PFedAFE()
     fresh = algorithm.init_client(task, 0)
     own = tree.map(lambda leaf: leaf * 1.5 + 0.1, {"body": fresh["body"], "stats": fresh["stats"]})
     client = {**fresh, **own, "trained": torch.tensor(True)}
     before, shared = tree.clone(client), algorithm.init_server(task)["shared"]
-    beta = algorithm.mixing_ratio(task, client, shared, alike.data_of({"beta": [batch]}))
+    beta = algorithm.mixing_ratio(task, client, shared, comparisons.data_of({"beta": [batch]}))
 
     def loss(beta: float) -> float:
         weights = mixed(client, {"body": shared["body"]}, torch.tensor(beta))
@@ -147,7 +154,7 @@ def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are() -> 
 
     # 1e-4: a central difference, of weights that are mixed in single precision.
     assert float(beta) == pytest.approx(0.5 - 0.1 * (loss(0.501) - loss(0.499)) / 0.002, abs=1e-4)
-    assert abs(float(beta) - 0.5) > 0.005 and alike.same(client, before)
+    assert abs(float(beta) - 0.5) > 0.005 and comparisons.same(client, before)
 
 
 def test_with_beta_0_it_is_fedper_bit_for_bit(tmp_path: Path) -> None:
@@ -156,9 +163,9 @@ def test_with_beta_0_it_is_fedper_bit_for_bit(tmp_path: Path) -> None:
         "fedper": {"name": "fedper", "weighting": "clients"},
     }
     for name, algorithm in runs.items():
-        raw = harness.settings(algorithm=algorithm, training={"momentum": 0.5})
-        harness.run({**raw, "checkpoint": {"keep": 0}}, tmp_path / name)
-    mine, theirs = (alike.state_of(tmp_path / name) for name in runs)
+        raw = quick_run.settings(algorithm=algorithm, training={"momentum": 0.5})
+        quick_run.run({**raw, "checkpoint": {"keep": 0}}, tmp_path / name)
+    mine, theirs = (comparisons.state_of(tmp_path / name) for name in runs)
     assert len(theirs) > 3 and all(np.array_equal(mine[path], array) for path, array in theirs.items())
     for round in (1, 2, 3):
         first, second = (run_folder.read_metrics(tmp_path / name, round)["correct"] for name in runs)
@@ -168,8 +175,8 @@ def test_with_beta_0_it_is_fedper_bit_for_bit(tmp_path: Path) -> None:
 def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path: Path) -> None:
     training = {"momentum": 0.5, "participation": 1.0}
     for name, options in (("pfedafe", {"adaptive": False, "beta_init": 1.0}), ("local", {})):
-        harness.run(harness.settings(algorithm={"name": name, **options}, training=training), tmp_path / name)
-    mine, theirs = (alike.state_of(tmp_path / name) for name in ("pfedafe", "local"))
+        quick_run.run(quick_run.settings(algorithm={"name": name, **options}, training=training), tmp_path / name)
+    mine, theirs = (comparisons.state_of(tmp_path / name) for name in ("pfedafe", "local"))
     for path, array in theirs.items():
         assert np.array_equal(mine[path.replace("model/", "")], array), path
     first, second = (run_folder.read_metrics(tmp_path / name, 3)["correct"] for name in ("pfedafe", "local"))
@@ -177,7 +184,7 @@ def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path: Path) ->
 
 
 def test_lanes_agree_with_the_loop_under_batch_norm() -> None:
-    task = alike.with_batch_norm()
+    task = comparisons.with_batch_norm()
     fresh = PFedAFE().init_client(task, 0)
     own = tree.map(lambda leaf: leaf * 1.5 + 0.1, {"body": fresh["body"], "stats": fresh["stats"]})
     client, down = {**fresh, **own, "trained": torch.tensor(True)}, {"body": PFedAFE().init_server(task)["shared"]}
@@ -185,7 +192,7 @@ def test_lanes_agree_with_the_loop_under_batch_norm() -> None:
 
 
 def test_a_step_of_padding_alone_changes_nothing() -> None:
-    alike.check_padding(PFedAFE(), client_of(alike.model(2)), shared_body(1), ("train", "beta"))
+    comparisons.check_padding(PFedAFE(), client_of(comparisons.model(2)), shared_body(1), ("train", "beta"))
 
 
 @pytest.mark.parametrize("name, value", [("beta_init", 1.1), ("beta_init", -0.1), ("beta_steps", 0), ("beta_lr", 0.0)])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import oracle
-import small
+import numpy_network
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.distances import squared_distances
@@ -27,7 +27,7 @@ def models(count: int) -> Tree:
     """Models whose layers are unlike each other in how far apart they are."""
     generator = torch.Generator().manual_seed(count)
     rows = tree.stack(
-        [tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator), small.task().init())] * count
+        [tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator), small_task.task().init())] * count
     )
     return tree.map(lambda leaf: leaf + 0.5 * torch.randn(leaf.shape, generator=generator), rows)
 
@@ -69,7 +69,7 @@ def bound(name: str, shape: tuple[int, int, int] = (3, 32, 32), bn: Any = "avera
     ],
 )
 def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged(fields: Any, layers: Any) -> None:
-    task, up = small.task(clients=5), models(3)
+    task, up = small_task.task(clients=5), models(3)
     algorithm = PFedCFR(alpha=1.5, sigma=4.0, **fields)
     server = algorithm.init_server(task)
     new = algorithm.server_update(task, server, {"model": up}, Round(1, np.array([0, 2, 4]), 0))
@@ -84,7 +84,7 @@ def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged
 
 
 def test_with_a_tiny_alpha_every_client_keeps_its_own_feature_layers() -> None:
-    task, up = small.task(clients=3), models(3)
+    task, up = small_task.task(clients=3), models(3)
     algorithm = PFedCFR(alpha=1e-12)
     new = algorithm.server_update(task, algorithm.init_server(task), {"model": up}, Round(1, np.arange(3), 0))
     assert all(torch.equal(tree.at(new["fused"], path), tree.at(up, path)) for path in FEATURE)
@@ -99,7 +99,7 @@ def test_distances_of_models_that_are_near_each_other_do_not_cancel() -> None:
 
 
 def test_the_reply_has_the_own_feature_layers_and_the_common_decision_layers() -> None:
-    task, up, algorithm = small.task(clients=3), models(3), PFedCFR(alpha=1.0, sigma=4.0)
+    task, up, algorithm = small_task.task(clients=3), models(3), PFedCFR(alpha=1.0, sigma=4.0)
     server = algorithm.server_update(task, algorithm.init_server(task), {"model": up}, Round(1, np.arange(3), 0))
     down = algorithm.publish(task, server, np.array([2, 0]))
     for path in FEATURE:
@@ -109,7 +109,7 @@ def test_the_reply_has_the_own_feature_layers_and_the_common_decision_layers() -
 
 
 def test_the_first_reply_is_every_clients_own_initial_feature_layers() -> None:
-    task, algorithm = small.task(clients=3, init="per_client"), PFedCFR()
+    task, algorithm = small_task.task(clients=3, init="per_client"), PFedCFR()
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(3))
     for client in range(3):
         assert torch.equal(
@@ -131,23 +131,23 @@ def received(algorithm: PFedCFR, task: Task) -> dict[str, Tree]:
 @pytest.mark.parametrize("start", ["fused", "local"])
 def test_the_client_is_pulled_to_what_it_received_by_two_terms(start: Any) -> None:
     # Also the known defect of FedAMP in public code: a proximal term without a gradient.
-    task, batches = small.task(), [small.batch(0), small.batch(1)]
+    task, batches = small_task.task(), [small_task.batch(0), small_task.batch(1)]
     algorithm = PFedCFR(alpha=2.0, sigma=10.0, prox_weight=3.0, decision_prox_weight=0.7, start=start)
     down = received(algorithm, task)
-    anchor = small.to_numpy({**down["personal"], **down["decision"]})
-    w = anchor if start == "fused" else small.to_numpy(task.init())
+    anchor = small_task.to_numpy({**down["personal"], **down["decision"]})
+    w = anchor if start == "fused" else small_task.to_numpy(task.init())
     for one in batches:
-        gradient = oracle.gradients(w, *small.flat(one))
+        gradient = numpy_network.gradients(w, *small_task.flat(one))
         pull = {"W1": 3.0 / 2.0, "b1": 3.0 / 2.0, "W2": 0.7, "b2": 0.7}  # lambda / alpha, mu
         w = {k: w[k] - LR * (gradient[k] + pull[k] * (w[k] - anchor[k])) for k in w}
-    state, up = algorithm.client_update(task, {"model": task.init()}, down, small.data(batches, LR))
-    small.assert_close(state["model"], w)
+    state, up = algorithm.client_update(task, {"model": task.init()}, down, small_task.data(batches, LR))
+    small_task.assert_close(state["model"], w)
     assert dict(tree.leaves(up["model"])).keys() == {*FEATURE, *DECISION}
     assert all(torch.equal(leaf, tree.at(state["model"], path)) for path, leaf in tree.leaves(up["model"]))
 
 
 def test_without_personal_layers_the_client_is_that_of_fedprox() -> None:
-    task, data = small.task(), small.data([small.batch(0), small.batch(1)])
+    task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     algorithm = PFedCFR(num_personal_layers=0, decision_prox_weight=0.4)
     model = tree.row(models(2), 0)
     _, mine = algorithm.client_update(task, {"model": task.init()}, {"decision": model}, data)
@@ -157,7 +157,7 @@ def test_without_personal_layers_the_client_is_that_of_fedprox() -> None:
 
 
 def test_the_model_after_local_training_predicts() -> None:
-    task, one = small.task(), small.batch(0)
+    task, one = small_task.task(), small_task.batch(0)
     model = tree.row(models(2), 1)
     assert torch.equal(PFedCFR().predict(task, {"model": model}, {}, one.x), task.predict(model, one.x))
     assert PFedCFR.predicts_with == ()
@@ -173,8 +173,8 @@ def test_batch_norm_statistics_stay_with_the_client() -> None:
         name: tree.map(lambda leaf: torch.ones(leaf.shape), kind.like)
         for name, kind in algorithm.downlink(task).items()
     }
-    batch = small.Batch(torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1]))
-    data = small.ClientData({"train": [batch]}, [batch], torch.tensor([1.0, 1.0] + [0.0] * 8), LR, 1)
+    batch = small_task.Batch(torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1]))
+    data = small_task.ClientData({"train": [batch]}, [batch], torch.tensor([1.0, 1.0] + [0.0] * 8), LR, 1)
     state, up = algorithm.client_update(task, client, down, data)
     assert sorted(up["model"]) == ["body", "head"]
     assert not torch.equal(

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-import harness
-import normed
-import oracle
+import normed_model
+import numpy_network
+import quick_run
 import relation_oracle
-import small
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.pfedpm import PFedPM
@@ -23,7 +23,7 @@ from pflmpi.messages.kinds import OwnClasses, Shared
 from pflmpi.models import MODELS
 
 LR = 0.1
-K, D = small.CLASSES, small.FEATURES
+K, D = small_task.CLASSES, small_task.FEATURES
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 
 
@@ -32,7 +32,7 @@ def same(a: tree.Tree, b: tree.Tree) -> bool:
 
 
 def batch(seed: int) -> Batch:
-    return Batch(small.batch(seed, len(LABELS)).x, LABELS)
+    return Batch(small_task.batch(seed, len(LABELS)).x, LABELS)
 
 
 def class_means(seed: int, *known: bool) -> dict[str, torch.Tensor]:
@@ -60,10 +60,12 @@ def pull(z: np.ndarray, mixed: np.ndarray, known: np.ndarray, distance: str) -> 
     return found
 
 
-def trained_by_hand(w: oracle.Weights, one: Batch, mixed: np.ndarray, known: np.ndarray, algorithm: PFedPM) -> None:
-    x, y = small.flat(one)
-    z, _ = oracle.forward(w, x)
-    slopes = oracle.gradients(w, x, y, algorithm.prototype_weight * pull(z, mixed, known, algorithm.distance))
+def trained_by_hand(
+    w: numpy_network.Weights, one: Batch, mixed: np.ndarray, known: np.ndarray, algorithm: PFedPM
+) -> None:
+    x, y = small_task.flat(one)
+    z, _ = numpy_network.forward(w, x)
+    slopes = numpy_network.gradients(w, x, y, algorithm.prototype_weight * pull(z, mixed, known, algorithm.distance))
     for name in w:
         w[name] = w[name] - LR * slopes[name]
 
@@ -80,19 +82,19 @@ def test_means_are_mixed_where_a_client_has_its_own() -> None:
 
 @pytest.mark.parametrize("distance", ["l2", "mse"])
 def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(distance: Any) -> None:
-    task, one = small.task(), batch(0)
+    task, one = small_task.task(), batch(0)
     algorithm = PFedPM(own_weight=0.4, prototype_weight=0.7, distance=distance)
     own, everyone = class_means(1, True, False, False), class_means(2, True, True, False)
     client = client_of(algorithm, task, own)
-    state, up = algorithm.client_update(task, client, {"class_means": everyone}, small.data([one]))
+    state, up = algorithm.client_update(task, client, {"class_means": everyone}, small_task.data([one]))
 
     mixed, c = everyone["means"].double().numpy(), own["means"].double().numpy()
     mixed[0] = 0.4 * c[0] + 0.6 * mixed[0]
-    w = small.to_numpy(task.init())
+    w = small_task.to_numpy(task.init())
     trained_by_hand(w, one, mixed, np.array([1, 1, 0]), algorithm)
-    small.assert_close(state["model"], w)
+    small_task.assert_close(state["model"], w)
 
-    z, _ = oracle.forward(w, small.flat(one)[0])
+    z, _ = numpy_network.forward(w, small_task.flat(one)[0])
     expected = np.stack([z[LABELS.numpy() == j].mean(0) for j in range(K)])
     np.testing.assert_allclose(up["means"]["means"], expected, atol=1e-6)
     assert up["means"]["counts"].tolist() == [3, 2, 1]
@@ -100,8 +102,8 @@ def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(distance: An
 
 
 def test_own_means_are_known_for_the_classes_that_a_client_holds() -> None:
-    task = small.task()
-    data = small.data([Batch(batch(0).x, LABELS.clamp(max=1))])
+    task = small_task.task()
+    data = small_task.data([Batch(batch(0).x, LABELS.clamp(max=1))])
     state, _ = PFedPM().client_update(task, PFedPM().init_client(task, 0), {"class_means": NOTHING}, data)
     assert state["own"]["known"].tolist() == [True, True, False] and not state["own"]["means"][2].any()
 
@@ -112,7 +114,7 @@ def test_own_means_are_known_for_the_classes_that_a_client_holds() -> None:
     ids=["before there are global means", "without prototype_weight"],
 )
 def test_without_the_second_term_it_is_local(algorithm: PFedPM, received: tree.Tree) -> None:
-    task, data = small.task(momentum=0.5), small.data([batch(0), batch(1)])
+    task, data = small_task.task(momentum=0.5), small_task.data([batch(0), batch(1)])
     client = client_of(algorithm, task, class_means(1, True, True, True))
     mine, _ = algorithm.client_update(task, client, {"class_means": received}, data)
     theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
@@ -120,12 +122,12 @@ def test_without_the_second_term_it_is_local(algorithm: PFedPM, received: tree.T
 
 
 def test_a_norm_of_zero_has_no_gradient_and_no_nan() -> None:
-    task = small.task()
+    task = small_task.task()
     # One sample and numbers of few bits, so that no order of sums rounds: its class mean is the feature exactly.
     one = Batch((batch(0).x[:1] * 4).round(), LABELS[:1])
     model = tree.map(lambda entry: (entry * 32).round() / 32, task.init())
     at = {"means": task.features(model, one.x).expand(K, D).clone(), "known": torch.tensor([True, False, False])}
-    client, data = {**PFedPM().init_client(task, 0), "model": model}, small.data([one])
+    client, data = {**PFedPM().init_client(task, 0), "model": model}, small_task.data([one])
     alone, _ = Local().client_update(task, {"model": model}, {}, data)
     state, _ = PFedPM().client_update(task, client, {"class_means": at}, data)
     lanes = in_lanes(PFedPM(), task, client, at, one.x[None, None], one.y[None, None], torch.ones(1, 1, 1))
@@ -146,7 +148,7 @@ def in_lanes(
     """The new states of lanes that differ in their data alone; x: [L, S, B, C, H, W], y and weight: [L, S, B]."""
 
     def one(client: tree.Tree, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> tree.Tree:
-        batches = [small.padded(x[step], y[step], weight[step]) for step in range(len(x))]
+        batches = [small_task.padded(x[step], y[step], weight[step]) for step in range(len(x))]
         counts = ((y.unsqueeze(-1) == torch.arange(K)) * weight.unsqueeze(-1)).sum((0, 1))
         data = ClientData({"train": batches}, batches, counts, LR, 2)
         return algorithm.client_update(task.replace(batched=True), client, {"class_means": received}, data)[0]
@@ -155,7 +157,7 @@ def in_lanes(
 
 
 def test_padding_counts_in_neither_loss() -> None:
-    task, algorithm = small.task(momentum=0.5, weight_decay=0.1), PFedPM(relation=True)
+    task, algorithm = small_task.task(momentum=0.5, weight_decay=0.1), PFedPM(relation=True)
     client, received = client_of(algorithm, task, class_means(1, True, True, False)), class_means(2, True, True, True)
     lanes = [[batch(0), batch(1)], [Batch(batch(2).x[:4], LABELS[:4])]]
     x, y = torch.stack([batch(seed).x for seed in (0, 1, 2, 3)]), LABELS.expand(4, -1)
@@ -164,7 +166,7 @@ def test_padding_counts_in_neither_loss() -> None:
         algorithm, task, client, received, x.unflatten(0, (2, 2)), y.unflatten(0, (2, 2)), weight.unflatten(0, (2, 2))
     )
     for lane, batches in enumerate(lanes):
-        alone, _ = algorithm.client_update(task, client, {"class_means": received}, small.data(batches))
+        alone, _ = algorithm.client_update(task, client, {"class_means": received}, small_task.data(batches))
         for path, expected in tree.leaves(alone):
             np.testing.assert_allclose(tree.at(found, path)[lane], expected, atol=1e-6, err_msg=path)
 
@@ -179,35 +181,35 @@ def test_relation_scores_are_those_of_the_pairs_signals() -> None:
 
 @pytest.mark.parametrize("known", [(True, True, True), (True, False, True)])
 def test_the_relation_module_steps_after_the_model_on_every_batch(known: tuple[bool, ...]) -> None:
-    task, batches = small.task(), [batch(0), batch(1)]
+    task, batches = small_task.task(), [batch(0), batch(1)]
     algorithm = PFedPM(own_weight=0.4, relation=True, relation_lr=0.2)
     received = class_means(2, *known)
     client = client_of(algorithm, task, NOTHING)
-    state, _ = algorithm.client_update(task, client, {"class_means": received}, small.data(batches))
+    state, _ = algorithm.client_update(task, client, {"class_means": received}, small_task.data(batches))
 
     mixed, mask = received["means"].double().numpy(), np.array(known, float)
-    w, psi = small.to_numpy(task.init()), relation_oracle.to_numpy(client["relation"])  # type: ignore[arg-type]
+    w, psi = small_task.to_numpy(task.init()), relation_oracle.to_numpy(client["relation"])  # type: ignore[arg-type]
     for one in batches:
         trained_by_hand(w, one, mixed, mask, algorithm)
-        z, _ = oracle.forward(w, small.flat(one)[0])  # of the body after its step
+        z, _ = numpy_network.forward(w, small_task.flat(one)[0])  # of the body after its step
         slopes = relation_oracle.gradients(psi, z, mixed, np.eye(K)[LABELS.numpy()], mask)
         psi = {path: psi[path] - 0.2 * slopes[path] for path in psi}
-    small.assert_close(state["model"], w)
+    small_task.assert_close(state["model"], w)
     for path, value in psi.items():
         np.testing.assert_allclose(tree.at(state["relation"], path), value, atol=2e-6, err_msg=path)
     assert torch.equal(state["mixed"]["means"], received["means"]) and state["mixed"]["known"].tolist() == list(known)
 
 
 def test_the_relation_module_has_the_models_learning_rate_unless_given_and_it_decays() -> None:
-    task = small.task(lr=0.05, lr_decay=0.9)
+    task = small_task.task(lr=0.05, lr_decay=0.9)
     assert PFedPM().learning_rate(task, 3) == pytest.approx(0.05 * 0.81)
     assert PFedPM(relation_lr=0.4).learning_rate(task, 3) == pytest.approx(0.4 * 0.81)
 
 
 def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -> None:
     task, data, received = (
-        normed.task(momentum=0.5),
-        small.data([batch(0), batch(1)]),
+        normed_model.task(momentum=0.5),
+        small_task.data([batch(0), batch(1)]),
         class_means(2, True, True, True),
     )
     states = [
@@ -219,7 +221,7 @@ def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -
 
 
 def test_prediction_by_relation_uses_the_mixed_means_of_the_last_round() -> None:
-    task, algorithm, x = small.task(), PFedPM(relation=True), batch(5).x
+    task, algorithm, x = small_task.task(), PFedPM(relation=True), batch(5).x
     client = client_of(algorithm, task, class_means(1, True, True, False))
     model = client["model"]
     at_first = algorithm.predict(task, algorithm.init_client(task, 0), {}, x)
@@ -237,7 +239,7 @@ def test_prediction_by_relation_uses_the_mixed_means_of_the_last_round() -> None
 
 
 def test_all_classes_come_down_only_where_the_relation_module_needs_them() -> None:
-    plain, related = (PFedPM(relation=on).downlink(small.task())["class_means"] for on in (False, True))
+    plain, related = (PFedPM(relation=on).downlink(small_task.task())["class_means"] for on in (False, True))
     assert type(plain) is OwnClasses and plain.client_bytes(2) == 2 * (4 * D + 1)
     assert type(related) is Shared and related.client_bytes(2) == K * (4 * D + 1)
 
@@ -253,7 +255,7 @@ WIDTHS = [{"name": "protocnn", "channels": channels, "kernel": 3, "padding": 1} 
 
 
 def test_clients_may_have_unlike_models_with_features_of_one_width(tmp_path: Path) -> None:
-    raw = harness.settings(
+    raw = quick_run.settings(
         model=WIDTHS, algorithm={"name": "pfedpm", "relation": True}, training={"rounds": 2}, data={"limit": 200}
     )
-    assert harness.run(raw, tmp_path / "1") == harness.run(raw, tmp_path / "3", 3)
+    assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "3", 3)

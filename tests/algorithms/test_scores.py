@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 
 import both_ways
-import harness
+import quick_run
 from pflmpi.store import run_folder
 
 
 def test_every_client_is_scored_by_its_own_samples_alone(tmp_path: Path) -> None:
     """Public FedProto code never resets its counters between clients, so that its mean is one of running totals."""
-    raw = harness.settings(algorithm={"name": "fedproto"})
-    harness.run(raw, tmp_path / "run")
+    raw = quick_run.settings(algorithm={"name": "fedproto"})
+    quick_run.run(raw, tmp_path / "run")
     federation = both_ways.federation_of(raw)
     server = run_folder.read_server(tmp_path / "run", 3)
     ((clients, state),) = run_folder.read_clients(tmp_path / "run", 3, both_ways.everyone(federation)).values()

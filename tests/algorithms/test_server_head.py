@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-import oracle
-import small
+import numpy_network
+import small_task
 from pflmpi.algorithms.server_head import train_head
 from pflmpi.tree import Tree
 
@@ -14,12 +14,12 @@ LABELS = [0, 2, 0, 1, 2, 2, 0]
 
 def head(seed: int) -> Tree:
     rng = np.random.default_rng(seed)
-    weight, bias = rng.normal(size=(small.CLASSES, small.FEATURES)), rng.normal(size=small.CLASSES)
+    weight, bias = rng.normal(size=(small_task.CLASSES, small_task.FEATURES)), rng.normal(size=small_task.CLASSES)
     return {"weight": torch.from_numpy(weight).float(), "bias": torch.from_numpy(bias).float()}
 
 
 def upload(seed: int, labels: list[int]) -> Tree:
-    means = np.random.default_rng(seed).normal(size=(len(labels), small.FEATURES))
+    means = np.random.default_rng(seed).normal(size=(len(labels), small_task.FEATURES))
     return {"labels": torch.tensor(labels, dtype=torch.int32), "means": torch.from_numpy(means).float()}
 
 
@@ -33,7 +33,7 @@ def test_a_head_takes_a_step_of_the_mean_cross_entropy_on_every_minibatch(batch_
         order = rng.permutation(len(LABELS))
         for first in range(0, len(order), batch_size):
             chosen = order[first : first + batch_size]
-            error = oracle.softmax(means[chosen] @ weight.T + bias)
+            error = numpy_network.softmax(means[chosen] @ weight.T + bias)
             error[np.arange(len(chosen)), labels[chosen]] -= 1
             weight, bias = weight - 0.7 * error.T @ means[chosen] / len(chosen), bias - 0.7 * error.mean(0)
     np.testing.assert_allclose(found["weight"], weight, rtol=0, atol=1e-6)

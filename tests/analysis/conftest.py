@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-import harness
+import quick_run
 from pflmpi.runtime import checkpoints
 from pflmpi.store import checked_hdf5
 from pflmpi.store.round_file import RoundContent
@@ -25,5 +25,5 @@ def older_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checked_hdf5, "FORMAT_VERSION", 1)
         patch.setattr(checkpoints, "write_round", write_as_before)
-        harness.run(harness.settings(), folder)
+        quick_run.run(quick_run.settings(), folder)
     return folder

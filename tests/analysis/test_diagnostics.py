@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness
 import newcomer
+import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
@@ -31,8 +31,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A run of three rounds with all its checkpoints; the algorithm is not registered any more when it is read."""
     folder = tmp_path_factory.mktemp("newcomer") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        raw = harness.settings(algorithm=newcomer.registered(patch), checkpoint={"keep": 0})
-        harness.run(raw, folder, ranks=2)
+        raw = quick_run.settings(algorithm=newcomer.registered(patch), checkpoint={"keep": 0})
+        quick_run.run(raw, folder, ranks=2)
     yield open_run(folder)
 
 
@@ -219,7 +219,7 @@ def test_projections_have_a_point_for_each_class_vector_and_are_repeatable(run: 
 @pytest.mark.parametrize("case", CASES)
 def test_what_an_algorithm_declares_is_drawn(case: str, tmp_path: Path) -> None:
     sections = CASES[case]
-    harness.run(harness.settings(sections, training={"rounds": 2}, checkpoint={"keep": 0}), tmp_path / "run")
+    quick_run.run(quick_run.settings(sections, training={"rounds": 2}, checkpoint={"keep": 0}), tmp_path / "run")
     states = checkpoints(open_run(tmp_path / "run"))
     found = diagnostics.figures(states)
     declared = states[-1].diagnostics

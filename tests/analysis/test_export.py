@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torchvision.models import resnet18
 
-import harness
 import newcomer
+import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.analysis.checkpoint import Checkpoint
@@ -41,7 +41,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
-    harness.run(harness.settings(), folder, ranks=2)
+    quick_run.run(quick_run.settings(), folder, ranks=2)
     return folder
 
 
@@ -75,8 +75,8 @@ def tensors(state: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_exported_model_is_right_as_often_as_in_the_run(case: str, absent: str, tmp_path: Path) -> None:
-    raw = harness.settings(CASES[case], evaluation={"absent": absent}, training={"rounds": 2})
-    harness.run(raw, tmp_path / "run")
+    raw = quick_run.settings(CASES[case], evaluation={"absent": absent}, training={"rounds": 2})
+    quick_run.run(raw, tmp_path / "run")
     round, made = open_run(tmp_path / "run").round(), experiment(tmp_path / "run")
     if isinstance(round.personal, NotAModel):
         with pytest.raises(ConfigError, match=re.escape(round.personal.why)):
@@ -92,8 +92,8 @@ def test_an_algorithm_that_the_package_does_not_know_is_exported_too(absent: str
     """From files alone: it is not registered any more, and its model has kept, shared and own parts."""
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
-        raw = harness.settings(algorithm=newcomer.registered(patch), evaluation={"absent": absent})
-        harness.run(raw, run, ranks=2)
+        raw = quick_run.settings(algorithm=newcomer.registered(patch), evaluation={"absent": absent})
+        quick_run.run(raw, run, ranks=2)
         made = experiment(run)
     round = open_run(run).round()
     for client, right in enumerate(round.metrics["correct"].tolist()):
@@ -107,7 +107,7 @@ def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choos
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         section = {**newcomer.registered(patch), "one_model": False}
-        harness.run(harness.settings(algorithm=section, training={"rounds": 1}), tmp_path / "run")
+        quick_run.run(quick_run.settings(algorithm=section, training={"rounds": 1}), tmp_path / "run")
     assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(tmp_path / "m.npz")]) == 2
     said = capfd.readouterr().err
     assert "a client of Newcomer predicts with what it likes best, which is not one model" in said
@@ -143,7 +143,7 @@ def test_a_checkpoint_that_lacks_a_part_of_its_models_is_named(
 def test_unlike_clients_have_their_own_models(tmp_path: Path) -> None:
     models = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
     algorithm = {"name": "fedproto", "predict_with": "head"}
-    harness.run(harness.settings(algorithm=algorithm, model=models), tmp_path / "run")
+    quick_run.run(quick_run.settings(algorithm=algorithm, model=models), tmp_path / "run")
     round, made = open_run(tmp_path / "run").round(), experiment(tmp_path / "run")
     for client, right in enumerate(round.metrics["correct"].tolist()):
         assert correct(module(made, client_state(round, client), client), made, client) == right
@@ -168,14 +168,14 @@ def test_the_names_are_those_of_the_module(name: str) -> None:
 @pytest.mark.parametrize("hidden", [None, 20])
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_a_residual_network_loads_into_torchvisions(bn: str, hidden: int | None, tmp_path: Path) -> None:
-    raw = harness.settings(
+    raw = quick_run.settings(
         data={"name": "digits", "limit": 120},
         partition={"name": "iid", "clients": 2},
         model={"name": "resnet18", "hidden": hidden},
         algorithm={"name": "fedper"},
         training={"rounds": 1, "participation": 1.0, "batch_size": 20, "bn": bn},
     )
-    harness.run(raw, tmp_path / "run")
+    quick_run.run(raw, tmp_path / "run")
     file = tmp_path / "client.pt"
     assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(file)]) == 0
     network = resnet18()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from pflmpi.analysis import difference as differences
 from pflmpi.analysis import integrity
 from pflmpi.analysis.run import open_run
@@ -22,7 +22,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
-    harness.run(harness.settings(training={"rounds": 4}, checkpoint={"keep": 0}), folder, ranks=2)
+    quick_run.run(quick_run.settings(training={"rounds": 4}, checkpoint={"keep": 0}), folder, ranks=2)
     return folder
 
 

@@ -10,8 +10,8 @@ import pandas
 import pytest
 import yaml
 
-import harness
 import pflmpi
+import quick_run
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
@@ -23,14 +23,14 @@ UNLIKE = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "ml
 @pytest.fixture(scope="module")
 def alike_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alike") / "run"
-    harness.run(harness.settings(training={"rounds": 4}, evaluation={"every": 2}), folder, ranks=2)
+    quick_run.run(quick_run.settings(training={"rounds": 4}, evaluation={"every": 2}), folder, ranks=2)
     return folder
 
 
 @pytest.fixture(scope="module")
 def unlike_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unlike") / "run"
-    harness.run(harness.settings(algorithm={"name": "fedproto"}, model=UNLIKE), folder, ranks=2)
+    quick_run.run(quick_run.settings(algorithm={"name": "fedproto"}, model=UNLIKE), folder, ranks=2)
     return folder
 
 
@@ -163,7 +163,7 @@ def test_unlike_models_have_their_leaves_by_cohort(unlike_run: Path) -> None:
 
 
 def test_clients_that_keep_nothing_have_no_leaves(tmp_path: Path) -> None:
-    harness.run(harness.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}), tmp_path / "run")
+    quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}), tmp_path / "run")
     round = open_run(tmp_path / "run").round()
     assert len(round.clients) == 0 and round.cohorts["cohort0"].tolist() == list(range(7))
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-import harness
 import newcomer
+import quick_run
 from every_algorithm import every_algorithm
 from model_helpers import images, start
 from pflmpi import tree
@@ -38,7 +38,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clients that have only ever trained alone, from starts of their own; three checkpoints."""
     folder = tmp_path_factory.mktemp("local") / "run"
     training = {"init": "per_client", "participation": 1.0}
-    harness.run(harness.settings(algorithm={"name": "local"}, training=training, checkpoint={"keep": 3}), folder)
+    quick_run.run(quick_run.settings(algorithm={"name": "local"}, training=training, checkpoint={"keep": 3}), folder)
     return folder
 
 
@@ -133,7 +133,7 @@ def test_the_outputs_of_a_residual_network_are_those_of_torchvisions_modules() -
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_clients_of_every_algorithm_can_be_compared(case: str, tmp_path: Path) -> None:
-    harness.run(harness.settings(CASES[case], training={"rounds": 2}), tmp_path / "run")
+    quick_run.run(quick_run.settings(CASES[case], training={"rounds": 2}), tmp_path / "run")
     assert probe(tmp_path / "run") == 0
     found = probe_file.read(tmp_path / "run", 2)
     assert list(found.layers) == ["body/fc1", "head"]
@@ -147,7 +147,7 @@ def test_clients_of_an_algorithm_that_the_package_does_not_know_can_be_compared(
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:
         section = {**newcomer.registered(patch), "one_model": False}
-        harness.run(harness.settings(algorithm=section, training={"rounds": 1}), run)
+        quick_run.run(quick_run.settings(algorithm=section, training={"rounds": 1}), run)
         assert probe(run, "--clients", "3") == 0
     layers = probe_file.read(run, 1).layers
     assert list(layers) == ["body/fc1", "head"] and layers["head"].clients.tolist() == [0, 3, 6]
@@ -160,7 +160,7 @@ def test_files_that_do_not_describe_themselves_are_refused(older_run: Path, capf
 
 
 def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(local: Path, tmp_path: Path) -> None:
-    harness.run(harness.settings(algorithm={"name": "fedavg"}), tmp_path / "one")
+    quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}), tmp_path / "one")
     assert probe(tmp_path / "one") == probe(local) == 0
     alike, apart = (probe_file.read(run, 3).layers["head"].cka for run in (tmp_path / "one", local))
     assert alike == pytest.approx(np.ones((7, 7)))
@@ -189,8 +189,8 @@ def test_the_figures_are_those_of_the_definition_on_the_same_samples(local: Path
 
 def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path: Path) -> None:
     models = [{"name": "cnn", "hidden": 12, "kernel": 3, "padding": 1}, {"name": "mlp", "hidden": 12}]
-    raw = {**harness.settings(algorithm={"name": "fedproto"}, training={"rounds": 1}), "model": models}
-    harness.run(raw, tmp_path / "run")
+    raw = {**quick_run.settings(algorithm={"name": "fedproto"}, training={"rounds": 1}), "model": models}
+    quick_run.run(raw, tmp_path / "run")
     assert probe(tmp_path / "run") == 0
     layers = probe_file.read(tmp_path / "run", 1).layers
     assert layers["body/conv1"].clients.tolist() == [0, 2, 4, 6]
@@ -219,7 +219,7 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
 
 
 def test_without_a_probe_the_report_says_how_to_make_one(tmp_path: Path) -> None:
-    harness.run(harness.settings(training={"rounds": 1}), tmp_path / "run")
+    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     (missing,) = probes.figures(open_run(tmp_path / "run"))
     assert isinstance(missing, Missing) and f"pflmpi probe {tmp_path / 'run'}" in missing.why
 
@@ -228,7 +228,7 @@ def test_a_damaged_probe_is_named_and_the_rest_is_still_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    harness.run(harness.settings(training={"rounds": 1}), run)
+    quick_run.run(quick_run.settings(training={"rounds": 1}), run)
     assert probe(run) == 0
     path = probe_file.path(run, 1)
     content = bytearray(path.read_bytes())
@@ -255,7 +255,7 @@ def test_a_damaged_probe_is_named_and_the_rest_is_still_reported(
 def test_bad_input_is_refused_and_nothing_written(
     options: list[str], word: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    harness.run(harness.settings(training={"rounds": 1}), tmp_path / "run")
+    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     assert main(["probe", str(tmp_path / "run"), *options]) == 2
     assert word in capfd.readouterr().err
     assert probe_file.rounds(tmp_path / "run") == []
@@ -263,7 +263,7 @@ def test_bad_input_is_refused_and_nothing_written(
 
 def test_other_data_than_the_run_had_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    harness.run(harness.settings(training={"rounds": 1}), run)
+    quick_run.run(quick_run.settings(training={"rounds": 1}), run)
     config = run / "config.yaml"
     recorded = open_run(run).config["recorded"]["data"]
     config.write_text(config.read_text().replace(recorded, "f" * len(recorded)))

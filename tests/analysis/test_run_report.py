@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from pflmpi.analysis.drawing import style
 from pflmpi.analysis.drawing.files import draw
 from pflmpi.analysis.page import Section, page
@@ -91,10 +91,10 @@ class Elements(HTMLParser):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with runs: two that can be compared, and one with another partition."""
     folder = tmp_path_factory.mktemp("runs")
-    harness.run(harness.settings(), folder / "gmh")
-    harness.run(harness.settings(algorithm={"name": "local"}), folder / "local")
+    quick_run.run(quick_run.settings(), folder / "gmh")
+    quick_run.run(quick_run.settings(algorithm={"name": "local"}), folder / "local")
     other = {"name": "exdir", "clients": 5, "classes_per_client": 3, "alpha": 0.7, "min_samples": 4}
-    harness.run(harness.settings(partition=other, training={"rounds": 1}), folder / "other")
+    quick_run.run(quick_run.settings(partition=other, training={"rounds": 1}), folder / "other")
     return folder
 
 
@@ -219,7 +219,7 @@ def test_runs_that_cannot_be_compared_are_left_out_naming_the_key(
 
 
 def test_another_seed_of_the_same_partition_can_be_compared(runs: Path, tmp_path: Path) -> None:
-    harness.run(harness.settings(seed=4, training={"rounds": 1}), tmp_path / "seed4")
+    quick_run.run(quick_run.settings(seed=4, training={"rounds": 1}), tmp_path / "seed4")
     assert main(["report", str(runs / "gmh"), str(tmp_path / "seed4"), "--out", str(tmp_path / "out")]) == 0
 
 
@@ -297,7 +297,7 @@ def test_of_a_run_that_was_resumed_from_files_of_format_1_the_newer_ones_are_sho
     assert main(["report", str(older_run), "--out", str(tmp_path / "before")]) == 0
     assert "before checkpoints described themselves (format 1)" in (tmp_path / "before" / "report.html").read_text()
     shutil.copytree(older_run, tmp_path / "run")
-    harness.resume(tmp_path / "run", ("training.rounds=5",))
+    quick_run.resume(tmp_path / "run", ("training.rounds=5",))
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "after")]) == 0
     assert "format 1" not in (tmp_path / "after" / "report.html").read_text()
     with open(tmp_path / "after" / "figures" / "01-fedgmh" / "critical_over_rounds.csv") as file:

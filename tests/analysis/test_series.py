@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-import harness
+import quick_run
 from pflmpi.analysis import report
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Stack
 from pflmpi.analysis.run import Run, open_run
@@ -37,7 +37,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("trained")
     found = {}
     for name, algorithm, seed in (("fedavg", "fedavg", 3), ("local", "local", 3), ("other", "local", 4)):
-        harness.run(harness.settings(algorithm={"name": algorithm}, checkpoint={"keep": 2}, seed=seed), folder / name)
+        quick_run.run(
+            quick_run.settings(algorithm={"name": algorithm}, checkpoint={"keep": 2}, seed=seed), folder / name
+        )
         found[name] = open_run(folder / name)
     return found
 
@@ -195,7 +197,7 @@ def test_without_a_local_run_there_is_no_comparison(trained: dict[str, Run]) -> 
 
 
 def test_the_partition_is_that_of_the_federation(trained: dict[str, Run]) -> None:
-    federation = load_federation(configuration.parse(harness.settings()))
+    federation = load_federation(configuration.parse(quick_run.settings()))
     plot = partition.partition(trained["fedavg"])
     assert isinstance(plot, Matrices)
     train, test = plot.panels

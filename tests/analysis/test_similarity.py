@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness
 import newcomer
+import quick_run
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.run import open_run
@@ -24,7 +24,7 @@ def made(folder: Path, name: str, **sections: Any) -> list[Checkpoint]:
     """All checkpoints of a run of three rounds; made once."""
     path = folder / "-".join([name, *sections])
     if not path.exists():
-        harness.run(harness.settings(algorithm={"name": name}, checkpoint={"keep": 0}, **sections), path)
+        quick_run.run(quick_run.settings(algorithm={"name": name}, checkpoint={"keep": 0}, **sections), path)
     run = open_run(path)
     return [run.round(number) for number in run.rounds]
 
@@ -43,8 +43,8 @@ def curves(checkpoints: list[Checkpoint]) -> Curves:
 
 def test_cosines_are_over_weight_and_bias_of_a_layer_of_two_personal_models(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        raw = harness.settings(algorithm=newcomer.registered(patch), checkpoint={"keep": 0})
-        harness.run(raw, tmp_path / "run")
+        raw = quick_run.settings(algorithm=newcomer.registered(patch), checkpoint={"keep": 0})
+        quick_run.run(raw, tmp_path / "run")
     state = open_run(tmp_path / "run").round(3)
     plot = matrices([state])
     assert [panel.title for panel in plot.panels] == ["body/fc1", "head"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
 import processes
+import quick_run
 import testbed
 from pflmpi.cli import main
 from pflmpi.cluster import jobs, queue
@@ -82,7 +82,7 @@ def far(**changes: object) -> RunStatus:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three rounds."""
     folder = tmp_path_factory.mktemp("status") / "my run"
-    harness.run(harness.settings(), folder)
+    quick_run.run(quick_run.settings(), folder)
     return folder
 
 
@@ -500,7 +500,7 @@ def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Ca
 
 def configure(folder: Path, rounds: int) -> None:
     """Write a configuration that is quick to start."""
-    raw = harness.settings(training={"rounds": rounds}, runtime={"executor": "loop"})
+    raw = quick_run.settings(training={"rounds": rounds}, runtime={"executor": "loop"})
     (folder / "config.yaml").write_text(dump(raw))
 
 

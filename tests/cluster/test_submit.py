@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
+import quick_run
 import table_file
 from pflmpi.cli import main
 from pflmpi.cluster.jobs import cells_file
@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where `submit` is started, with a configuration and a Slurm whose queue is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(harness.settings()))
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
     program("sbatch", 'printf "%s\\n" "$@" > words; cat > script; echo "42;here"')
     program("squeue", ":")
     return tmp_path
@@ -103,7 +103,7 @@ def test_a_requeueing_job_is_warned_and_requeues_itself(folder: Path) -> None:
 
 
 def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    harness.run(harness.settings(), folder / "run")
+    quick_run.run(quick_run.settings(), folder / "run")
     assert main(["submit", "small.yaml", "--out", "run"]) == 0
     assert capfd.readouterr().out == "all 3 rounds of run are done; nothing to submit\n"
     assert not (folder / "script").exists()
@@ -140,7 +140,7 @@ def test_wrong_input_is_refused_and_nothing_submitted(
 
 
 def test_a_run_of_another_configuration_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    harness.run(harness.settings(), folder / "runs" / "small")
+    quick_run.run(quick_run.settings(), folder / "runs" / "small")
     assert main(["submit", "small.yaml", "-s", "training.lr=0.7"]) == 2
     assert "training.lr = 0.1 in the run, 0.7 now" in capfd.readouterr().err
     assert not (folder / "script").exists()
@@ -182,7 +182,7 @@ def test_an_array_has_the_cells_that_are_not_done(folder: Path, capfd: pytest.Ca
     path = table_file.write(folder)  # 2 rows, 2 columns, 2 seeds
     for number in (0, 5):
         cell = cells(load(path), [], None)[number]
-        harness.run(cell.raw, cell.run(Path("sweeps/small")))
+        quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
     command = ["submit", "--array", "small.yaml", "--time", "10", "--jobs", "2"]
     assert main([*command, "--mpi", "pmi2"]) == 0
     text = (folder / "script").read_text()
@@ -215,7 +215,7 @@ def test_a_table_with_a_wrong_cell_is_not_submitted(folder: Path, capfd: pytest.
     assert "Local/few: model.hidden = -1" in capfd.readouterr().err
     table_file.write(folder)
     cell = cells(load(path), [], None)[0]
-    harness.run(cell.raw, cell.run(Path("sweeps/small")))
+    quick_run.run(cell.raw, cell.run(Path("sweeps/small")))
     assert main(["submit", "--array", str(path), "-s", "training.momentum=0.5"]) == 2
     assert "FedAvg/few/seed0: sweeps/small/FedAvg/few/seed0 cannot be continued" in capfd.readouterr().err
     assert not (folder / "script").exists()

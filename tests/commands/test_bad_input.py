@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
-import harness
 import processes
+import quick_run
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
@@ -75,7 +75,7 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
     from pflmpi.runtime.devices import choose
     from pflmpi.transports.detect import ALONE
 
-    raw = dict(harness.QUICK)
+    raw = dict(quick_run.QUICK)
     for name, value in change.items():
         keep = isinstance(value, dict) and "name" not in value and "path" not in value and name in raw and value
         raw[name] = {**raw[name], **value} if keep and name not in ("partition", "model") else value
@@ -84,7 +84,7 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
     with pytest.raises(UserError) as caught:
         config = configuration.parse(raw)
         choose(config.runtime, config.training, ALONE)
-        harness.run(raw, tmp_path / "run")
+        quick_run.run(raw, tmp_path / "run")
     assert caught.value.exit_code == 2
     text = str(caught.value)
     assert all(word in text for word in words), text
@@ -95,7 +95,7 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
 @pytest.mark.parametrize("text", ["training.lr", "=3", "trainig.lr=1", "training.lr=[", "data.name"])
 def test_wrong_overrides_are_refused(text: str) -> None:
     with pytest.raises(PflmpiError, match=r"override|unknown section"):
-        configuration.parse(configuration.override(harness.QUICK, [text]))
+        configuration.parse(configuration.override(quick_run.QUICK, [text]))
 
 
 def test_exponents_are_numbers(tmp_path: Path) -> None:
@@ -112,22 +112,22 @@ def test_files_that_are_no_configuration_are_refused(content: str, tmp_path: Pat
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    first = harness.run(harness.settings(), tmp_path / "run")
+    first = quick_run.run(quick_run.settings(), tmp_path / "run")
     with pytest.raises(UserError, match=r"holds a run already.*resume"):
-        harness.run(harness.settings(seed=9), tmp_path / "run")
-    assert harness.digest(tmp_path / "run") == first
+        quick_run.run(quick_run.settings(seed=9), tmp_path / "run")
+    assert quick_run.digest(tmp_path / "run") == first
 
 
 @pytest.mark.parametrize("change", ["training.lr=0.5", "seed=8", "algorithm.critical_share=0.1", "runtime.threads=2"])
 def test_continuing_with_another_configuration_is_refused(change: str, tmp_path: Path) -> None:
-    harness.run(harness.settings(), tmp_path / "run")
+    quick_run.run(quick_run.settings(), tmp_path / "run")
     with pytest.raises(CheckpointError) as caught:
         stored_config(tmp_path / "run", [change])
     assert change.split("=")[0] in str(caught.value) and "in the run" in str(caught.value)
 
 
 def test_a_continuation_may_change_where_it_runs(tmp_path: Path) -> None:
-    harness.run(harness.settings(), tmp_path / "run")
+    quick_run.run(quick_run.settings(), tmp_path / "run")
     config = stored_config(
         tmp_path / "run", ["runtime.timeout=5", "runtime.server=dedicated", "checkpoint.keep=1", "data.root=/elsewhere"]
     )
@@ -137,49 +137,49 @@ def test_a_continuation_may_change_where_it_runs(tmp_path: Path) -> None:
 def test_a_run_of_a_version_whose_clients_keep_something_else_is_not_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness.run(harness.settings(), tmp_path / "run")
+    quick_run.run(quick_run.settings(), tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     today = FedGMH.init_client
     more = {"newly_kept": torch.zeros(2)}
     monkeypatch.setattr(FedGMH, "init_client", lambda self, task, client: {**today(self, task, client), **more})
     with pytest.raises(UserError, match=r"newly_kept.*the version that wrote it"):
-        harness.resume(tmp_path / "run", ("training.rounds=5",))
+        quick_run.resume(tmp_path / "run", ("training.rounds=5",))
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
 def test_changed_data_is_noticed(tmp_path: Path) -> None:
-    harness.run(harness.settings(), tmp_path / "run")
+    quick_run.run(quick_run.settings(), tmp_path / "run")
     path = tmp_path / "run" / "config.yaml"
     raw = yaml.safe_load(path.read_text())
     raw["recorded"]["data"] = "0" * 64
     path.write_text(yaml.safe_dump(raw))
     with pytest.raises(UserError, match="data has changed"):
-        harness.resume(tmp_path / "run")
+        quick_run.resume(tmp_path / "run")
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    whole = harness.run(harness.settings(training={"rounds": 4}), tmp_path / "run", 2)
+    whole = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "run", 2)
     newest = tmp_path / "run" / "round_00004.h5"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2 : len(content) // 2 + 64] = b"\xff" * 64
     newest.write_bytes(content[:-100])
     assert run_folder.newest_good(tmp_path / "run")[0] == 3
-    assert harness.resume(tmp_path / "run") == whole
+    assert quick_run.resume(tmp_path / "run") == whole
 
 
 def test_a_run_without_a_good_checkpoint_says_so(tmp_path: Path) -> None:
-    harness.run(harness.settings(), tmp_path / "run")
+    quick_run.run(quick_run.settings(), tmp_path / "run")
     for file in (tmp_path / "run").glob("round_*.h5"):
         file.write_bytes(b"nothing")
     with pytest.raises(UserError, match="round_00003"):
-        harness.resume(tmp_path / "run")
+        quick_run.resume(tmp_path / "run")
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_diverging_client_is_named(ranks: int, tmp_path: Path) -> None:
-    raw = harness.settings(algorithm={"name": "fedavg"}, training={"lr": 1e30})
+    raw = quick_run.settings(algorithm={"name": "fedavg"}, training={"lr": 1e30})
     with pytest.raises(PflmpiError, match=r"round 1: client \d+ diverged.*lower training.lr") as caught:
-        harness.run(raw, tmp_path / "run", ranks)
+        quick_run.run(raw, tmp_path / "run", ranks)
     assert caught.value.exit_code == 3
     assert run_folder.newest_good(tmp_path / "run")[0] == 0
 
@@ -192,7 +192,7 @@ def write(raw: dict[str, Any], folder: Path) -> str:
 
 @pytest.mark.parametrize("way", ["alone", "mpi", "torchrun"])
 def test_the_command_line_shows_one_error_and_ends_with_2(way: str, tmp_path: Path) -> None:
-    raw = harness.settings(data={"name": "mnist", "root": str(tmp_path)})  # found wrong only when all ranks are up
+    raw = quick_run.settings(data={"name": "mnist", "root": str(tmp_path)})  # found wrong only when all ranks are up
     command = [*processes.start_way(way, 2), "run", write(raw, tmp_path), "--out", str(tmp_path / "run")]
     done = processes.call(command + (["--ranks", "2"] if way == "alone" else []))
     assert done.returncode == (1 if way == "torchrun" else 2), done.stderr  # torchrun has one code for all failures
@@ -204,14 +204,14 @@ def test_the_command_line_shows_one_error_and_ends_with_2(way: str, tmp_path: Pa
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    raw = harness.settings(data={"name": "mnist", "root": str(tmp_path)})
+    raw = quick_run.settings(data={"name": "mnist", "root": str(tmp_path)})
     done = processes.call([*processes.PFLMPI, "run", write(raw, tmp_path), "--ranks", "1", "--debug"])
     assert done.returncode == 2 and "Traceback" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["alone", "mpi", "torchrun"])
 def test_a_fault_on_one_rank_stops_all_and_shows_the_cause(way: str, tmp_path: Path) -> None:
-    raw = harness.settings(algorithm={"name": "fedavg"}, training={"lr": 1e30, "participation": 0.15})
+    raw = quick_run.settings(algorithm={"name": "fedavg"}, training={"lr": 1e30, "participation": 0.15})
     command = [*processes.start_way(way, 2), "run", write(raw, tmp_path), "--out", str(tmp_path / "run"), "--quiet"]
     done = processes.call(command + (["--ranks", "2"] if way == "alone" else []))
     assert done.returncode == (1 if way == "torchrun" else 3), done.stderr
@@ -226,7 +226,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     if not mounted or mounted.returncode:
         pytest.skip("needs root to mount a small file system")
     try:
-        raw = harness.settings(training={"rounds": 50}, checkpoint={"keep": 0}, model={"name": "mlp", "hidden": 200})
+        raw = quick_run.settings(training={"rounds": 50}, checkpoint={"keep": 0}, model={"name": "mlp", "hidden": 200})
         command = [
             *processes.PFLMPI,
             "run",

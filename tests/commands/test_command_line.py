@@ -14,9 +14,9 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-import harness
 import pflmpi
 import processes
+import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main, parser
 from pflmpi.config import load as configuration
@@ -39,7 +39,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(harness.settings()))
+    path.write_text(yaml.safe_dump(quick_run.settings()))
     return path
 
 
@@ -47,7 +47,7 @@ def config(tmp_path: Path) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three rounds that keeps two checkpoints."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    harness.run(harness.settings(checkpoint={"keep": 2}), folder)
+    quick_run.run(quick_run.settings(checkpoint={"keep": 2}), folder)
     return folder
 
 
@@ -128,7 +128,7 @@ def test_list_has_a_line_for_everything_registered(
 def test_schema_has_every_key_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     text = capsys.readouterr().out
-    resolved = configuration.parse(harness.settings()).resolved()
+    resolved = configuration.parse(quick_run.settings()).resolved()
     for section in ("data", "training", "evaluation", "checkpoint", "runtime"):
         for key in resolved[section]:
             assert re.search(rf"^.?\s*{key}\b", text, re.MULTILINE), f"{section}.{key}"
@@ -156,7 +156,7 @@ def test_partition_shows_who_holds_what_and_the_hash(
     rows = [line.split() for line in text.splitlines() if re.match(r"\s*\d+\s+\d+\s+\d+\s+\d+\s", line)]
     sizes = zip(range(7), federation.num_train, federation.num_test, (federation.class_counts > 0).sum(1), strict=True)
     assert [row[:4] for row in rows] == [[str(value) for value in size] for size in sizes]
-    reused = configuration.parse({**harness.settings(), "partition": {"path": str(tmp_path / "who.npz")}})
+    reused = configuration.parse({**quick_run.settings(), "partition": {"path": str(tmp_path / "who.npz")}})
     assert load_federation(reused).digest == federation.digest
     assert main(["partition", str(config), "-s", "seed=4"]) == 0
     assert federation.digest not in capsys.readouterr().out.replace("\n", "")
@@ -209,11 +209,11 @@ def test_a_run_without_out_goes_to_a_folder_with_its_name_and_the_time(config: P
     assert re.fullmatch(r"small-\d{8}-\d{6}", folder.name)
     assert done.stdout.splitlines()[-1] == f"run: runs/{folder.name}"
     assert [line.split()[:2] for line in done.stderr.splitlines()] == [["round", f"{round}/3"] for round in (1, 2, 3)]
-    assert harness.digest(folder) == harness.run(harness.settings(), tmp_path / "expected")
+    assert quick_run.digest(folder) == quick_run.run(quick_run.settings(), tmp_path / "expected")
 
 
 def test_a_run_and_its_continuation_with_other_ranks(config: Path, tmp_path: Path) -> None:
-    expected = harness.run(harness.settings(training={"rounds": 4}), tmp_path / "expected")
+    expected = quick_run.run(quick_run.settings(training={"rounds": 4}), tmp_path / "expected")
     run = str(tmp_path / "run")
     start = ["run", str(config), "--out", run, "-s", "training.rounds=2", "--ranks", "2", "--quiet"]
     done = processes.call([*processes.PFLMPI, *start])

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness
-import normed
+import normed_model
+import quick_run
 from both_ways import federation_of, run
 from pflmpi.data import SOURCES
 from pflmpi.data.federation import save
@@ -45,7 +45,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", list(SOURCES))
 @pytest.mark.parametrize("split", ["pooled", "official"])
 def test_every_dataset_runs(name: str, split: str, root: Path, tmp_path: Path) -> None:
-    raw = harness.settings(
+    raw = quick_run.settings(
         data={"name": name, "root": str(root), "split": split, **({"limit": 100} if name == "digits" else {})},
         partition={"name": "writers"} if name == "femnist" else {"name": "iid", "clients": 3},
         algorithm={"name": "fedavg"},
@@ -74,7 +74,7 @@ def test_every_dataset_runs(name: str, split: str, root: Path, tmp_path: Path) -
 )
 def test_real_data_run(name: str, limit: int, model: dict[str, Any], data_root: Path, tmp_path: Path) -> None:
     natural = name in ("mnist", "femnist")
-    raw = harness.settings(
+    raw = quick_run.settings(
         data={"name": name, "root": str(data_root), "limit": limit},
         partition={"name": "writers", "clients": 4, "min_samples": 3} if natural else {"name": "iid", "clients": 4},
         model=model,
@@ -98,7 +98,9 @@ PARTITION_KEYS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name, keys", [(name, keys) for name in PARTITIONS for keys in PARTITION_KEYS[name]])
 def test_every_partition_runs(name: str, keys: dict[str, Any], root: Path, tmp_path: Path) -> None:
-    raw = harness.settings(partition={"name": name, "clients": 5, **keys}, training={"rounds": 1, "participation": 1.0})
+    raw = quick_run.settings(
+        partition={"name": name, "clients": 5, **keys}, training={"rounds": 1, "participation": 1.0}
+    )
     if name == "writers":
         raw["data"] = {"name": "mnist", "root": str(root)}
     federation = federation_of(raw)
@@ -110,11 +112,11 @@ def test_every_partition_runs(name: str, keys: dict[str, Any], root: Path, tmp_p
 
 
 def test_a_saved_partition_gives_the_same_bits(tmp_path: Path) -> None:
-    by_name = harness.settings(training={"rounds": 2})
+    by_name = quick_run.settings(training={"rounds": 2})
     save(federation_of(by_name), tmp_path / "who.npz")
     by_path = {**by_name, "partition": {"path": str(tmp_path / "who.npz")}}
     assert federation_of(by_path).digest == federation_of(by_name).digest
-    assert run(by_path, tmp_path / "path")[0] == harness.run(by_name, tmp_path / "name")
+    assert run(by_path, tmp_path / "path")[0] == quick_run.run(by_name, tmp_path / "name")
     with pytest.raises(DataError, match="was made for"):
         federation_of({**by_path, "data": {"name": "digits"}})
 
@@ -134,7 +136,7 @@ FOUR = {"name": "iid", "clients": 4}
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_runs(name: str, tmp_path: Path) -> None:
-    raw = harness.settings(
+    raw = quick_run.settings(
         data={"name": "digits", "limit": 80},
         partition={"name": "iid", "clients": 2},
         model={"name": name, **MODEL_KEYS[name]},
@@ -151,8 +153,8 @@ def test_every_model_runs(name: str, tmp_path: Path) -> None:
 def test_batch_norm_statistics_are_averaged_or_stay(
     algorithm: str, bn: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS._objects, "normed", normed.NormedMLP)
-    raw = harness.settings(
+    monkeypatch.setitem(MODELS._objects, "normed", normed_model.NormedMLP)
+    raw = quick_run.settings(
         data={"name": "digits", "limit": 40},
         partition={"name": "iid", "clients": 2},
         model={"name": "normed", "hidden": 9},
@@ -186,7 +188,7 @@ UNLIKE: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("algorithm", UNLIKE)
 def test_unlike_models_are_cycled_over_the_clients(algorithm: str, tmp_path: Path) -> None:
     models = UNLIKE[algorithm]
-    raw = harness.settings(
+    raw = quick_run.settings(
         model=models,
         algorithm={"name": algorithm},
         partition=FOUR,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
 import processes
+import quick_run
 import raw_files
 
 ENVIRONMENT = {name: text for name, text in processes.ENVIRONMENT.items() if name != "PFLMPI_DATA"}
@@ -41,7 +41,7 @@ def problems(printed: str) -> list[str]:
 
 def write(folder: Path, **sections: object) -> Path:
     path = folder / "small.yaml"
-    path.write_text(yaml.safe_dump(harness.settings(**sections)))
+    path.write_text(yaml.safe_dump(quick_run.settings(**sections)))
     return path
 
 
@@ -205,7 +205,7 @@ def test_a_read_only_run_folder_is_named(tmp_path: Path) -> None:
 def test_what_dead_processes_have_left_is_named(tmp_path: Path) -> None:
     run = tmp_path / "row" / "column" / "seed0"
     sweep, cell = tmp_path / ".lock", run.with_name(".seed0.lock")
-    harness.run(harness.settings(training={"rounds": 1}), run)
+    quick_run.run(quick_run.settings(training={"rounds": 1}), run)
     assert doctor("alone", tmp_path, "--out", run)[0] == 0
     torn, flagged = run / "shards" / "round_00002_rank_000.h5.tmp", run / "round_00001.h5"
     torn.write_bytes(b"torn")

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.forecast.bytes import state_sizes, wire_bytes
 from pflmpi.runtime.client_state import allocate
 from pflmpi.runtime.schedule import schedule
 from pflmpi.store import metrics_file
-from planned import planned, planned_and_run
+from planned_run import planned, planned_and_run
 
 COLUMNS = ("up_bytes", "down_bytes", "wire_up_bytes", "wire_down_bytes")
 # A folded mean; class means with rows per class; rows per client; means to all; an introduction; two kinds at once.
@@ -36,30 +36,30 @@ def check_bytes(raw: dict[str, Any], ranks: int, folder: Path) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_bytes_of_each_round_are_those_of_the_run(name: str, ranks: int, tmp_path: Path) -> None:
-    check_bytes(harness.settings(MESSAGES[name]), ranks, tmp_path / "run")
+    check_bytes(quick_run.settings(MESSAGES[name]), ranks, tmp_path / "run")
 
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_bytes_follow_who_is_tested_with_what(absent: str, every: int, tmp_path: Path) -> None:
-    raw = harness.settings(MESSAGES["fedamp"], evaluation={"absent": absent, "every": every})
+    raw = quick_run.settings(MESSAGES["fedamp"], evaluation={"absent": absent, "every": every})
     check_bytes(raw, 2, tmp_path / "run")
 
 
 @pytest.mark.parametrize("changes", [{"executor": "lanes", "lanes": 2}, {"server": "dedicated"}, {"server": "shared"}])
 def test_bytes_follow_where_clients_live(changes: dict[str, Any], tmp_path: Path) -> None:
-    check_bytes(harness.settings(MESSAGES["fedgmh-full"], runtime=changes), 3, tmp_path / "run")
+    check_bytes(quick_run.settings(MESSAGES["fedgmh-full"], runtime=changes), 3, tmp_path / "run")
 
 
 def test_bytes_of_unlike_models(tmp_path: Path) -> None:
-    raw = {**harness.settings(MESSAGES["fedproto"]), "model": MODELS}
+    raw = {**quick_run.settings(MESSAGES["fedproto"]), "model": MODELS}
     check_bytes(raw, 3, tmp_path / "run")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", every_algorithm())
 def test_bytes_and_server_state_of_every_algorithm(name: str, tmp_path: Path) -> None:
-    raw = harness.settings(every_algorithm()[name])
+    raw = quick_run.settings(every_algorithm()[name])
     check_bytes(raw, 3, tmp_path / "run")
     check_server(raw)
 
@@ -67,12 +67,12 @@ def test_bytes_and_server_state_of_every_algorithm(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_state_of_a_rank_is_that_of_its_population(name: str, absent: str) -> None:
-    world = planned({**harness.settings(MESSAGES[name], evaluation={"absent": absent}), "model": MODELS[:1]}, 3)
+    world = planned({**quick_run.settings(MESSAGES[name], evaluation={"absent": absent}), "model": MODELS[:1]}, 3)
     check_population(world.experiment, world.setup)
 
 
 def test_state_of_unlike_models_is_that_of_the_population() -> None:
-    world = planned({**harness.settings(MESSAGES["fedproto"]), "model": MODELS}, 3)
+    world = planned({**quick_run.settings(MESSAGES["fedproto"]), "model": MODELS}, 3)
     check_population(world.experiment, world.setup)
     assert len(np.unique(state_sizes(world.experiment).client)) == 2
 
@@ -88,7 +88,7 @@ def check_population(experiment: Any, setup: Any) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fesem", "fedgmh-full"])
 def test_the_servers_state_is_known_without_making_it(name: str) -> None:
-    check_server(harness.settings(every_algorithm()[name]))
+    check_server(quick_run.settings(every_algorithm()[name]))
 
 
 def check_server(raw: dict[str, Any]) -> None:

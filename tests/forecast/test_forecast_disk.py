@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-import harness
+import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.forecast.bytes import state_sizes
 from pflmpi.forecast.disk import Disk, disk
-from planned import Planned, planned, planned_and_run
+from planned_run import Planned, planned, planned_and_run
 
 # Files have headers whose size HDF5 decides; those of rounds are only written for some rounds to see it.
 TOLERANCE = 0.02
@@ -28,7 +28,7 @@ def on_disk(folder: Path) -> int:
 @pytest.mark.parametrize("name", ["fedavg", "fedgmh-full", "fesem"])
 def test_what_stays_is_predicted(name: str, checkpoint: dict[str, Any], ranks: int, tmp_path: Path) -> None:
     sections = every_algorithm()[name]
-    raw = harness.settings(sections, checkpoint=checkpoint, training={**sections["training"], "rounds": 5})
+    raw = quick_run.settings(sections, checkpoint=checkpoint, training={**sections["training"], "rounds": 5})
     world = planned_and_run(raw, ranks, tmp_path / "run")
     found = forecast_of(world)
     assert found.last == pytest.approx(on_disk(tmp_path / "run"), rel=TOLERANCE)
@@ -38,7 +38,7 @@ def test_what_stays_is_predicted(name: str, checkpoint: dict[str, Any], ranks: i
 
 def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed(tmp_path: Path) -> None:
     """A client's state is large, and 3 of 7 train in a round."""
-    raw = harness.settings(model={"name": "mlp", "hidden": 200}, checkpoint={"keep": 0})
+    raw = quick_run.settings(model={"name": "mlp", "hidden": 200}, checkpoint={"keep": 0})
     world = planned_and_run(raw, 2, tmp_path / "run")
     found = forecast_of(world)
     shards = tmp_path / "run" / "shards"
@@ -51,7 +51,7 @@ def test_the_first_checkpoint_has_every_client_and_later_ones_those_that_changed
 
 def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not() -> None:
     def last(keep: int, rounds: int) -> float:
-        world = planned(harness.settings(checkpoint={"keep": keep}, training={"rounds": rounds}), 1)
+        world = planned(quick_run.settings(checkpoint={"keep": keep}, training={"rounds": rounds}), 1)
         return forecast_of(world).last
 
     assert last(0, 40) > 1.8 * last(0, 20)
@@ -59,7 +59,7 @@ def test_all_that_is_kept_grows_with_the_rounds_and_what_is_pruned_does_not() ->
 
 
 def test_more_checkpoints_than_are_looked_at_go_on_like_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = planned(harness.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
+    world = planned(quick_run.settings(checkpoint={"keep": 0}, training={"rounds": 30}), 1)
     whole = forecast_of(world)
     monkeypatch.setattr("pflmpi.forecast.disk._LOOKED_AT", 15)
     part = forecast_of(world)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-import harness
+import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import machine as this_machine
 from pflmpi.cli import main
@@ -41,7 +41,7 @@ class Machine:
 
     def config(self, name: str = "fedgmh-full", **sections: Any) -> Path:
         path = self.folder / "small.yaml"
-        path.write_text(yaml.safe_dump(harness.settings(every_algorithm()[name], **sections)))
+        path.write_text(yaml.safe_dump(quick_run.settings(every_algorithm()[name], **sections)))
         return path
 
     def plan(self, *arguments: object) -> tuple[int, str, str]:
@@ -81,7 +81,7 @@ def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine: Machine, t
     assert (code, errors) == (0, "")
     assert re.search(r"^ 0 .*[MG]iB", shown, re.MULTILINE), "rank 0 has a line"
     assert re.search(r"^ 1-2 3-4 ", shown, re.MULTILINE), "ranks 1 and 2, with 3 and 4 clients, have one together"
-    harness.run(yaml.safe_load(config.read_text()), tmp_path / "run", 3)
+    quick_run.run(yaml.safe_load(config.read_text()), tmp_path / "run", 3)
     for way in ("up", "down"):
         moved = [
             [int(line[f"{name}_bytes"]) for line in metrics_file.read(tmp_path / "run")]

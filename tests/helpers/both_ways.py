@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-import harness
+import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
 from pflmpi.run.build import load_federation
@@ -19,8 +19,8 @@ def federation_of(raw: dict[str, Any]) -> Federation:
 def run(raw: dict[str, Any], folder: Path) -> tuple[str, Path]:
     """Run on one rank and on two; check what must hold for every run; return the digest and the first run's folder."""
     raw = {**raw, "checkpoint": {"keep": 0, **raw.get("checkpoint", {})}}
-    one = harness.run(raw, folder / "one")
-    assert harness.run(raw, folder / "two", ranks=2) == one
+    one = quick_run.run(raw, folder / "one")
+    assert quick_run.run(raw, folder / "two", ranks=2) == one
     federation, there = federation_of(raw), run_folder.rounds(folder / "one")
     rounds = raw["training"]["rounds"]
     assert there[0] == 0 and there[-1] == rounds

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-import harness
+import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
@@ -44,16 +44,16 @@ def cases(algorithms: str, data_root: str | None) -> dict[str, dict[str, Any]]:
     for name, case in every_algorithm().items():
         if algorithms == "kinds" and name not in MESSAGE_KINDS:
             continue
-        common = harness.settings(case, checkpoint={"every": ROUNDS})
-        common = harness.settings(common, training={**TRAINING, **case["training"]})
-        result[f"digits lanes {name}"] = harness.settings(common, runtime=LANES)
+        common = quick_run.settings(case, checkpoint={"every": ROUNDS})
+        common = quick_run.settings(common, training={**TRAINING, **case["training"]})
+        result[f"digits lanes {name}"] = quick_run.settings(common, runtime=LANES)
         if name in MESSAGE_KINDS:
-            result[f"digits loop {name}"] = harness.settings(common, runtime=LOOP)
+            result[f"digits loop {name}"] = quick_run.settings(common, runtime=LOOP)
         if name in MESSAGE_KINDS and data_root is not None:
-            result[f"fashion_mnist loop {name}"] = harness.settings(
+            result[f"fashion_mnist loop {name}"] = quick_run.settings(
                 common, runtime=LOOP, data=fashion, model=CONVOLUTIONS
             )
-            result[f"fashion_mnist lanes {name}"] = harness.settings(common, runtime=LANES, data=fashion)
+            result[f"fashion_mnist lanes {name}"] = quick_run.settings(common, runtime=LANES, data=fashion)
     return result
 
 

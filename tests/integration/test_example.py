@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from pflmpi.analysis.run import open_run
 from project import ROOT
 
@@ -31,7 +31,7 @@ def test_it_has_cells() -> None:
 
 
 def test_it_shows_what_is_in_the_run(tmp_path: Path) -> None:
-    harness.run(harness.settings(), tmp_path / "run")
+    quick_run.run(quick_run.settings(), tmp_path / "run")
     code, lines = read(tmp_path / "run")
     run = open_run(tmp_path / "run")
     mean = run.columns["accuracy_mean"]
@@ -45,8 +45,8 @@ def test_it_shows_what_is_in_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("absent", ["latest", "last_received"])
 def test_it_says_so_where_clients_keep_no_heads(tmp_path: Path, absent: str) -> None:
-    raw = harness.settings(algorithm={"name": "fedavg"}, evaluation={"absent": absent}, training={"rounds": 1})
-    harness.run(raw, tmp_path / "run")
+    raw = quick_run.settings(algorithm={"name": "fedavg"}, evaluation={"absent": absent}, training={"rounds": 1})
+    quick_run.run(raw, tmp_path / "run")
     code, lines = read(tmp_path / "run")
     if absent == "latest":
         assert code == 1 and lines[-1].startswith("the clients of this run keep no heads")

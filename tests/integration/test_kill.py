@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
 import processes
+import quick_run
 
 MOMENTS = int(os.environ.get("PFLMPI_KILLS", "6"))
 ROUNDS = 30
@@ -21,7 +21,7 @@ ROUNDS = 30
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A configuration, and the digest of its undisturbed run."""
     folder = tmp_path_factory.mktemp("kill")
-    raw = harness.settings(
+    raw = quick_run.settings(
         model={"name": "mlp", "hidden": 1500},  # 12 clients x 0.5 MB: writing a checkpoint takes a while
         training={"rounds": ROUNDS, "momentum": 0.5},
         partition={"clients": 30, "name": "exdir", "classes_per_client": 2, "alpha": 0.5, "min_samples": 4},
@@ -29,7 +29,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     )
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(raw))
-    return path, harness.run(raw, folder / "whole")
+    return path, quick_run.run(raw, folder / "whole")
 
 
 @pytest.mark.slow
@@ -66,6 +66,6 @@ def test_killed_and_continued_gives_the_same_bits(moment: int, reference: tuple[
     again += ["--ranks", str(ranks)] if way == "alone" else []
     done = processes.call(again)
     assert done.returncode == 0, done.stderr
-    assert harness.digest(run) == expected, f"stopped after round {stopped_at}"
+    assert quick_run.digest(run) == expected, f"stopped after round {stopped_at}"
     print(f"moment {moment}: stopped after round {stopped_at} of {ROUNDS}")
     shutil.rmtree(run)

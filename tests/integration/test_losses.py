@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
 import processes
+import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.transports import open_transport
@@ -28,14 +28,14 @@ KILLS = int(os.environ.get("PFLMPI_KILLS", "2"))
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A configuration, and the digest of its undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
-    raw = harness.settings(
+    raw = quick_run.settings(
         training={"rounds": ROUNDS, "epochs": 5, "momentum": 0.5},
         partition={"clients": 12, "name": "exdir", "classes_per_client": 2, "alpha": 0.5, "min_samples": 4},
         data={"name": "digits"},
     )
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(raw))
-    return path, harness.run(raw, folder / "run")
+    return path, quick_run.run(raw, folder / "run")
 
 
 def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -> list[int]:
@@ -66,7 +66,7 @@ def test_the_others_take_over_the_clients_of_a_rank_that_dies(
     os.kill(ranks[draw.choice([1, 2, 3])], signal.SIGKILL)
     _, err = process.communicate(timeout=processes.PATIENCE)
     assert (tmp_path / "run.exit").read_text() == "0\n", err
-    assert harness.digest(tmp_path / "run") == expected
+    assert quick_run.digest(tmp_path / "run") == expected
     assert re.search(r"pflmpi: rank [123] \(host \S+, process \d+\) died; 3 ranks go on, from round \d", err)
 
 
@@ -80,7 +80,7 @@ def test_one_rank_is_left_in_the_end(whole: tuple[Path, str], tmp_path: Path) ->
         time.sleep(0.3)
     _, err = process.communicate(timeout=processes.PATIENCE)
     assert (tmp_path / "run.exit").read_text() == "0\n", err
-    assert harness.digest(tmp_path / "run") == expected
+    assert quick_run.digest(tmp_path / "run") == expected
     assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == ROUNDS + 1
 
 
@@ -99,7 +99,7 @@ def test_without_rank_0_the_run_ends_and_can_be_continued(whole: tuple[Path, str
     )
     resume = [*processes.PFLMPI, "resume", str(tmp_path / "run"), "--ranks", "1", "-s", "runtime.faults=stop"]
     assert processes.call(resume).returncode == 0
-    assert harness.digest(tmp_path / "run") == expected
+    assert quick_run.digest(tmp_path / "run") == expected
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_torchrun_starts_the_ranks_again_and_they_continue(whole: tuple[Path, st
     os.kill(ranks_after_round(process, tmp_path / "run", 2)[1], signal.SIGKILL)
     _, err = process.communicate(timeout=processes.PATIENCE)
     assert process.returncode == 0, err
-    assert harness.digest(tmp_path / "run") == expected
+    assert quick_run.digest(tmp_path / "run") == expected
 
 
 def test_a_run_that_may_be_started_again_needs_a_folder(whole: tuple[Path, str]) -> None:

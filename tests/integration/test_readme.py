@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
 import pflmpi
 import processes
+import quick_run
 import testbed
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main, parser
@@ -68,7 +68,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     done = processes.call([str(ROOT / SCRIPTS[0]), "--out", str(folder / "quickstart")], env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert packages(environment) == before, "the script has left an active environment as it is"
-    return folder, harness.digest(folder / "quickstart")
+    return folder, quick_run.digest(folder / "quickstart")
 
 
 def packages(environment: dict[str, str]) -> tuple[str, bool]:
@@ -104,7 +104,7 @@ def test_a_start_way_gives_the_digest_of_the_quickstart(
     done = processes.call(words, timeout=240, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     run = folder / words[words.index("--out") + 1]
-    assert harness.digest(run) == expected
+    assert quick_run.digest(run) == expected
     shown = processes.call(["pflmpi", "inspect", str(run), "--digest"], env=environment)
     assert shown.stdout.strip() == expected
 
@@ -118,7 +118,7 @@ def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest,
     words = shlex.split(next(line for line in RUNS if line.startswith("srun")))
     done = processes.call(words, timeout=240, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert harness.digest(folder / words[words.index("--out") + 1]) == expected
+    assert quick_run.digest(folder / words[words.index("--out") + 1]) == expected
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_job_ends_well(
         assert [run.name for run in runs] == ["1", "2"]
         assert re.search(r"^ +2 .* yes$", log.read_text(), re.MULTILINE)
     for run in runs:
-        assert harness.digest(run) == expected
+        assert quick_run.digest(run) == expected
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_the_quickstart_can_be_started_again_and_passes_arguments_on(
     start = [str(ROOT / SCRIPTS[0]), "--out", str(tmp_path / "again"), "-s", "training.rounds=1", "--quiet"]
     done = processes.call(start, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert harness.digest(tmp_path / "again") != alone[1]
+    assert quick_run.digest(tmp_path / "again") != alone[1]
     assert f"run: {tmp_path / 'again'}" in done.stdout
     again = processes.call(start, env=environment, cwd=tmp_path)
     assert again.returncode == 2 and "holds a run already" in again.stderr

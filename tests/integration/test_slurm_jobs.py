@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
 import processes
+import quick_run
 import table_file
 import testbed
 from pflmpi.store import run_folder
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def write(folder: Path, rounds: int = 3) -> str:
     """Write a configuration and return its name."""
-    raw = harness.settings(training={"rounds": rounds, "epochs": 4, "batch_size": 4})
+    raw = quick_run.settings(training={"rounds": rounds, "epochs": 4, "batch_size": 4})
     (folder / "small.yaml").write_text(yaml.safe_dump(raw))
     return "small.yaml"
 
@@ -56,7 +56,7 @@ def shorten(folder: Path) -> int:
 
 def plain(folder: Path) -> str:
     """The digest of the same run in this process."""
-    return harness.run(yaml.safe_load((folder / "small.yaml").read_text()), folder / "plain")
+    return quick_run.run(yaml.safe_load((folder / "small.yaml").read_text()), folder / "plain")
 
 
 def sbatch(folder: Path, *words: str, **variables: str) -> str:
@@ -120,7 +120,7 @@ def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
     options = ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-task=1", "--output=log"]
     job = sbatch(folder, *options, "slurm/train.sbatch", write(folder), "run", "-s", "training.rounds=3")
     completed(job, folder / "log")
-    assert harness.digest(folder / "run") == plain(folder)
+    assert quick_run.digest(folder / "run") == plain(folder)
     assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
 
 
@@ -152,7 +152,7 @@ def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(f
         subprocess.run(["scancel", job], check=True, timeout=30)
     testbed.wait_until(job, timeout=PATIENCE)
     last, _ = run_folder.newest_good(folder / "run")
-    assert harness.digest(folder / "run") == harness.resume(folder / "stopped", (f"training.rounds={last}",))
+    assert quick_run.digest(folder / "run") == quick_run.resume(folder / "stopped", (f"training.rounds={last}",))
 
 
 def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
     columns = {"few": {"training": {"lr": 0.1}}, "many": {"training": {"lr": 0.2}}}
     path = table_file.write(folder, seeds=[0], rows=rows, columns=columns, exceptions=[failing])
     first, *_, done, _ = cells(load(path), [], None)
-    harness.run(done.raw, done.run(folder / "cells"))
+    quick_run.run(done.raw, done.run(folder / "cells"))
     options = ["--array=0-5%3", "--ntasks-per-node=1", "--output=log.%a"]
     job = sbatch(folder, *options, "slurm/array.sbatch", "small.yaml", "--out", "cells", MPI="pmix")
     ends = [testbed.wait_until(f"{job}_{task}", timeout=PATIENCE) for task in range(6)]
@@ -169,7 +169,7 @@ def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
     assert testbed.fields(f"{job}_3")["ExitCode"] == "1:0"
     assert "failed: dataset 'mnist' was not found" in (folder / "log.3").read_text()
     assert (folder / "log.4").read_text() == "cell 4: fedper/few/seed0: 2 of 2 rounds done\n"
-    assert harness.digest(first.run(folder / "cells")) == harness.run(first.raw, folder / "plain")
+    assert quick_run.digest(first.run(folder / "cells")) == quick_run.run(first.raw, folder / "plain")
     # What is submitted now is the one cell that is left.
     last, shown = submit(folder, "--array", "small.yaml", "--out", "cells", "--ntasks=1", "--mpi=pmix")
     assert "1 of 6 cells" in shown
@@ -188,7 +188,7 @@ def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(f
     log = folder / re.findall(r"^log: (.*)$", printed, re.MULTILINE)[0]
     completed(job, log)
     assert "run: runs/small" in log.read_text()
-    assert harness.digest(folder / "runs" / "small") == plain(folder)
+    assert quick_run.digest(folder / "runs" / "small") == plain(folder)
 
 
 def requeue(job: str) -> None:
@@ -214,7 +214,7 @@ def test_three_requeues_in_one_run_lose_nothing(folder: Path) -> None:
     completed(job, log)
     assert log.read_text().count("SIGUSR1 came: stopped after round") == 2
     assert testbed.fields(job)["Restarts"] == "3"
-    assert harness.digest(folder / "run") == plain(folder)
+    assert quick_run.digest(folder / "run") == plain(folder)
 
 
 def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
     job, _ = submit(folder, *command)
     completed(job, folder / f"run.{job}.log")
     assert f"round {before}/" not in (folder / f"run.{job}.log").read_text()
-    assert harness.digest(folder / "run") == plain(folder)
+    assert quick_run.digest(folder / "run") == plain(folder)
 
 
 def test_a_lost_node_loses_nothing(folder: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_lost_node_loses_nothing(folder: Path) -> None:
         completed(job, folder / f"run.{job}.log")
     finally:
         testbed.rebuild()
-    assert harness.digest(folder / "run") == plain(folder)
+    assert quick_run.digest(folder / "run") == plain(folder)
 
 
 def test_mpi_that_does_not_fit_srun_is_refused_with_the_flag(folder: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-import harness
 import processes
+import quick_run
 from pflmpi.errors import Stopped
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store import run_folder
@@ -24,10 +24,10 @@ ROUNDS = 12
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A configuration whose rounds take a while, and the digest of its undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
-    raw = harness.settings(training={"rounds": ROUNDS, "epochs": 20}, checkpoint={"every": 5})
+    raw = quick_run.settings(training={"rounds": ROUNDS, "epochs": 20}, checkpoint={"every": 5})
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(raw))
-    return path, harness.run(raw, folder / "run")
+    return path, quick_run.run(raw, folder / "run")
 
 
 def start(config: Path, run: Path, way: str, ranks: int) -> "subprocess.Popen[str]":
@@ -74,7 +74,7 @@ def test_a_signal_ends_the_run_after_the_round(
     )
     again = processes.call([*processes.PFLMPI, "run", str(config), "--out", str(run), "--continue", "--ranks", "1"])
     assert again.returncode == 0, again.stderr
-    assert harness.digest(run) == expected
+    assert quick_run.digest(run) == expected
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_one_rank_that_gets_the_signal_stops_all(whole: tuple[Path, str], tmp_pa
 
 @pytest.mark.slow
 def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
-    raw = harness.settings(training={"rounds": 2, "epochs": 100000})  # the round never ends
+    raw = quick_run.settings(training={"rounds": 2, "epochs": 100000})  # the round never ends
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(raw))
     run = tmp_path / "run"

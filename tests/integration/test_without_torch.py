@@ -15,8 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import harness
 import processes
+import quick_run
 from project import ROOT
 
 HERE = Path(sys.executable)
@@ -79,7 +79,7 @@ def fuller(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that keeps class means, for which a report needs scikit-learn."""
     folder = tmp_path_factory.mktemp("run") / "fedproto"
-    harness.run(harness.settings(algorithm={"name": "fedproto", "predict_with": "head"}), folder, ranks=2)
+    quick_run.run(quick_run.settings(algorithm={"name": "fedproto", "predict_with": "head"}), folder, ranks=2)
     return folder
 
 
@@ -130,7 +130,7 @@ def test_a_table_is_the_same(laptop: Path, tmp_path: Path) -> None:
 def test_inspect_says_the_same(laptop: Path, run: Path, words: list[str]) -> None:
     said = pflmpi(laptop, "inspect", run, *words)
     assert said == pflmpi(HERE, "inspect", run, *words)
-    assert words != ["--digest"] or said.strip() == harness.digest(run)
+    assert words != ["--digest"] or said.strip() == quick_run.digest(run)
 
 
 def test_arrays_are_exported_alike(laptop: Path, run: Path, tmp_path: Path) -> None:
@@ -172,4 +172,4 @@ def test_the_example_shows_the_same(laptop: Path, fuller: Path, run: Path) -> No
 
 def test_a_run_is_opened_with_and_without_pandas(laptop: Path, fuller: Path, run: Path) -> None:
     for python, kind in ((laptop, "recarray"), (fuller, "DataFrame")):
-        assert call(python, "-c", OPEN, run) == f"{kind} 3 (7, 10, 12) {harness.digest(run)}\n"
+        assert call(python, "-c", OPEN, run) == f"{kind} 3 (7, 10, 12) {quick_run.digest(run)}\n"

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-import oracle
-import small
+import numpy_network
+import small_task
 from pflmpi import tree
 from pflmpi.learning.client import class_means, model_loss, squared_distance
 from pflmpi.learning.sgd import train
@@ -14,52 +14,52 @@ from pflmpi.learning.training import TrainingConfig, batch_order
 
 @pytest.mark.parametrize("momentum, decay", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.1), (0.9, 0.01)])
 def test_train_is_sgd_as_pytorch_defines_it(momentum: float, decay: float) -> None:
-    task = small.task(momentum=momentum, weight_decay=decay)
+    task = small_task.task(momentum=momentum, weight_decay=decay)
     model = task.init()
     before = tree.clone(model)
-    batches = [small.batch(seed) for seed in range(4)]
+    batches = [small_task.batch(seed) for seed in range(4)]
     trained = train(task, model, batches, model_loss(task), 0.2)
 
-    w = small.to_numpy(model)
+    w = small_task.to_numpy(model)
     velocity = {name: np.zeros_like(value) for name, value in w.items()}
     for one in batches:
-        for name, gradient in oracle.gradients(w, *small.flat(one)).items():
+        for name, gradient in numpy_network.gradients(w, *small_task.flat(one)).items():
             velocity[name] = momentum * velocity[name] + gradient + decay * w[name]
             w[name] = w[name] - 0.2 * velocity[name]
-    small.assert_close(trained, w)
+    small_task.assert_close(trained, w)
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tree.leaves(model), tree.leaves(before), strict=True))
 
 
 def test_frozen_parts_do_not_move() -> None:
-    task = small.task()
+    task = small_task.task()
     model = task.init()
-    trained = train(task, model, [small.batch(0)], model_loss(task), 0.2, frozen=("head",))
+    trained = train(task, model, [small_task.batch(0)], model_loss(task), 0.2, frozen=("head",))
     assert torch.equal(trained["head"]["weight"], model["head"]["weight"])
-    assert not torch.equal(small.body_leaves(trained)[0], small.body_leaves(model)[0])
+    assert not torch.equal(small_task.body_leaves(trained)[0], small_task.body_leaves(model)[0])
 
 
 def test_padding_changes_nothing() -> None:
-    task = small.task()
-    one = small.batch(1, 4)
-    padded = small.padded(
-        torch.cat([one.x, torch.full((3, *small.SHAPE), 9.0)]),
+    task = small_task.task()
+    one = small_task.batch(1, 4)
+    padded = small_task.padded(
+        torch.cat([one.x, torch.full((3, *small_task.SHAPE), 9.0)]),
         torch.cat([one.y, torch.zeros(3, dtype=torch.int64)]),
         torch.tensor([1.0, 1, 1, 1, 0, 0, 0]),
     )
     plain = train(task, task.init(), [one], model_loss(task), 0.2)
     masked = train(task, task.init(), [padded], model_loss(task), 0.2)
-    small.assert_close(masked, small.to_numpy(plain), 1e-7)
+    small_task.assert_close(masked, small_task.to_numpy(plain), 1e-7)
 
 
 def test_a_step_of_padding_alone_changes_nothing_in_a_lane() -> None:
-    task = small.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
-    one = small.batch(1, 4)
+    task = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
+    one = small_task.batch(1, 4)
     x, y = one.x.expand(2, *one.x.shape), one.y.expand(2, -1)
     weight = torch.tensor([[1.0] * 4, [0.0] * 4])
     models = tree.stack([task.init(), task.init()])
 
     def one_lane(model, x, y, weight):
-        return train(task, model, [small.padded(x, y, weight)] * 2, model_loss(task), 0.2)
+        return train(task, model, [small_task.padded(x, y, weight)] * 2, model_loss(task), 0.2)
 
     trained = torch.func.vmap(one_lane)(models, x, y, weight)
     first = dict(tree.leaves(models))
@@ -69,16 +69,16 @@ def test_a_step_of_padding_alone_changes_nothing_in_a_lane() -> None:
 
 
 def test_class_means_are_the_means_of_each_class() -> None:
-    task = small.task()
+    task = small_task.task()
     model = task.init()
-    batches = [small.batch(3, 7), small.batch(4, 2)]
-    found = class_means(task, model, small.data(batches))
-    x, y = (np.concatenate(parts) for parts in zip(*(small.flat(one) for one in batches), strict=True))
-    z, _ = oracle.forward(small.to_numpy(model), x)
-    for label in range(small.CLASSES):
-        expected = z[y == label].mean(0) if (y == label).any() else np.zeros(small.FEATURES)
+    batches = [small_task.batch(3, 7), small_task.batch(4, 2)]
+    found = class_means(task, model, small_task.data(batches))
+    x, y = (np.concatenate(parts) for parts in zip(*(small_task.flat(one) for one in batches), strict=True))
+    z, _ = numpy_network.forward(small_task.to_numpy(model), x)
+    for label in range(small_task.CLASSES):
+        expected = z[y == label].mean(0) if (y == label).any() else np.zeros(small_task.FEATURES)
         np.testing.assert_allclose(found["means"][label], expected, atol=1e-6)
-    assert found["counts"].tolist() == np.bincount(y, minlength=small.CLASSES).tolist()
+    assert found["counts"].tolist() == np.bincount(y, minlength=small_task.CLASSES).tolist()
 
 
 def test_squared_distance_by_hand() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-import oracle
-import small
+import numpy_network
+import small_task
 from pflmpi import tree
 from pflmpi.learning import sgd
 from pflmpi.learning.client import Batch, model_loss, uniform
@@ -14,23 +14,23 @@ from pflmpi.learning.training import Pass, TrainingConfig, batch_order, samples_
 
 
 def test_a_turn_sees_what_the_turn_before_has_changed() -> None:
-    task = small.task(momentum=0.5)
-    model, loss, batches = task.init(), model_loss(task), [small.batch(0), small.batch(1)]
+    task = small_task.task(momentum=0.5)
+    model, loss, batches = task.init(), model_loss(task), [small_task.batch(0), small_task.batch(1)]
     found = sgd.alternate(task, model, batches, [Phase(loss, ("body",), 0.2), Phase(loss, ("head",), 0.1)])
 
-    w = small.to_numpy(model)
+    w = small_task.to_numpy(model)
     velocity = {name: np.zeros_like(value) for name, value in w.items()}
     for one in batches:
         for names, lr in ((("W1", "b1"), 0.2), (("W2", "b2"), 0.1)):
-            slopes = oracle.gradients(w, *small.flat(one))
+            slopes = numpy_network.gradients(w, *small_task.flat(one))
             for name in names:
                 velocity[name] = 0.5 * velocity[name] + slopes[name]
                 w[name] = w[name] - lr * velocity[name]
-    small.assert_close(found, w)
+    small_task.assert_close(found, w)
 
 
 def test_a_plain_turn_has_neither_momentum_nor_decay_and_keeps_its_limits() -> None:
-    task = small.task(momentum=0.9, weight_decay=0.5)
+    task = small_task.task(momentum=0.9, weight_decay=0.5)
     params: tree.Tree = {"beta": {"value": torch.tensor(0.5)}}
 
     def loss(params: tree.Tree, batch: Batch) -> torch.Tensor:
@@ -38,22 +38,22 @@ def test_a_plain_turn_has_neither_momentum_nor_decay_and_keeps_its_limits() -> N
 
     for steps, expected in ((1, 0.53), (2, 0.56), (100, 1.0)):
         turn = Phase(loss, ("beta",), 0.01, plain=True, limits=(0.0, 1.0))
-        found = sgd.alternate(task, params, [small.batch(0)] * steps, [turn])
+        found = sgd.alternate(task, params, [small_task.batch(0)] * steps, [turn])
         assert float(found["beta"]["value"]) == pytest.approx(expected, abs=1e-6)  # type: ignore[index, arg-type]
 
 
 def test_gradient_is_that_of_the_parts_asked_for_and_changes_nothing() -> None:
-    task = small.task()
-    model, one = task.init(), small.batch(2)
+    task = small_task.task()
+    model, one = task.init(), small_task.batch(2)
     before = tree.clone(model)
     found = sgd.gradient(task, model, model_loss(task), one, ("head",))
-    expected = oracle.gradients(small.to_numpy(model), *small.flat(one))
+    expected = numpy_network.gradients(small_task.to_numpy(model), *small_task.flat(one))
     assert list(found) == ["head"]
     np.testing.assert_allclose(found["head"]["weight"], expected["W2"], atol=1e-6)  # type: ignore[index]
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tree.leaves(model), tree.leaves(before), strict=True))
     moved = sgd.step(model, found, 0.1)
     assert moved["body"] is model["body"]
-    after = small.to_numpy(model)["W2"] - 0.1 * expected["W2"]
+    after = small_task.to_numpy(model)["W2"] - 0.1 * expected["W2"]
     np.testing.assert_allclose(moved["head"]["weight"], after, atol=1e-6)  # type: ignore[index]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import harness
+import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
@@ -55,7 +55,7 @@ class Recorded:
 
 def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
     """Run on `RANKS` threads that are ranks, of which rank 0 computes clients too."""
-    raw = harness.settings(
+    raw = quick_run.settings(
         case,
         partition={"name": "dirichlet", "clients": CLIENTS, "beta": 0.3, "min_samples": 8},  # unlike numbers of classes
         training={"rounds": ROUNDS},

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-import harness
+import quick_run
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.fedamp import FedAMP
@@ -110,9 +110,9 @@ def test_what_was_not_declared_is_refused(
     parent, methods, words = ROGUES[name]
     registered = next(key for key, kind in ALGORITHMS.items() if kind is parent)
     monkeypatch.setitem(ALGORITHMS._objects, registered, type("Rogue", (parent,), methods))
-    raw = harness.settings(algorithm={"name": registered}, runtime={"executor": executor, "lanes": 3})
+    raw = quick_run.settings(algorithm={"name": registered}, runtime={"executor": executor, "lanes": 3})
     with pytest.raises(RunError) as caught:
-        harness.run(raw, tmp_path / "run")
+        quick_run.run(raw, tmp_path / "run")
     text = str(caught.value)
     assert all(word in text for word in [*words, "not what it declares"]) and "\n" not in text, text
     assert not [one for one in run_folder.rounds(tmp_path / "run") if one > 0]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import harness
-from alike import state_of
+import quick_run
+from comparisons import state_of
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.algorithms.fedavg import FedAvg
@@ -26,8 +26,8 @@ def run(kind: type[Algorithm], folder: Path, patch: pytest.MonkeyPatch, executor
     """A quick run of an algorithm that the package does not have."""
     kind = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
     patch.setitem(ALGORITHMS._objects, "mine", kind)  # type: ignore[attr-defined]
-    raw = harness.settings(algorithm={"name": "mine"}, runtime={"executor": executor, "lanes": 3})
-    harness.run(raw, folder / "run")
+    raw = quick_run.settings(algorithm={"name": "mine"}, runtime={"executor": executor, "lanes": 3})
+    quick_run.run(raw, folder / "run")
     return folder / "run"
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
-import harness
 import processes
+import quick_run
 from pflmpi.store import run_folder
 
 pytestmark = [
@@ -32,7 +32,7 @@ def run(raw: dict[str, Any], folder: Path, ranks: int) -> str:
     ]
     done = processes.call(command, timeout=250)
     assert done.returncode == 0, done.stderr
-    return harness.digest(folder / "run")
+    return quick_run.digest(folder / "run")
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedgmh", "fedproto", "fedamp"])
@@ -40,13 +40,13 @@ def run(raw: dict[str, Any], folder: Path, ranks: int) -> str:
 @pytest.mark.parametrize("model", [{"name": "mlp"}, {"name": "cnn", "kernel": 3, "padding": 1, "hidden": 32}], ids=str)
 def test_same_bits_on_one_and_two_ranks(algorithm: str, executor: str, model: dict[str, Any], tmp_path: Path) -> None:
     runtime = {"device": "cuda", "executor": executor, "lanes": 3}
-    raw = harness.settings(algorithm={"name": algorithm}, model=model, runtime=runtime)
+    raw = quick_run.settings(algorithm={"name": algorithm}, model=model, runtime=runtime)
     assert run(raw, tmp_path / "one", 1) == run(raw, tmp_path / "two", 2)
 
 
 def test_the_gpu_agrees_with_the_cpu(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
-        raw = harness.settings(algorithm={"name": "fedavg"}, training={"rounds": 2}, runtime={"device": device})
+        raw = quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 2}, runtime={"device": device})
         run(raw, tmp_path / device, 1)
     servers = [run_folder.read_server(tmp_path / device / "run", 2) for device in ("cpu", "cuda")]
     for path, array in servers[0].items():

@@ -5,17 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
-from planned import planned
+from planned_run import planned
 
 
 def ready(name: str = "fedgmh-full", ranks: int = 3, **sections: Any) -> Setup:
     case = every_algorithm()[name]
     given = {"training": {**case["training"], "rounds": 7}, "checkpoint": {"every": 3}, "evaluation": {"every": 2}}
-    return planned(harness.settings(case, **{**given, **sections}), ranks).setup
+    return planned(quick_run.settings(case, **{**given, **sections}), ranks).setup
 
 
 def took_part(rounds: list[RoundSchedule]) -> list[int]:

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.util.tensor_util import make_ndarray
 from torch.utils.tensorboard import SummaryWriter
 
-import harness
+import quick_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError, RunError, UserError
@@ -67,7 +67,7 @@ def own_files(run: Path) -> list[Path]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_column_of_every_round_is_there_once(tmp_path: Path, ranks: int) -> None:
     run = tmp_path / "run"
-    harness.run(harness.settings(output=ON, evaluation={"every": 2}, training={"rounds": 4}), run, ranks)
+    quick_run.run(quick_run.settings(output=ON, evaluation={"every": 2}, training={"rounds": 4}), run, ranks)
     found = written(run)
     assert found == expected(run)
     assert set(found) == set(metrics_file.COLUMNS) - {"round"}
@@ -77,11 +77,11 @@ def test_every_column_of_every_round_is_there_once(tmp_path: Path, ranks: int) -
 
 def test_a_continuation_has_each_round_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    harness.run(harness.settings(output=ON), run)
+    quick_run.run(quick_run.settings(output=ON), run)
     (run / "round_00003.h5").unlink()  # killed before this checkpoint, but after its line
     with SummaryWriter(str(run / tensorboard.FOLDER), filename_suffix=".other") as other:
         other.add_scalar("of another program", 0.5, 7, new_style=True)
-    harness.resume(run, ("training.rounds=5",))
+    quick_run.resume(run, ("training.rounds=5",))
     found = written(run)
     assert found.pop("of another program") == [(7, 0.5)]
     assert found == expected(run)
@@ -91,27 +91,27 @@ def test_a_continuation_has_each_round_once(tmp_path: Path) -> None:
 
 def test_a_tensorboard_that_is_looking_sees_a_continuation(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    harness.run(harness.settings(output=ON), run)
+    quick_run.run(quick_run.settings(output=ON), run)
     watcher = Watcher(str(run / tensorboard.FOLDER)).Reload()
     assert [event.step for event in watcher.Tensors("seconds")] == [1, 2, 3]
-    harness.resume(run, ("training.rounds=5",))
+    quick_run.resume(run, ("training.rounds=5",))
     assert [event.step for event in watcher.Reload().Tensors("seconds")] == [1, 2, 3, 4, 5]
 
 
 def test_they_can_be_asked_for_later_and_left_out_later(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    before = harness.run(harness.settings(), run)
+    before = quick_run.run(quick_run.settings(), run)
     assert not (run / tensorboard.FOLDER).exists()
-    harness.resume(run, ("training.rounds=4", "output.tensorboard=true"))
+    quick_run.resume(run, ("training.rounds=4", "output.tensorboard=true"))
     assert written(run) == expected(run)
-    harness.resume(run, ("training.rounds=5", "output.tensorboard=false"))
+    quick_run.resume(run, ("training.rounds=5", "output.tensorboard=false"))
     assert [step for step, _ in written(run)["seconds"]] == [1, 2, 3, 4]
-    assert before != harness.digest(run)
+    assert before != quick_run.digest(run)
 
 
 def test_the_results_are_the_same_with_them(tmp_path: Path) -> None:
-    without = harness.run(harness.settings(), tmp_path / "without")
-    assert harness.run(harness.settings(output=ON), tmp_path / "with") == without
+    without = quick_run.run(quick_run.settings(), tmp_path / "without")
+    assert quick_run.run(quick_run.settings(output=ON), tmp_path / "with") == without
 
 
 def test_times_of_earlier_rounds_are_without_pauses(tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_times_of_earlier_rounds_are_without_pauses(tmp_path: Path) -> None:
 def test_a_missing_library_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match="needs the package tensorboard, which is not installed; `pip install tensorb"):
-        harness.run(harness.settings(output=ON), tmp_path / "run")
+        quick_run.run(quick_run.settings(output=ON), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_library_is_told_with_two_ranks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match="needs the package tensorboard"):
-        harness.run(harness.settings(output=ON), tmp_path / "run", ranks=2)
+        quick_run.run(quick_run.settings(output=ON), tmp_path / "run", ranks=2)
     assert not (tmp_path / "run").exists()
 
 
@@ -141,13 +141,13 @@ def test_a_full_disk_ends_the_run_with_what_to_do(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(SummaryWriter, "add_scalar", full)
     with pytest.raises(RunError, match=r"cannot write .*tensorboard: No space left .* -s output\.tensorboard=false"):
-        harness.run(harness.settings(output=ON), tmp_path / "run")
+        quick_run.run(quick_run.settings(output=ON), tmp_path / "run")
 
 
 def test_the_section_is_checked_like_the_others(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=r"output\.tensorboard = 'often'"):
-        configuration.parse(harness.settings(output={"tensorboard": "often"}))
+        configuration.parse(quick_run.settings(output={"tensorboard": "often"}))
     with pytest.raises(ConfigError, match="unknown key in output: 'wandb'; known: tensorboard"):
-        configuration.parse(harness.settings(output={"wandb": True}))
+        configuration.parse(quick_run.settings(output={"wandb": True}))
     assert main(["schema"]) == 0
     assert "tensorboard" in capfd.readouterr().out

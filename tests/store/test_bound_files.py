@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import harness
+import quick_run
 from pflmpi.analysis.integrity import check
 from pflmpi.errors import UserError
 from pflmpi.store import run_folder
@@ -17,7 +17,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two runs that differ in their seed, with all checkpoints."""
     folder = tmp_path_factory.mktemp("runs")
     for seed in (3, 4):
-        harness.run(harness.settings(seed=seed, checkpoint={"keep": 0}), folder / str(seed), 2)
+        quick_run.run(quick_run.settings(seed=seed, checkpoint={"keep": 0}), folder / str(seed), 2)
     return folder / "3", folder / "4"
 
 
@@ -69,14 +69,14 @@ def test_a_run_continues_from_the_round_before_an_exchanged_file(runs: tuple[Pat
     run = shutil.copytree(runs[0], tmp_path / "run")
     renamed_round(run, runs[1])
     assert run_folder.newest_good(run)[0] == 2
-    assert harness.resume(run, ("training.rounds=3",), 3) == harness.digest(runs[0])
+    assert quick_run.resume(run, ("training.rounds=3",), 3) == quick_run.digest(runs[0])
 
 
 def test_a_run_whose_files_are_all_foreign_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = shutil.copytree(runs[0], tmp_path / "run")
     foreign_config(run, runs[1])
     with pytest.raises(UserError, match="belongs to run"):
-        harness.resume(run, ("training.rounds=4",))
+        quick_run.resume(run, ("training.rounds=4",))
 
 
 def test_a_changed_value_in_the_configuration_is_refused_by_name(runs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -85,21 +85,21 @@ def test_a_changed_value_in_the_configuration_is_refused_by_name(runs: tuple[Pat
     config.write_text(config.read_text().replace(" lr: 0.1,", " lr: 0.3,"))
     before = config.read_bytes()
     with pytest.raises(UserError, match=r"training.lr = 0.3, written with 0.1; put it back"):
-        harness.resume(run, ("training.rounds=4",))
+        quick_run.resume(run, ("training.rounds=4",))
     assert config.read_bytes() == before
 
 
 def test_a_moved_and_copied_run_is_the_same_run(runs: tuple[Path, Path], tmp_path: Path) -> None:
     run = shutil.copytree(runs[0], tmp_path / "elsewhere")
-    harness.resume(run, ("training.rounds=4",))
+    quick_run.resume(run, ("training.rounds=4",))
     assert run_folder.newest_good(run) == (4, [])
 
 
 def test_a_checkpoint_of_round_0_survives_its_continuation(tmp_path: Path) -> None:
-    whole = harness.run(harness.settings(), tmp_path / "whole")
-    harness.run(harness.settings(training={"rounds": 0}), tmp_path / "parts", 1)
+    whole = quick_run.run(quick_run.settings(), tmp_path / "whole")
+    quick_run.run(quick_run.settings(training={"rounds": 0}), tmp_path / "parts", 1)
     assert run_folder.verify(tmp_path / "parts", 0) == []
-    assert harness.resume(tmp_path / "parts", ("training.rounds=3",), 2) == whole
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",), 2) == whole
 
 
 def test_a_damaged_metrics_file_is_found_and_restored_by_a_continuation(
@@ -112,7 +112,7 @@ def test_a_damaged_metrics_file_is_found_and_restored_by_a_continuation(
         metrics.write_bytes(damaged)
         (problem,) = [text for each in check(run) if each.path == metrics for text in each.problems]
         assert "differs from what round 3 recorded" in problem or "damaged" in problem or "cannot be read" in problem
-        harness.resume(run, ("training.rounds=3",))
+        quick_run.resume(run, ("training.rounds=3",))
         assert metrics.read_bytes() == whole
 
 

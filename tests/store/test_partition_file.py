@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import harness
+import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError
 from pflmpi.run.build import load_federation
@@ -24,15 +24,15 @@ def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 
 def test_a_run_has_the_counts_of_its_federation_also_after_resuming(tmp_path: Path) -> None:
-    harness.run(harness.settings(training={"rounds": 1}), tmp_path / "run")
-    federation = load_federation(configuration.parse(harness.settings()))
+    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
+    federation = load_federation(configuration.parse(quick_run.settings()))
     for _ in range(2):
         found = partition_file.read(tmp_path / "run")
         assert found is not None
         assert found.train.tolist() == federation.class_counts.tolist()
         assert found.test.sum(1).tolist() == federation.num_test.tolist()
         partition_file.path(tmp_path / "run").unlink()  # as in a run of an older pflmpi
-        harness.resume(tmp_path / "run", ("training.rounds=2",))
+        quick_run.resume(tmp_path / "run", ("training.rounds=2",))
 
 
 def test_a_run_without_the_file_has_none(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-import harness
 import processes
+import quick_run
 import table_file
 from pflmpi.cli import main
 from pflmpi.commands.sweep import environments
@@ -51,7 +51,7 @@ def needed(cell: Cell, out: Path, **changes: Any) -> CellTask:
 
 
 def run(cell: Cell, out: Path) -> Path:
-    harness.run(cell.raw, cell.run(out))
+    quick_run.run(cell.raw, cell.run(out))
     return cell.run(out)
 
 
@@ -80,7 +80,7 @@ def test_a_run_continues_when_more_rounds_are_requested(cell: Cell, tmp_path: Pa
     changes = ["-s", "checkpoint.keep=1", "-s", "runtime.timeout=60.0", "-s", "training.rounds=3"]
     assert (work.state, work.done) == ("continue", 2)
     assert list(work.command) == ["resume", str(folder), *changes, "--ranks", "1", "--quiet"]
-    harness.resume(folder, tuple(changes[1::2]))
+    quick_run.resume(folder, tuple(changes[1::2]))
     assert needed(cell, tmp_path, training={"rounds": 3}).state == "done"
 
 
@@ -97,11 +97,11 @@ def test_a_run_made_with_another_configuration_stays_as_it_is(
     changes: dict[str, Any], words: list[str], cell: Cell, tmp_path: Path
 ) -> None:
     folder = run(cell, tmp_path)
-    before = harness.digest(folder)
+    before = quick_run.digest(folder)
     work = needed(cell, tmp_path, **changes)
     assert (work.state, work.command) == ("other", ()) and all(word in work.problem for word in words), work.problem
     prepare(work, tmp_path)
-    assert harness.digest(folder) == before and not cell.config(tmp_path).exists()
+    assert quick_run.digest(folder) == before and not cell.config(tmp_path).exists()
 
 
 def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(cell: Cell, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-import alike
-import small
+import comparisons
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import Task
@@ -15,19 +15,19 @@ def check_lanes(
     task: Task, algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.Tree], names: tuple[str, ...]
 ) -> None:
     """Check that lanes with minibatches of their own give what the loop gives, for passes of two minibatches each."""
-    batches = [[small.batch(2 * lane + place) for place in range(2)] for lane in range(2)]
+    batches = [[small_task.batch(2 * lane + place) for place in range(2)] for lane in range(2)]
 
     def in_lane(client: tree.Tree, down: dict[str, tree.Tree], x: torch.Tensor, y: torch.Tensor) -> Any:
-        real = [small.padded(*one, torch.ones(len(one[1]))) for one in zip(x.unbind(0), y.unbind(0), strict=True)]
+        real = [small_task.padded(*one, torch.ones(len(one[1]))) for one in zip(x.unbind(0), y.unbind(0), strict=True)]
         return algorithm.client_update(
-            task.replace(batched=True), client, down, alike.data_of(dict.fromkeys(names, real))
+            task.replace(batched=True), client, down, comparisons.data_of(dict.fromkeys(names, real))
         )
 
     both = tree.stack([{"client": client, "down": down}] * 2)
     x, y = (torch.stack([torch.stack([getattr(one, name) for one in each]) for each in batches]) for name in "xy")
     lanes = torch.func.vmap(in_lane)(both["client"], both["down"], x, y)
     for lane, mine in enumerate(batches):
-        loop = algorithm.client_update(task, client, down, alike.data_of(dict.fromkeys(names, mine)))
+        loop = algorithm.client_update(task, client, down, comparisons.data_of(dict.fromkeys(names, mine)))
         for found, expected in zip(lanes, loop, strict=True):
             for path, leaf in tree.leaves(expected):
                 # 1e-5: float32 sums in another order.

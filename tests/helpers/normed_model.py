@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import small
+import small_task
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.base import Architecture, Shape
@@ -41,5 +41,7 @@ class NormedMLP(MLP):
 
 
 def task(**training: object) -> Task:
-    architecture = Normed(name="normed", shape=small.SHAPE, num_classes=small.CLASSES, num_features=small.FEATURES)
+    architecture = Normed(
+        name="normed", shape=small_task.SHAPE, num_classes=small_task.CLASSES, num_features=small_task.FEATURES
+    )
     return Task(architecture, TrainingConfig(**training), 4, 0, (0.5,), (0.5,))  # type: ignore[arg-type]

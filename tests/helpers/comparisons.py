@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-import harness
-import small
+import quick_run
+import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.client import Batch, ClientData
@@ -18,13 +18,13 @@ from pflmpi.learning.task import Task
 from pflmpi.models.base import Architecture
 from pflmpi.store import run_folder
 
-EVERYONE = np.arange(harness.QUICK["partition"]["clients"])
+EVERYONE = np.arange(quick_run.QUICK["partition"]["clients"])
 
 
 def model(seed: int) -> tree.Tree:
     """A model of the small task with weights of its own."""
     generator = torch.Generator().manual_seed(seed)
-    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small.task().init())
+    return tree.map(lambda leaf: torch.randn(leaf.shape, generator=generator) * 0.5, small_task.task().init())
 
 
 def same(a: tree.Tree, b: tree.Tree) -> bool:
@@ -38,8 +38,8 @@ def mean(trees: list[tree.Tree]) -> tree.Tree:
 
 
 def data_of(passes: Mapping[str, list[Batch]], lr: float = 0.1, round: int = 1) -> ClientData:
-    """A client's data with the given passes; the rest of it is that of `small.batch(0)`."""
-    return dataclasses.replace(small.data([small.batch(0)], lr), passes=dict(passes), round=round)
+    """A client's data with the given passes; the rest of it is that of `small_task.batch(0)`."""
+    return dataclasses.replace(small_task.data([small_task.batch(0)], lr), passes=dict(passes), round=round)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,18 +68,22 @@ class Normed(Architecture):
 
 def with_batch_norm(**training: object) -> Task:
     """The small task with a model that has batch norm."""
-    architecture = Normed(name="normed", shape=small.SHAPE, num_classes=small.CLASSES, num_features=small.FEATURES)
-    return dataclasses.replace(small.task(**training), architecture=architecture)
+    architecture = Normed(
+        name="normed", shape=small_task.SHAPE, num_classes=small_task.CLASSES, num_features=small_task.FEATURES
+    )
+    return dataclasses.replace(small_task.task(**training), architecture=architecture)
 
 
 def check_padding(algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.Tree], names: tuple[str, ...]) -> None:
     """Check that a step of padding alone changes nothing in a lane, neither what is kept nor what is sent."""
-    task = small.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
-    real, size = torch.ones(6), small.batch(0).y.shape[0]
+    task = small_task.task(momentum=0.5, weight_decay=0.1).replace(batched=True)
+    real, size = torch.ones(6), small_task.batch(0).y.shape[0]
 
     def update(client: tree.Tree, down: dict[str, tree.Tree], weight: torch.Tensor) -> Any:
         passes = {
-            name: [small.padded(small.batch(place).x, small.batch(place).y, one) for one in weight.unbind(0)]
+            name: [
+                small_task.padded(small_task.batch(place).x, small_task.batch(place).y, one) for one in weight.unbind(0)
+            ]
             for place, name in enumerate(names)
         }
         return algorithm.client_update(task, client, down, data_of(passes))

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-import harness
+import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.run.build import Experiment, prepare, setup
 from pflmpi.runtime.setup import Setup
 
-SLOTS = 2  # as in `harness`
+SLOTS = 2  # as in `quick_run`
 
 
 @dataclass(frozen=True)
@@ -30,5 +30,5 @@ def planned(raw: dict[str, Any], ranks: int) -> Planned:
 
 def planned_and_run(raw: dict[str, Any], ranks: int, folder: Path) -> Planned:
     """Run a configuration on threads; the same experiment before it."""
-    harness.run(raw, folder, ranks)
+    quick_run.run(raw, folder, ranks)
     return planned(raw, ranks)
