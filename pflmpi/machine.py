@@ -5,8 +5,12 @@ import platform
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from pflmpi.errors import RunError
+from pflmpi.text import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +28,17 @@ class Space(NamedTuple):
 
     total: int
     free: int
+
+
+SLICE = "MIG-"  # how the ids of slices of a GPU begin
+
+
+class Gpu(NamedTuple):
+    """A GPU, or a slice of one, as a process sees it."""
+
+    uuid: str  # the same for every process that sees it
+    model: str
+    memory: int  # bytes
 
 
 def cores() -> tuple[int, ...]:
@@ -76,11 +91,26 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def gpu_memory() -> int | None:
-    """Bytes of memory of the first GPU, None without one."""
+def gpus(visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that torch shows this process, in its order; asking starts the driver.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES, which alone names a slice of a GPU (MIG).
+
+    Raises:
+        RunError: the driver fails.
+    """
     import torch
 
-    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+    if not torch.cuda.is_available():
+        return ()
+    try:
+        return tuple(_gpus(visible))
+    except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
+        raise RunError(
+            f"the GPUs cannot be used ({first_line(error)}); see with nvidia-smi whether they are free and the driver "
+            "fits torch, or set runtime.device = 'cpu'"
+        ) from error
 
 
 def description(device: "torch.device") -> dict[str, str]:
@@ -89,6 +119,16 @@ def description(device: "torch.device") -> dict[str, str]:
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {"cpu": processor(), "device": name, "torch": str(torch.__version__)}
+
+
+def _gpus(visible: str | None) -> Iterator[Gpu]:
+    import torch
+
+    slices = [name.strip() for name in (visible or "").split(",") if name.strip().startswith(SLICE)]
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        uuid = slices[number] if number < len(slices) else str(about.uuid)
+        yield Gpu(uuid, about.name, int(about.total_memory))
 
 
 def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, int]:

@@ -17,13 +17,13 @@ def check_ranks(ranks: int | None) -> None:
         raise ConfigError(f"--ranks {ranks}: must be at least 1")
 
 
-def default_ranks(device: str) -> int:
-    """Ranks of a run started alone: one per GPU, otherwise one per core that it may use."""
+def default_ranks(device: str, gpus: int | None = None) -> int:
+    """Ranks of a run started alone: one per GPU that it may use, otherwise one per core."""
     if device != "cpu":
         import torch
 
         if torch.cuda.is_available():
-            return torch.cuda.device_count()
+            return min(torch.cuda.device_count(), gpus or torch.cuda.device_count())
     return len(cores())
 
 
@@ -49,7 +49,7 @@ def num_ranks(asked: int | None, config: "Config", launch: "Launch") -> int:
         raise ConfigError(
             "runtime.transport = 'mpi', but no MPI has started this; use mpirun -n R pflmpi run ..., or auto"
         )
-    return asked or default_ranks(config.runtime.device)
+    return asked or default_ranks(config.runtime.device, config.runtime.gpus)
 
 
 def spawn(ranks: int, words: Sequence[str]) -> int:

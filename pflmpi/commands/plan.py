@@ -82,13 +82,16 @@ def _resources(options: argparse.Namespace) -> "Resources":
             raise ConfigError(f"--{name.replace('_', '-')} {value:g}: must be greater than 0")
     if options.delay is not None and not 0 <= options.delay < float("inf"):
         raise ConfigError(f"--delay {options.delay:g}: must be at least 0")
+    gpu_memory = next((gpu.memory for gpu in machine.gpus(None)), None)
+    if options.gpu_memory is not None:
+        gpu_memory = int(options.gpu_memory * _GIB)
     return Resources(
         ranks=options.ranks,
         nodes=options.nodes,
         gpus=options.gpus,
         cores=len(machine.cores()),
         memory=machine.memory().total if options.memory is None else int(options.memory * _GIB),
-        gpu_memory=machine.gpu_memory() if options.gpu_memory is None else int(options.gpu_memory * _GIB),
+        gpu_memory=gpu_memory,
         delay=None if options.delay is None else options.delay / 1e3,
         rate=None if options.rate is None else options.rate * 1e6 / 8,
     )

@@ -11,23 +11,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 from pflmpi.commands.launch import check_ranks, num_ranks, spawn
 from pflmpi.commands.progress import RunProgress, show_summary
 from pflmpi.config.load import Config
 from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, show
-from pflmpi.machine import cores
+from pflmpi.machine import cores, gpus
 from pflmpi.run.execute import RankContext
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.devices import choose, fix_kernels, for_peers, gpu_of_its_own, limit_memory, slots
-from pflmpi.runtime.faults import CollectiveError
+from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, refuse_on_cpu
+from pflmpi.runtime.faults import CollectiveError, all_or_none
+from pflmpi.runtime.gpu_placement import GpuPlacement, place_ranks
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
-from pflmpi.transports import open_transport, refuse_unless_fault_tolerant
+from pflmpi.transports import introduce, open_transport, refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
-from pflmpi.transports.peers import all_slots, ended
+from pflmpi.transports.peers import Peer, ended
 from pflmpi.transports.process_exit import exit_process, write_exit_code
 from pflmpi.transports.slurm import end_of_job
 
@@ -37,6 +36,7 @@ Prepared = tuple[Config, Path, Callable[[Config, Path, RankContext, Observer], P
 # Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks raise is
 # shown by rank 0, and losing another rank is only a consequence.
 _HEAD_START = 3.0
+_log = logging.getLogger(__name__)
 
 
 def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared]) -> int:
@@ -56,13 +56,15 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         ranks = num_ranks(options.ranks, config, launch)
         if ranks > 1 and launch.kind == "alone":
             return spawn(ranks, options.words)
-        device = choose(config.runtime, config.training, launch)
+        transport = _connect(config, launch)
+        placed = _place(config, transport)
+        device = device_of(placed, transport.rank)
         fix_kernels(device, config.runtime, config.training)
-        limit_memory(device, config.runtime, launch)
-        transport = _connect(config, launch, device)
-        config = replace(config, runtime=for_peers(config.runtime, transport.peers))
+        limit_memory(placed, transport.rank, config.runtime)
+        if placed.serves_only:
+            config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
         stop = Stop(end_of_job(os.environ) if transport.rank == 0 else None, config.runtime.spare)
-        context = RankContext(transport, device, all_slots(transport.peers), stop)
+        context = RankContext(transport, device, placed.slots, placed.models, stop)
         quiet = options.quiet or transport.rank != 0
         with (
             RunProgress(config.training.rounds, quiet, options.bar) as progress,
@@ -92,15 +94,29 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         return _abort(transport, error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code)
 
 
-def _connect(config: Config, launch: Launch, device: torch.device) -> Transport:
+def _connect(config: Config, launch: Launch) -> Transport:
     """Transport with all ranks known to each other."""
     runtime = config.runtime
-    backend = "nccl" if gpu_of_its_own(device, runtime, launch) else "gloo"
     timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
-    fault_tolerant = runtime.faults == "continue"
-    transport = open_transport(runtime.transport, launch, timeout, backend, str(device), fault_tolerant)
-    transport.introduce(device.type, slots(runtime, len(cores())))
+    transport = open_transport(runtime.transport, launch, timeout, fault_tolerant=runtime.faults == "continue")
+    seen = () if runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    introduce(transport, Peer.here(cores(), seen))
     return transport
+
+
+def _place(config: Config, transport: Transport) -> GpuPlacement:
+    """Who computes where, the same on every rank; raises `CollectiveError` where that cannot be."""
+
+    def place() -> GpuPlacement:
+        placed = place_ranks(transport.peers, config.runtime)
+        if placed.kind == "cpu":
+            refuse_on_cpu(config.training)
+        return placed
+
+    placed = all_or_none(transport, place)
+    if transport.rank == 0 and placed.remark():
+        _log.warning("%s", placed.remark())
+    return placed
 
 
 def _leave(transport: Transport, code: int) -> NoReturn:

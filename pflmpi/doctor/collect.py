@@ -1,6 +1,5 @@
 """The facts of this rank, and those of all ranks on rank 0."""
 
-import logging
 import platform
 import shutil
 import socket
@@ -10,19 +9,17 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import pflmpi
 from pflmpi import machine
 from pflmpi.doctor import run_folder
-from pflmpi.doctor.facts import Clock, Device, Machine, RankFacts, Settings
+from pflmpi.doctor.device import torch_facts, try_device
+from pflmpi.doctor.facts import Clock, Machine, RankFacts, Settings
 from pflmpi.doctor.mpi import find_mpi
 from pflmpi.doctor.requested import find_data
-from pflmpi.errors import ConfigError
-from pflmpi.learning.training import TrainingConfig
-from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.text import first_line
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
@@ -30,8 +27,6 @@ from pflmpi.transports.slurm import in_step, num_tasks
 from pflmpi.transports.text import from_root, gather_texts
 
 if TYPE_CHECKING:
-    import torch
-
     from pflmpi.config.load import Config
 
 _IMPORTED = {"torch": "torch", "numpy": "numpy", "h5py": "pflmpi.store.hdf5"}  # package -> the module that loads it
@@ -56,7 +51,7 @@ def rank_facts(launch: Launch, config: "Config | None", settings: Settings, envi
         host=socket.gethostname(),
         settings=settings,
         machine=_machine(environ),
-        device=_device(launch, config, environ),
+        device=torch_facts(environ),
         data=find_data(config, environ),
         slurm=_slurm(environ),
         versions=versions,
@@ -65,7 +60,12 @@ def rank_facts(launch: Launch, config: "Config | None", settings: Settings, envi
 
 
 def all_facts(
-    facts: RankFacts, transport: Transport, launch: Launch, folder: Path, environ: Mapping[str, str]
+    facts: RankFacts,
+    config: "Config | None",
+    transport: Transport,
+    launch: Launch,
+    folder: Path,
+    environ: Mapping[str, str],
 ) -> list[RankFacts]:
     """The facts of all ranks on rank 0, [] on the others.
 
@@ -81,7 +81,8 @@ def all_facts(
     clocks = compare_clocks(transport)
     if root:
         place = place.model_copy(update=run_folder.stale_files(folder, before))
-    mine = facts.model_copy(update={"mpi": library, "folder": place})
+    device = try_device(facts.device, transport.peers, transport.rank, config)
+    mine = facts.model_copy(update={"mpi": library, "folder": place, "device": device})
     texts = gather_texts(transport, mine.model_dump_json()) or []
     everyone = [RankFacts.model_validate_json(text) for text in texts]
     return [one.model_copy(update={"clock": clock}) for one, clock in zip(everyone, clocks, strict=True)]
@@ -105,42 +106,6 @@ def compare_clocks(transport: Transport) -> list[Clock]:
             read = np.concatenate(times).view(np.float64)
             best = [Clock(ahead=float(each) - middle, within=within) for each in read]
     return best
-
-
-def gpu(chosen: "torch.device") -> dict[str, Any]:
-    """What a GPU is; asking for its memory starts it, which fails where it cannot be used."""
-    import torch
-
-    free, total = torch.cuda.mem_get_info(chosen)
-    properties = torch.cuda.get_device_properties(chosen)
-    return {"name": properties.name, "uuid": str(properties.uuid), "memory": total, "memory_free": free}
-
-
-def _device(launch: Launch, config: "Config | None", environ: Mapping[str, str]) -> Device:
-    """The device of this rank, chosen as a run chooses it, and tried."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        import torch
-
-        from pflmpi.runtime import devices
-    except (ImportError, OSError) as error:  # OSError: one of torch's own libraries is missing
-        return Device(visible=visible, error=f"torch cannot be imported ({first_line(error)})")
-    logging.getLogger("pflmpi.runtime.devices").setLevel(logging.ERROR)  # the checks find what it warns of
-    found: dict[str, Any]
-    try:
-        runtime, training = (config.runtime, config.training) if config else (RuntimeConfig(), TrainingConfig())
-        chosen = devices.choose(runtime, training, launch)
-        found = {"name": "CPU"} if chosen.type == "cpu" else gpu(chosen)
-    except ConfigError as error:
-        found = {"error": str(error)}
-    except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
-        found = {"error": f"the GPU cannot be used ({first_line(error)})"}
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    backends = torch.distributed
-    gloo = backends.is_available() and backends.is_gloo_available()
-    nccl = backends.is_available() and backends.is_nccl_available()
-    version = ".".join(map(str, torch.cuda.nccl.version())) if nccl else ""  # type: ignore[no-untyped-call]
-    return Device(visible=visible, gpus=gpus, gloo=gloo, nccl=version, **found)
 
 
 def _machine(environ: Mapping[str, str]) -> Machine:

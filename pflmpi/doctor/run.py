@@ -9,9 +9,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pflmpi.doctor import consistency_checks, launch_checks, resource_checks
 from pflmpi.doctor.collect import all_facts, rank_facts
+from pflmpi.doctor.device import seen_gpus, try_device
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.mpi import find_mpi
 from pflmpi.doctor.problems import Problem, line
@@ -20,11 +22,15 @@ from pflmpi.doctor.run_folder import inspect_folder
 from pflmpi.doctor.table import show, show_problems
 from pflmpi.errors import ConfigError, PflmpiError, UserError
 from pflmpi.text import first_line
-from pflmpi.transports import Name, open_transport
+from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
+from pflmpi.transports.peers import Peer
 from pflmpi.transports.process_exit import exit_process, flush_output, write_exit_code
 from pflmpi.transports.text import from_root
+
+if TYPE_CHECKING:
+    from pflmpi.config.load import Config
 
 CHECKS = (*launch_checks.CHECKS, *consistency_checks.CHECKS, *resource_checks.CHECKS)  # causes before what follows
 
@@ -54,16 +60,23 @@ def check_environment(config: Path | None, run: Path | None, environ: Mapping[st
         raise ConfigError(settings.error)
     folder = (run or Path("runs")).absolute()
     facts = rank_facts(launch, requested, settings, environ)
+    here = Peer.here(facts.machine.cores, seen_gpus(requested, environ))
+
+    def unconnected(error: str) -> int:
+        device = try_device(facts.device, [here], 0, requested)
+        known = facts.model_copy(update={"device": device, "connection": error})
+        return _report_unconnected(known, launch, folder, environ)
+
     if unclear:
         facts = facts.model_copy(update={"launcher": "unclear"})
-        return _report_unconnected(facts, unclear, launch, folder, environ)
+        return unconnected(unclear)
     try:
-        transport = _connect(launch, requested.runtime.transport if requested else "auto", facts)
-        everyone = all_facts(facts, transport, launch, folder, environ)
+        transport = _connect(launch, requested, facts, here)
+        everyone = all_facts(facts, requested, transport, launch, folder, environ)
         code = int(from_root(transport, str(_check_and_show(everyone, config, environ)) if everyone else ""))
     except (PflmpiError, ImportError, RuntimeError, OSError) as error:
         _log.debug("not connected", exc_info=error)
-        return _report_unconnected(facts, first_line(error), launch, folder, environ)
+        return unconnected(first_line(error))
     if launch.size > 1:
         exit_process(transport, code)
     transport.close()
@@ -108,10 +121,12 @@ def _launch(environ: Mapping[str, str]) -> tuple[Launch, str]:
         return ALONE, str(error)
 
 
-def _connect(launch: Launch, name: Name, facts: RankFacts) -> Transport:
+def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Peer) -> Transport:
     """The transport that a run would use."""
     if launch.size == 1:
-        return open_transport("inprocess", ALONE, _LIMIT)
+        transport = open_transport("inprocess", ALONE, _LIMIT)
+        introduce(transport, here)
+        return transport
     late = Problem(
         f"not all ranks have come within {_LIMIT:.0f} s, or the library that connects them hangs",
         launch_checks.cure_of_no_connection(launch.kind == "mpi"),
@@ -119,9 +134,8 @@ def _connect(launch: Launch, name: Name, facts: RankFacts) -> Transport:
     )
     # Somewhat later than the transport's own limit, whose error says more.
     with hard_timeout(_LIMIT + 5, f"problem: {line(late, [facts])}"):
-        transport = open_transport(name, launch, _LIMIT)
-    # So that a timeout names the hosts of the ranks that it waits for.
-    transport.introduce("cuda" if facts.device.uuid else "cpu", len(facts.machine.cores))
+        transport = open_transport(config.runtime.transport if config else "auto", launch, _LIMIT)
+    introduce(transport, here)
     return transport
 
 
@@ -139,10 +153,10 @@ def _check_and_show(everyone: list[RankFacts], config: Path | None, environ: Map
     return code
 
 
-def _report_unconnected(facts: RankFacts, error: str, launch: Launch, folder: Path, environ: Mapping[str, str]) -> int:
+def _report_unconnected(facts: RankFacts, launch: Launch, folder: Path, environ: Mapping[str, str]) -> int:
     """Show what this rank knows, with the table on rank 0 only; end the process if there are others."""
     library, place = find_mpi(launch, facts.settings.transport, environ), inspect_folder(folder, "")
-    facts = facts.model_copy(update={"connection": error, "mpi": library, "folder": place})
+    facts = facts.model_copy(update={"mpi": library, "folder": place})
     problems = find_problems([facts])
     if launch.rank == 0:
         show([facts], problems)

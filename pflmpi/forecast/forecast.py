@@ -21,10 +21,9 @@ from pflmpi.forecast.ranks import Ranks, lay_out
 from pflmpi.forecast.seconds import Seconds, seconds
 from pflmpi.learning.task import HOST
 from pflmpi.run.build import Experiment, assemble, load_federation, setup
-from pflmpi.runtime.devices import choose, fix_kernels
+from pflmpi.runtime.devices import fix_kernels, refuse_on_cpu
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.transports.detect import ALONE
 
 _LEAST, _MOST = 20, 200  # rounds that are looked at, so that one with an evaluation is among them
 
@@ -142,10 +141,10 @@ def _transport(config: Config, ranks: int) -> TransportName:
 def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
     """The experiment as on the machines of the run, on this one's device; memory of this process with it."""
     if not on_gpu:
-        choose(config.runtime.model_copy(update={"device": "cpu"}), config.training, ALONE)  # refuses what needs a GPU
+        refuse_on_cpu(config.training)
     files = resident_files()
     federation = load_federation(config)
-    config = assemble(config, federation, torch.device("cuda" if on_gpu else "cpu")).config
+    config = assemble(config, federation, HOST, ("GPU",) if on_gpu else ()).config
     loaded, mapped = resident(), mapped_bytes(federation)
     read = min(mapped, max(resident_files() - files, 0))  # of what is mapped
     data = data_bytes(federation)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from pflmpi.errors import ConfigError
+from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.devices import for_peers, gpu_of
-from pflmpi.transports.detect import Launch
-from pflmpi.transports.peers import Peer, all_slots
+from pflmpi.runtime.gpu_placement import place_ranks
+from pflmpi.transports.peers import Peer
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,10 @@ def lay_out(runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: in
         raise ConfigError("runtime.device = 'cuda', and no GPUs; say how many a node has with --gpus")
     if runtime.gpus is not None and runtime.gpus > gpus > 0:
         raise ConfigError(f"runtime.gpus = {runtime.gpus}, and --gpus {gpus}; lower it or leave it null")
-    usable = 0 if runtime.device == "cpu" or gpus == 0 else runtime.gpus or gpus
     node = [node for node in range(nodes) for _ in range(ranks // nodes + (node < ranks % nodes))]
-    launches = [
-        Launch("mpi", rank, ranks, rank - node.index(where), node.count(where)) for rank, where in enumerate(node)
-    ]
-    gpu = tuple(gpu_of(launch, usable, runtime.server != "shared") for launch in launches)
-    here = usable or max(cores // runtime.threads, 1)
-    peers = [
-        Peer(str(where), rank, "cpu" if number is None else "cuda", here)
-        for rank, (where, number) in enumerate(zip(node, gpu, strict=True))
-    ]
-    return Ranks(tuple(node), gpu, all_slots(peers), for_peers(runtime, peers))
+    there = [tuple(Gpu(f"{where}/{i}", "GPU", 0) for i in range(gpus)) for where in range(nodes)]
+    peers = [Peer(str(where), rank, tuple(range(cores)), there[where]) for rank, where in enumerate(node)]
+    placed = place_ranks(peers, runtime)
+    if placed.serves_only:
+        runtime = runtime.model_copy(update={"server": "dedicated"})
+    return Ranks(tuple(node), placed.number, placed.slots, runtime)

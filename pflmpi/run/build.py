@@ -1,7 +1,9 @@
 """Names become objects: from a validated configuration to what its rounds need."""
 
 import dataclasses
+import platform
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +37,7 @@ class Experiment:
         cohort: [N] the cohort of each client; a cohort has one architecture.
         tasks: one per cohort, on the device of this rank.
         templates: one per cohort, what a client keeps between rounds.
+        computed_on: the models of the GPUs that compute it, or the processor's architecture.
     """
 
     config: Config
@@ -42,6 +45,7 @@ class Experiment:
     cohort: np.ndarray
     tasks: tuple[Task, ...]
     templates: tuple[Tree, ...]
+    computed_on: tuple[str, ...]
 
 
 def load_federation(config: Config) -> Federation:
@@ -49,13 +53,21 @@ def load_federation(config: Config) -> Federation:
     return build(load(config.data, config.seed), config.partition, config.data, config.seed)
 
 
-def prepare(config: Config, device: torch.device) -> Experiment:
-    """The experiment of a configuration; all that can be refused before the start is refused here."""
-    return assemble(config, load_federation(config), device)
+def prepare(config: Config, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:
+    """The experiment of a configuration; all that can be refused before the start is refused here.
+
+    Args:
+        config: the configuration.
+        device: of this rank.
+        gpu_models: of the ranks that compute; none on CPUs.
+    """
+    return assemble(config, load_federation(config), device, gpu_models)
 
 
-def assemble(config: Config, federation: Federation, device: torch.device) -> Experiment:
-    """The experiment of a configuration on data that is already loaded."""
+def assemble(
+    config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()
+) -> Experiment:
+    """The experiment of a configuration on data that is already loaded; see `prepare`."""
     dataset, algorithm, training, n = federation.dataset, config.algorithm, config.training, federation.num_clients
     bound = [model.bind(dataset.images.shape[1:], dataset.num_classes) for model in config.models]
     cycled = [bound[client % len(bound)] for client in range(n)]
@@ -68,13 +80,14 @@ def assemble(config: Config, federation: Federation, device: torch.device) -> Ex
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
     algorithm.check(tasks[0], len(training.participants(config.seed, 1, n)))
-    runtime = choose_executor(config.runtime, tasks, n)
+    runtime = choose_executor(config.runtime, tasks, n, on_gpu=bool(gpu_models))
     if runtime.executor == "lanes":
         for number, task in enumerate(tasks):
             check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply)
-    return Experiment(dataclasses.replace(config, runtime=runtime), federation, cohort, tasks, templates)
+    computed_on = tuple(gpu_models) or (platform.machine(),)
+    return Experiment(dataclasses.replace(config, runtime=runtime), federation, cohort, tasks, templates, computed_on)
 
 
 def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:

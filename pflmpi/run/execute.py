@@ -36,12 +36,14 @@ class RankContext:
         transport: to the other ranks.
         device: it computes on this one.
         slots: how many ranks can compute at once on all nodes.
+        gpu_models: of the ranks that compute; none on CPUs.
         stop: whether it has a reason to stop.
     """
 
     transport: Transport
     device: torch.device
     slots: int
+    gpu_models: tuple[str, ...] = ()
     stop: Stop = field(default_factory=Stop)
 
 

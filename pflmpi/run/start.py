@@ -1,6 +1,7 @@
 """Start a run in a new folder, or resume the one in a folder, on all ranks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -68,10 +69,11 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
     def make() -> Experiment:
         if config.output.tensorboard and context.transport.rank == 0:
             tensorboard.check_installed()
-        experiment = prepare(config, context.device)
-        if run is not None:
-            stored_config.check_same_data(run, experiment)
-        return experiment
+        experiment = prepare(config, context.device, context.gpu_models)
+        if run is None:
+            return experiment
+        stored_config.check_same_data(run, experiment)
+        return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
     return retry_after_rank_loss(context.transport, lambda: all_or_none(context.transport, make))
 

@@ -1,7 +1,6 @@
 """RUN/config.yaml: what a run was started with, and what may change when it is resumed."""
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from pflmpi.run.build import Experiment
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import partition_file, run_folder
 from pflmpi.transports.base import Transport
+
+_AND = " + "  # between the models of devices
 
 
 def write(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> None:
@@ -111,14 +112,30 @@ def check_same_data(run: Path, experiment: Experiment) -> None:
             )
 
 
+def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
+    """The devices that have computed a run and those that will continue it.
+
+    Raises:
+        CheckpointError: they are of other models, and `runtime.mixed_gpus` does not allow it.
+    """
+    before = tuple(str(_stored(run).get("recorded", {}).get("device", _AND.join(experiment.computed_on))).split(_AND))
+    new = [model for model in experiment.computed_on if model not in before]
+    if new and experiment.config.runtime.mixed_gpus == "refuse":
+        raise CheckpointError(
+            f"{run} was computed on {_AND.join(before)}, and would be continued on {_AND.join(new)}, where the same "
+            "numbers may come out differently; continue it where it began, or add -s runtime.mixed_gpus=allow, which "
+            "the run records"
+        )
+    return (*before, *new)
+
+
 def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
     """What a run depends on besides its configuration, with its id."""
-    device = experiment.tasks[0].device
     return {
         "run": run_id,
         "data": experiment.federation.dataset.digest,
         "partition": experiment.federation.digest,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "device": _AND.join(experiment.computed_on),
         "ranks": transport.size,
         "transport": transport.name,
         "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},

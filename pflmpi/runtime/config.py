@@ -50,6 +50,10 @@ class RuntimeConfig(BaseModel):
     gpu_memory: Annotated[
         float, Field(gt=0, le=1, description="share of each GPU's memory for this run, where several runs share GPUs")
     ] = 1.0
+    mixed_gpus: Annotated[
+        Literal["refuse", "allow"],
+        Field(description="GPUs of several models, or other devices than those a run began on; allow loses same bits"),
+    ] = "refuse"
     executor: Annotated[
         Literal["auto", "loop", "lanes"],
         Field(description="client by client, or many clients in one call; auto chooses by device and model"),
@@ -81,7 +85,7 @@ LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 FREE_ON_RESUME = {
     *(
         f"runtime.{key}"
-        for key in ("transport", "device", "gpus", "gpu_memory", "timeout", "spare", "server", "faults")
+        for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server", "faults")
     ),
     "data.root",  # what lies there is checked by its hash
     "training.rounds",

@@ -1,5 +1,6 @@
 """Transports: how ranks communicate, in one process, over MPI, or over torch.distributed, behind one interface."""
 
+import json
 from typing import Literal
 
 from pflmpi.errors import ConfigError
@@ -8,6 +9,8 @@ from pflmpi.transports import mpi_library
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.inprocess import InProcessTransport
+from pflmpi.transports.peers import Peer
+from pflmpi.transports.text import from_root, gather_texts
 
 Name = Literal["auto", "inprocess", "mpi", "torch"]
 
@@ -48,6 +51,13 @@ def open_transport(
     if name == "mpi":
         return _open_mpi(launch, timeout, fault_tolerant)
     return _open_torch(launch, timeout, backend, device)
+
+
+def introduce(transport: Transport, peer: Peer) -> None:
+    """Tell all ranks where this one runs and what it sees, in their `peers`."""
+    everyone = gather_texts(transport, peer.to_json())
+    text = from_root(transport, json.dumps(everyone))
+    transport.peers = [Peer.from_json(one) for one in json.loads(text)]
 
 
 def refuse_unless_fault_tolerant(name: Name, launch: Launch) -> None:

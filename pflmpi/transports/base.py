@@ -13,7 +13,7 @@ import numpy as np
 
 from pflmpi.transports.counter import Channel, Counter
 from pflmpi.transports.order import from_keys, to_keys
-from pflmpi.transports.peers import PACKED_BYTES, Peer
+from pflmpi.transports.peers import Peer
 
 
 class Transport(ABC):
@@ -122,13 +122,6 @@ class Transport(ABC):
         """Wait until every rank has called this."""
         if self.size > 1:
             self._barrier()
-
-    def introduce(self, device: str, slots: int) -> None:
-        """Tell all ranks where each of them runs, in `peers`; for device and slots see `Peer`."""
-        parts = self.gather(Peer.here(device, slots).packed(), [PACKED_BYTES] * self.size)
-        everyone = np.concatenate(parts) if parts is not None else np.empty(PACKED_BYTES * self.size, np.uint8)
-        self.broadcast(everyone)
-        self.peers = [Peer.unpacked(row) for row in everyone.reshape(self.size, PACKED_BYTES)]
 
     def drop_lost(self) -> list[int]:
         """Continue without the lost ranks; gives their ranks, as they were before the others are renumbered.

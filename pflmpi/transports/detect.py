@@ -20,7 +20,6 @@ class Launch:
         restarts: how often torchrun has restarted the ranks.
         fault_tolerant: whether mpirun was started with ULFM, so that ranks can continue when one dies, and with
             settings that work.
-        bound: whether Slurm shows this rank only its own GPUs.
     """
 
     kind: Literal["alone", "mpi", "torchrun", "slurm"]
@@ -31,12 +30,6 @@ class Launch:
     address: str = ""
     restarts: int = 0
     fault_tolerant: bool = False
-    bound: bool = False
-
-    @property
-    def beside_server(self) -> bool:
-        """Whether this node is rank 0's, if ranks are laid out in blocks."""
-        return self.rank == self.local_rank
 
 
 ALONE = Launch("alone", 0, 1, 0, 1)
@@ -49,12 +42,10 @@ def detect(environ: Mapping[str, str]) -> Launch:
         ConfigError: the variables contradict each other.
     """
     launch = _innermost(environ)
-    by_srun = in_step(environ) and "OMPI_COMM_WORLD_RANK" not in environ and launch.kind != "torchrun"
     return replace(
         launch,
         restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0,
         fault_tolerant=environ.get("OMPI_MCA_mpi_ft_enable") == "1" and environ.get("OMPI_MCA_coll") == "^han,adapt",
-        bound=by_srun and environ.get("SLURMD_TRES_BIND", "").startswith(("gpu:per_task", "gpu:single")),
     )
 
 

@@ -1,5 +1,6 @@
-"""Where each rank runs, host and process, so that an error can name the one that is missing."""
+"""Where each rank runs and what it sees there: to name the one that is missing, and to agree who computes where."""
 
+import json
 import os
 import socket
 import time
@@ -7,9 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-PACKED_BYTES = 96  # of a peer on its way to the other ranks
+from pflmpi.machine import Gpu
 
 _ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
 _SHOWN = 8  # ranks named in an error
@@ -22,31 +21,29 @@ class Peer:
     Attributes:
         host: name of the node.
         process: process id there.
-        device: "cpu" or "cuda".
-        slots: number of ranks that can compute at once on the node.
+        cores: numbers of the cores that it may use.
+        gpus: that it sees and may use, in the order of its numbers for them.
     """
 
     host: str
     process: int
-    device: str = "cpu"
-    slots: int = 1
+    cores: tuple[int, ...] = (0,)
+    gpus: tuple[Gpu, ...] = ()
 
     @classmethod
-    def here(cls, device: str, slots: int) -> "Peer":
+    def here(cls, cores: Sequence[int], gpus: Sequence[Gpu]) -> "Peer":
         """This process."""
-        return cls(socket.gethostname(), os.getpid(), device, slots)
+        return cls(socket.gethostname(), os.getpid(), tuple(cores), tuple(gpus))
 
     @classmethod
-    def unpacked(cls, buffer: np.ndarray) -> "Peer":
-        """The peer packed in a buffer; the inverse of `packed`."""
-        host, process, device, slots = buffer.tobytes().rstrip(b"\0").decode(errors="replace").rsplit(":", 3)
-        return cls(host, int(process), device, int(slots))
+    def from_json(cls, text: str) -> "Peer":
+        """The inverse of `to_json`."""
+        host, process, cores, gpus = json.loads(text)
+        return cls(host, process, tuple(cores), tuple(Gpu(*gpu) for gpu in gpus))
 
-    def packed(self) -> np.ndarray:
-        """This peer as uint8 [96]; a host name that does not fit is cut."""
-        rest = f":{self.process}:{self.device}:{self.slots}".encode()
-        text = (self.host.encode()[: PACKED_BYTES - len(rest)] + rest).ljust(PACKED_BYTES, b"\0")
-        return np.frombuffer(text, np.uint8).copy()
+    def to_json(self) -> str:
+        """This peer on its way to the other ranks."""
+        return json.dumps([self.host, self.process, self.cores, self.gpus])
 
     def ended(self) -> bool:
         """Whether the process has ended; one on another host counts as alive."""
@@ -73,15 +70,6 @@ def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
         if found or time.monotonic() >= end:
             return names(found, peers)
         time.sleep(0.02)
-
-
-def all_slots(peers: Sequence[Peer]) -> int:
-    """Number of ranks of a run that can compute at once.
-
-    >>> all_slots([Peer("a", 7, slots=4), Peer("a", 8, slots=4), Peer("b", 9, slots=2)])
-    6
-    """
-    return sum({peer.host: peer.slots for peer in peers}.values())
 
 
 def names(ranks: Collection[int], peers: Sequence[Peer]) -> str:

@@ -72,18 +72,18 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
 def test_wrong_configurations_are_refused_with_a_clear_text(
     change: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pflmpi.runtime.devices import choose
-    from pflmpi.transports.detect import ALONE
+    from pflmpi.runtime.devices import refuse_on_cpu
+    from pflmpi.runtime.gpu_placement import place_ranks
+    from pflmpi.transports.peers import Peer
 
     raw = dict(quick_run.QUICK)
     for name, value in change.items():
         keep = isinstance(value, dict) and "name" not in value and "path" not in value and name in raw and value
         raw[name] = {**raw[name], **value} if keep and name not in ("partition", "model") else value
-    if "device" in change.get("runtime", {}) or "gpus" in change.get("runtime", {}):
-        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError) as caught:
         config = configuration.parse(raw)
-        choose(config.runtime, config.training, ALONE)
+        place_ranks([Peer("a", 1)], config.runtime)
+        refuse_on_cpu(config.training)
         quick_run.run(raw, tmp_path / "run")
     assert caught.value.exit_code == 2
     text = str(caught.value)

@@ -141,14 +141,14 @@ def test_going_on_without_a_rank_needs_its_settings(tmp_path: Path) -> None:
 def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
     one_for_all = patch(
         tmp_path / "patch",
-        "import torch\n"
-        "from pflmpi.doctor import collect\n"
-        "from pflmpi.runtime import devices\n"
-        "devices.choose = lambda *_: torch.device('cuda', 0)\n"
-        "collect.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
-        "                              'memory': 1 << 33, 'memory_free': 1 << 32}\n",
+        "from pflmpi import machine\n"
+        "from pflmpi.doctor import device\n"
+        "machine.gpus = lambda visible: (machine.Gpu('4-2', 'GPU of a test', 1 << 33),)\n"
+        "device.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
+        "                             'memory': 1 << 33, 'memory_free': 1 << 32}\n",
     )
-    code, printed = doctor("torchrun", tmp_path, PYTHONPATH=one_for_all)
+    config = write(tmp_path, runtime={"server": "shared", "device": "auto"})
+    code, printed = doctor("torchrun", tmp_path, "--config", config, PYTHONPATH=one_for_all)
     assert code == 1 and len(problems(printed)) == 1, printed
     assert "2 ranks share one GPU (GPU of a test, 4-2); give each its own (--ntasks-per-node" in problems(printed)[0]
     assert "GPU of a test, 4 of 8 GiB" in printed

@@ -9,9 +9,10 @@ from unittest import mock
 
 import transport_checks
 from pflmpi.errors import TransportError
-from pflmpi.transports import open_transport
+from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
+from pflmpi.transports.peers import Peer
 
 LONG = 600.0  # seconds: a rank that notices only by this time limit has not noticed
 
@@ -59,7 +60,7 @@ if __name__ == "__main__":
     what, folder = sys.argv[1], Path(sys.argv[2])
     (folder / str(os.getpid())).touch()
     transport = open_transport("auto", detect(os.environ), timeout=LONG)
-    transport.introduce("cpu", 1)
+    introduce(transport, Peer.here([0], []))
     if what == "check":
         check(transport)
     else:

@@ -1,0 +1,182 @@
+"""Which GPU each rank computes on: a pure function of what all ranks see, the same on every rank."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from pflmpi.errors import ConfigError
+from pflmpi.machine import SLICE, Gpu
+from pflmpi.runtime.config import RuntimeConfig
+from pflmpi.transports.peers import Peer, names
+
+
+@dataclass(frozen=True)
+class GpuPlacement:
+    """Where the ranks of a run compute.
+
+    Attributes:
+        peers: [R] where each rank runs and what it sees.
+        number: [R] the GPU of each rank, as that rank numbers those that it sees; None for the CPU.
+        serves_only: rank 0 computes no clients, because it alone has no GPU.
+        slots: how many ranks can compute at once.
+    """
+
+    peers: tuple[Peer, ...]
+    number: tuple[int | None, ...]
+    serves_only: bool
+    slots: int
+
+    @cached_property
+    def gpu(self) -> tuple[Gpu | None, ...]:
+        """[R] the GPU of each rank."""
+        return tuple(
+            None if number is None else peer.gpus[number] for peer, number in zip(self.peers, self.number, strict=True)
+        )
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        """Where clients are computed."""
+        return "cpu" if all(gpu is None for gpu in self.gpu) else "cuda"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of the GPUs, in alphabetical order; none on the CPU."""
+        return tuple(sorted({gpu.model for gpu in self.gpu if gpu is not None}))
+
+    @property
+    def one_each(self) -> bool:
+        """Whether every rank has a whole GPU to itself, as NCCL wants it."""
+        whole = {gpu.uuid for gpu in self.gpu if gpu is not None and not gpu.uuid.startswith(SLICE)}
+        return len(whole) == len(self.peers)
+
+    def sharing(self, rank: int) -> int:
+        """How many ranks, this one among them, have the same GPU."""
+        mine = self.gpu[rank]
+        return sum(gpu is not None and mine is not None and gpu.uuid == mine.uuid for gpu in self.gpu)
+
+    def remark(self) -> str:
+        """What a user should know of it; "" for nothing."""
+        most = max(Counter(gpu.uuid for gpu in self.gpu if gpu is not None).values(), default=1)
+        if most == 1:
+            return ""
+        return (
+            f"up to {most} ranks share a GPU, each with its part of the memory; without NVIDIA's MPS "
+            "(nvidia-cuda-mps-control -d) they take turns: one rank per GPU is fastest"
+        )
+
+
+def place_ranks(peers: Sequence[Peer], runtime: RuntimeConfig) -> GpuPlacement:
+    """The GPU of each rank.
+
+    Ranks are spread evenly over the GPUs that they see. Rank 0 leaves them to the others where it would make one more
+    share a GPU, unless `runtime.server` is "shared".
+
+    Raises:
+        ConfigError: a GPU is asked for that is not there; some of the ranks that compute see a GPU, and some do not;
+            GPUs of several models.
+    """
+    seen = _usable(peers, runtime)
+    if runtime.device == "cpu" or not any(seen):
+        if runtime.device == "cuda":
+            raise ConfigError("runtime.device = 'cuda', but no rank sees a CUDA device; use cpu or auto")
+        if runtime.gpus is not None:
+            raise ConfigError(
+                f"runtime.gpus = {runtime.gpus} with runtime.device = {runtime.device!r}, but no rank sees a GPU that "
+                "it may use; leave it null"
+            )
+        return GpuPlacement(tuple(peers), (None,) * len(peers), False, _cpu_slots(peers, runtime))
+    computing = range(1, len(peers)) if _is_apart(peers, seen, runtime) else range(len(peers))
+    blind = [rank for rank in computing if not seen[rank]]
+    if blind:
+        raise ConfigError(
+            f"{names(blind, peers)} have no GPU, and others have one; results would depend on the ranks: choose other "
+            "nodes, or set runtime.device = 'cpu'"
+        )
+    chosen = _spread({rank: seen[rank] for rank in computing})
+    number = tuple(_number(peer, chosen.get(rank)) for rank, peer in enumerate(peers))
+    placement = GpuPlacement(tuple(peers), number, 0 not in computing, len(set(chosen.values())))
+    if len(placement.models) > 1 and runtime.mixed_gpus == "refuse":
+        raise ConfigError(
+            f"the ranks have GPUs of several models ({', '.join(placement.models)}), on which the same numbers may "
+            "come out differently; choose nodes of one (--constraint, --gpus=TYPE:N), or set runtime.mixed_gpus = "
+            "'allow': results then depend on which rank computes a client"
+        )
+    return placement
+
+
+def _usable(peers: Sequence[Peer], runtime: RuntimeConfig) -> list[tuple[str, ...]]:
+    """[R] the ids of the GPUs that a rank may use: of its node's, in the order of its lowest rank, the first `gpus`."""
+    if runtime.device == "cpu":
+        return [()] * len(peers)
+    of_host: dict[str, dict[str, None]] = {}
+    for peer in peers:
+        of_host.setdefault(peer.host, {}).update(dict.fromkeys(gpu.uuid for gpu in peer.gpus))
+    for host, there in of_host.items():
+        if runtime.gpus is not None and 0 < len(there) < runtime.gpus:
+            raise ConfigError(f"runtime.gpus = {runtime.gpus}, but {host} has {len(there)}; lower it or leave it null")
+    allowed = {host: set(list(there)[: runtime.gpus]) for host, there in of_host.items()}
+    return [tuple(gpu.uuid for gpu in peer.gpus if gpu.uuid in allowed[peer.host]) for peer in peers]
+
+
+def _is_apart(peers: Sequence[Peer], seen: Sequence[tuple[str, ...]], runtime: RuntimeConfig) -> bool:
+    """Whether rank 0 computes no clients: it sees no GPU, or would make one more share one."""
+    if len(seen) == 1 or not any(seen[1:]):
+        return False
+    if not seen[0]:
+        return True
+    here = peers[0].host
+    beside = {
+        rank: gpus for rank, gpus in enumerate(seen) if gpus and (peers[rank].host == here or {*gpus} & {*seen[0]})
+    }
+    if runtime.server == "shared" or len(beside) == 1:
+        return False
+    with_it, without = _spread(beside), _spread({rank: gpus for rank, gpus in beside.items() if rank})
+    return max(Counter(with_it.values()).values()) > max(Counter(without.values()).values())
+
+
+def _spread(seen: dict[int, tuple[str, ...]]) -> dict[int, str]:
+    """One of the GPUs that it sees for each rank, so that as few as possible share one."""
+    chosen: dict[int, str] = {}
+    load: Counter[str] = Counter()
+    for rank in sorted(seen, key=lambda rank: (len(seen[rank]), rank)):
+        chosen[rank] = min(seen[rank], key=lambda gpu: (load[gpu], seen[rank].index(gpu)))
+        load[chosen[rank]] += 1
+    while moves := _relief(seen, chosen, load):
+        for rank, gpu in moves:
+            load[chosen[rank]] -= 1
+            load[gpu] += 1
+            chosen[rank] = gpu
+    return chosen
+
+
+def _relief(seen: dict[int, tuple[str, ...]], chosen: dict[int, str], load: Counter[str]) -> list[tuple[int, str]]:
+    """Moves of ranks, each to the GPU that the next one leaves, that take one from a GPU and give it to a free one."""
+    on: dict[str, list[int]] = {}
+    for rank in sorted(chosen):
+        on.setdefault(chosen[rank], []).append(rank)
+    for start in sorted(on, key=lambda gpu: (-load[gpu], gpu)):
+        reached: dict[str, list[tuple[int, str]]] = {start: []}
+        queue = [start]
+        for gpu in queue:
+            for rank in on.get(gpu, ()):
+                for other in seen[rank]:
+                    if other not in reached:
+                        reached[other] = [*reached[gpu], (rank, other)]
+                        queue.append(other)
+                        if load[other] <= load[start] - 2:
+                            return reached[other]
+    return []
+
+
+def _number(peer: Peer, uuid: str | None) -> int | None:
+    return None if uuid is None else [gpu.uuid for gpu in peer.gpus].index(uuid)
+
+
+def _cpu_slots(peers: Sequence[Peer], runtime: RuntimeConfig) -> int:
+    """How many ranks can compute at once on all nodes; ranks of a node may see different cores of it."""
+    cores: dict[str, set[int]] = {}
+    for peer in peers:
+        cores.setdefault(peer.host, set()).update(peer.cores)
+    return sum(max(len(here) // runtime.threads, 1) for here in cores.values())
