@@ -61,6 +61,8 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         device = device_of(placed, transport.rank)
         fix_kernels(device, config.runtime, config.training)
         limit_memory(placed, transport.rank, config.runtime)
+        if len(placed.gpu_ranks) > 1:
+            transport.use_gpus(placed.gpu_ranks, device)
         if placed.serves_only:
             config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
         stop = Stop(end_of_job(os.environ) if transport.rank == 0 else None, config.runtime.spare)

@@ -46,10 +46,11 @@ class GpuPlacement:
         return tuple(sorted({gpu.model for gpu in self.gpu if gpu is not None}))
 
     @property
-    def one_each(self) -> bool:
-        """Whether every rank has a whole GPU to itself, as NCCL wants it."""
+    def gpu_ranks(self) -> tuple[int, ...]:
+        """The ranks that can talk from GPU to GPU: all that compute, if each has a whole GPU to itself, or none."""
+        ranks = tuple(rank for rank, gpu in enumerate(self.gpu) if gpu is not None)
         whole = {gpu.uuid for gpu in self.gpu if gpu is not None and not gpu.uuid.startswith(SLICE)}
-        return len(whole) == len(self.peers)
+        return ranks if len(whole) == len(ranks) else ()
 
     def sharing(self, rank: int) -> int:
         """How many ranks, this one among them, have the same GPU."""

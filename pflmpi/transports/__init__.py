@@ -20,17 +20,13 @@ _INSTALL_MPI = (
 )
 
 
-def open_transport(
-    name: Name, launch: Launch, timeout: float, backend: str = "gloo", device: str = "cpu", fault_tolerant: bool = False
-) -> Transport:
+def open_transport(name: Name, launch: Launch, timeout: float, fault_tolerant: bool = False) -> Transport:
     """The requested transport, connected to all other ranks.
 
     Args:
         name: "auto" takes the one that fits the launch.
         launch: how the run was started.
         timeout: seconds that a call waits for the other ranks.
-        backend: "gloo" or "nccl", for torch.
-        device: the device of this rank, for nccl.
         fault_tolerant: the other ranks continue when one dies.
 
     Raises:
@@ -50,7 +46,7 @@ def open_transport(
         return InProcessTransport()
     if name == "mpi":
         return _open_mpi(launch, timeout, fault_tolerant)
-    return _open_torch(launch, timeout, backend, device)
+    return _open_torch(launch, timeout)
 
 
 def introduce(transport: Transport, peer: Peer) -> None:
@@ -106,7 +102,7 @@ def _open_mpi(launch: Launch, timeout: float, fault_tolerant: bool) -> Transport
     return MpiTransport(timeout, fault_tolerant)
 
 
-def _open_torch(launch: Launch, timeout: float, backend: str, device: str) -> Transport:
+def _open_torch(launch: Launch, timeout: float) -> Transport:
     if launch.kind != "torchrun" and not launch.address:
         raise ConfigError(
             f"runtime.transport = 'torch', but {_launcher(launch)} has started this, and {_FOR_TORCH} are not all set; "
@@ -114,7 +110,4 @@ def _open_torch(launch: Launch, timeout: float, backend: str, device: str) -> Tr
         )
     from pflmpi.transports.torchdist import TorchTransport
 
-    if backend == "nccl":
-        return TorchTransport(launch, timeout, "nccl", device)
-    assert backend == "gloo", f"backend {backend!r}; known: gloo, nccl"
     return TorchTransport(launch, timeout)

@@ -5,15 +5,18 @@ All ranks make the same calls in the same order. Buffers are uint8, one-dimensio
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import numpy as np
 
 from pflmpi.transports.counter import Channel, Counter
 from pflmpi.transports.order import from_keys, to_keys
 from pflmpi.transports.peers import Peer
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Transport(ABC):
@@ -122,6 +125,14 @@ class Transport(ABC):
         """Wait until every rank has called this."""
         if self.size > 1:
             self._barrier()
+
+    def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:  # noqa: B027
+        """Move large messages between GPUs, where the transport can; every rank calls this once.
+
+        Args:
+            ranks: those that have a GPU to themselves: all, or all but rank 0.
+            device: of this rank.
+        """
 
     def drop_lost(self) -> list[int]:
         """Continue without the lost ranks; gives their ranks, as they were before the others are renumbered.

@@ -1,15 +1,12 @@
-"""What ranks exchange through torch's key-value store: the backend they agree on, and how far each has come."""
+"""What ranks exchange through torch's key-value store: how far each has come."""
 
 import os
 import threading
 from datetime import timedelta
-from typing import Literal
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed does not declare them
 
 from pflmpi.transports.detect import Launch
-
-Backend = Literal["gloo", "nccl"]
 
 _INTERVAL = 1.0  # seconds between two notes; the shortest time limit that can name ranks is a little longer
 _ANSWER = timedelta(seconds=3)
@@ -25,15 +22,6 @@ def connect(launch: Launch, timeout: float) -> Store:
     hosted = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = TCPStore(host, int(port), is_master=hosted, timeout=timedelta(seconds=timeout), wait_for_workers=False)
     return PrefixStore(f"pflmpi/{launch.restarts}", store)
-
-
-def agreed_backend(backend: Backend, store: Store, launch: Launch) -> Backend:
-    """The backend that all ranks can use: nccl only if every one of them asks for it."""
-    store.set(f"backend/{launch.rank}", backend)
-    if launch.rank == 0:
-        requested = [store.get(f"backend/{rank}") for rank in range(launch.size)]
-        store.set("backend", "nccl" if all(one == b"nccl" for one in requested) else "gloo")
-    return "nccl" if store.get("backend") == b"nccl" else "gloo"
 
 
 class Arrivals:

@@ -1,4 +1,4 @@
-"""The transport over torch.distributed: gloo between CPUs, nccl where every rank has a GPU of its own."""
+"""The transport over torch.distributed: gloo between hosts, and NCCL for large messages between GPUs."""
 
 import os
 import time
@@ -15,14 +15,14 @@ from torch import Tensor
 from pflmpi.errors import TransportError
 from pflmpi.transports.base import Transport, chunks
 from pflmpi.transports.detect import Launch
+from pflmpi.transports.gpu_group import Backend, GpuGroup
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.ring import piece, sum_bytes
-from pflmpi.transports.torch_store import Arrivals, Backend, agreed_backend, connect
+from pflmpi.transports.torch_store import Arrivals, connect
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
 
 _DYING = 0.5  # seconds from the end of a connection to that of the process
-_NCCL_GRACE = 60.0  # seconds: nccl's own watchdog ends the process silently, so our time limit must come first
 
 
 class TorchTransport(Transport):
@@ -31,8 +31,6 @@ class TorchTransport(Transport):
     Args:
         launch: this process; the ranks meet at its `address`, or where torchrun's variables say.
         timeout: seconds that a call waits for the other ranks, and that the start waits for all to arrive.
-        backend: "nccl" moves payload from GPU to GPU; used if every rank has its own GPU and asks for it.
-        device: the device of this rank, used by nccl.
 
     Raises:
         TransportError: not all ranks arrived within the time limit.
@@ -40,25 +38,22 @@ class TorchTransport(Transport):
 
     name = "torch"
 
-    def __init__(self, launch: Launch, timeout: float, backend: Backend = "gloo", device: str = "cpu") -> None:
+    def __init__(self, launch: Launch, timeout: float) -> None:
         super().__init__(launch.rank, launch.size, timeout)
         self._limit = timeout  # that torch knows of
         self._arrivals: Arrivals | None = None
+        self._gpus: GpuGroup | None = None
         with self._translated_errors("the start"):
             store = connect(launch, timeout)
-            self._backend = agreed_backend(backend, store, launch)
-            nccl = self._backend == "nccl"
-            self._grace = _NCCL_GRACE if nccl else 0.0
-            self._device = torch.device(device if nccl else "cpu")
             dist.init_process_group(
-                self._backend,
-                store=store,
-                rank=launch.rank,
-                world_size=launch.size,
-                timeout=timedelta(seconds=timeout + self._grace),
-                device_id=self._device if nccl else None,  # connects now: a first message may not involve all ranks
+                "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=timedelta(seconds=timeout)
             )
         self._arrivals = Arrivals(store, launch.rank, launch.size)
+
+    def use_gpus(self, ranks: Sequence[int], device: torch.device, backend: Backend = "nccl") -> None:
+        """Move large messages between the GPUs of these ranks; see the base class, and `GpuGroup` for the backend."""
+        with self._call("the start of NCCL"):
+            self._gpus = GpuGroup(self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
 
     def abort(self, code: int) -> NoReturn:
         """End this process; the launcher stops the others, and those that wait for it lose their connection."""
@@ -66,21 +61,27 @@ class TorchTransport(Transport):
         os._exit(code)  # an orderly exit would wait for ranks that never answer
 
     def _broadcast(self, buffer: np.ndarray) -> None:
-        self._collective("broadcast", buffer, lambda staged: dist.broadcast(staged, src=0, async_op=True))
+        if self._gpus and self._gpus.carries(buffer.nbytes):
+            self._through_gpus("broadcast", buffer, self._gpus.broadcast)
+        else:
+            self._collective("broadcast", buffer, lambda chunk: dist.broadcast(chunk, src=0, async_op=True))
 
     def _maximum(self, keys: np.ndarray) -> None:
-        self._collective("maximum", keys, lambda staged: dist.all_reduce(staged, dist.ReduceOp.MAX, async_op=True))
+        self._collective("maximum", keys, lambda chunk: dist.all_reduce(chunk, dist.ReduceOp.MAX, async_op=True))
 
     def _sum(self, values: np.ndarray) -> None:
-        size = piece(self.size) if self._backend == "gloo" else self.max_message
-        self._collective("sum", values, lambda staged: dist.reduce(staged, dst=0, async_op=True), size)
+        if self._gpus and self._gpus.carries(values.nbytes):
+            self._through_gpus("sum", values, self._gpus.sum)
+        else:
+            size = min(piece(self.size), self.max_message)
+            self._collective("sum", values, lambda chunk: dist.reduce(chunk, dst=0, async_op=True), size)
 
     def _sum_bytes(self, size: int) -> int:
-        return sum_bytes(size, self.size) if self._backend == "gloo" else super()._sum_bytes(size)
+        return super()._sum_bytes(size) if self._gpus and self._gpus.carries(size) else sum_bytes(size, self.size)
 
     def _barrier(self) -> None:
-        # A reduction of one number: the same wait, with the same time limit, in both backends.
-        self._collective("barrier", np.zeros(1), lambda staged: dist.all_reduce(staged, async_op=True))
+        # A reduction of one number, which has the time limit of other calls.
+        self._collective("barrier", np.zeros(1), lambda chunk: dist.all_reduce(chunk, async_op=True))
 
     def _close(self) -> None:
         self.barrier()  # no rank leaves while another still reads from it
@@ -92,37 +93,35 @@ class TorchTransport(Transport):
     def _collective(
         self, operation: str, array: np.ndarray, start: Callable[[Tensor], dist.Work | None], size: int | None = None
     ) -> None:
-        """Start a collective call on each chunk of the array, and copy its result back into the array."""
+        """Start a collective call on each chunk of the array."""
         with self._call(operation):
-            for chunk in chunks(array, min(size or self.max_message, self.max_message)):
-                staged = self._stage(chunk)
-                self._wait(start(staged))
-                self._unstage(staged, chunk)
+            for chunk in chunks(array, size or self.max_message):
+                self._wait(start(_tensor(chunk)))
+
+    def _through_gpus(self, operation: str, array: np.ndarray, call: Callable[[Tensor], None]) -> None:
+        with self._call(operation):
+            for chunk in chunks(array, self.max_message):
+                call(_tensor(chunk))
 
     def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         with self._call(operation):
-            moves = [
-                (move, rank, chunk, self._stage(chunk))
+            works = [
+                move(_tensor(chunk), rank)
                 for move, parts in ((dist.isend, sent), (dist.irecv, received))
                 for rank, part in parts.items()
                 for chunk in chunks(part, self.max_message)
             ]
-            works: Sequence[dist.Work | None]
-            if self._backend == "nccl" and moves:  # one group, or nccl would wait for each pair in turn
-                works = dist.batch_isend_irecv([dist.P2POp(move, staged, rank) for move, rank, _, staged in moves])
-            else:
-                works = [move(staged, rank) for move, rank, _, staged in moves]
             for work in works:
                 self._wait(work)
-            for move, _, chunk, staged in moves:
-                if move is dist.irecv:
-                    self._unstage(staged, chunk)
 
     def _wait(self, work: dist.Work | None) -> None:
-        assert work is not None, "every rank is in the default group"
-        if self._backend == "nccl":  # its own `wait` only orders kernels
-            wait(work.is_completed, self.timeout, longest=SHORTEST)
+        assert work is not None, "only ranks of a group call it"
         work.wait()
+
+    def _wait_for_gpu(self, work: dist.Work | None) -> None:
+        assert work is not None, "only ranks of a group call it"
+        wait(work.is_completed, self.timeout, longest=SHORTEST)
+        work.wait()  # which alone would only order kernels
 
     @contextmanager
     def _call(self, operation: str) -> Iterator[None]:
@@ -130,7 +129,7 @@ class TorchTransport(Transport):
         assert self._arrivals is not None
         self._arrivals.enter()
         if self.timeout != self._limit:
-            _set_timeout(timedelta(seconds=self.timeout + self._grace))
+            _set_timeout(timedelta(seconds=self.timeout))
             self._limit = self.timeout
         with self._translated_errors(operation):
             yield
@@ -153,14 +152,10 @@ class TorchTransport(Transport):
         absent = self._arrivals.absent() if self._arrivals is not None else []
         return timed_out(operation, waited, names(absent, self.peers))
 
-    def _stage(self, chunk: np.ndarray) -> Tensor:
-        """The chunk as a tensor on the backend's device; on the CPU the memory is shared."""
-        host = torch.from_numpy(chunk if chunk.flags.writeable else chunk.copy())  # torch warns of read-only memory
-        return host.to(self._device)
 
-    def _unstage(self, staged: Tensor, chunk: np.ndarray) -> None:
-        if staged.device.type != "cpu" and chunk.flags.writeable:
-            torch.from_numpy(chunk).copy_(staged)
+def _tensor(chunk: np.ndarray) -> Tensor:
+    """The chunk as a tensor on the same memory."""
+    return torch.from_numpy(chunk if chunk.flags.writeable else chunk.copy())  # torch warns of read-only memory
 
 
 def _set_timeout(timeout: timedelta) -> None:

@@ -30,9 +30,28 @@ def check(transport: Transport) -> None:
         for name, one in transport_checks.CHECKS.items():
             if name != "large_messages":
                 one(transport)
+    if transport.name == "torch":
+        check_messages_between_gpus(transport)
     transport.close()
     transport.close()
     say(f"rank {transport.rank} closed")
+
+
+def check_messages_between_gpus(transport: Transport) -> None:
+    """With gloo in NCCL's place: all ranks have a GPU, or all but rank 0."""
+    import torch  # which mpirun's ranks can do without
+
+    from pflmpi.transports.gpu_group import GpuGroup
+    from pflmpi.transports.torchdist import TorchTransport
+
+    assert isinstance(transport, TorchTransport)
+    for ranks in (range(transport.size), range(1, transport.size)):
+        transport.use_gpus(ranks, torch.device("cpu"), backend="gloo")
+        with mock.patch.object(GpuGroup, "broadcast", autospec=True, side_effect=GpuGroup.broadcast) as carried:
+            for name, one in transport_checks.CHECKS.items():
+                if name != "a_random_sequence":  # it counts the bytes of gloo's ring
+                    one(transport)
+        assert carried.call_count == 1, "only the large one"
 
 
 def go_wrong(transport: Transport, how: str) -> None:

@@ -82,10 +82,12 @@ SITUATIONS = {
     ),
     "MIG: two slices of one GPU": Situation(["a: a0/1", "a: a0/2"], ["a0/1", "a0/2"], slots=2),
     "MIG: slices of two GPUs": Situation(["a: a0/1", "a: a1/1"], ["a0/1", "a1/1"]),
-    "containers: other host names, the same GPU": Situation(["x: a0", "y: a0"], ["cpu", "a0"], serves_only=True),
+    "containers: other host names, the same GPU": Situation(
+        ["x: a0", "y: a0"], ["cpu", "a0"], serves_only=True, nccl=True
+    ),
     "containers: other host names, two GPUs": Situation(["x: a0 a1", "y: a0 a1"], ["a0", "a1"], nccl=True),
     "clients + 1 ranks: the server leaves the GPUs to them": Situation(
-        node("a", 4, 5), ["cpu", "a0", "a1", "a2", "a3"], serves_only=True, slots=4
+        node("a", 4, 5), ["cpu", "a0", "a1", "a2", "a3"], serves_only=True, nccl=True, slots=4
     ),
     "clients + 1 ranks, and the server computes too": Situation(
         node("a", 4, 5), ["a0", "a1", "a2", "a3", "a0"], {"server": "shared"}, slots=4
@@ -94,26 +96,29 @@ SITUATIONS = {
         [*node("a", 4, 5), *node("b", 4, 4)],
         ["cpu", *(f"{host}{i}" for host in "ab" for i in range(4))],
         serves_only=True,
+        nccl=True,
     ),
     "the server on a node without a GPU": Situation(
-        ["login:", *node("a", 2, 2)], ["cpu", "a0", "a1"], serves_only=True, slots=2
+        ["login:", *node("a", 2, 2)], ["cpu", "a0", "a1"], serves_only=True, nccl=True, slots=2
     ),
     "the server under --gpus-per-task sees one of its own": Situation(
         ["a: a0", "a: a1", "a: a2"], ["a0", "a1", "a2"], nccl=True
     ),
-    "the server was given none": Situation(["a:", "a: a0", "a: a1"], ["cpu", "a0", "a1"], serves_only=True),
+    "the server was given none": Situation(["a:", "a: a0", "a: a1"], ["cpu", "a0", "a1"], serves_only=True, nccl=True),
     "more ranks than GPUs": Situation(node("a", 2, 6), ["a0", "a1", "a0", "a1", "a0", "a1"], slots=2),
     "one more than twice as many": Situation(
         node("a", 2, 5), ["cpu", "a0", "a1", "a0", "a1"], serves_only=True, slots=2
     ),
-    "two ranks, one GPU": Situation(node("a", 1, 2), ["cpu", "a0"], serves_only=True, slots=1),
+    "two ranks, one GPU": Situation(node("a", 1, 2), ["cpu", "a0"], serves_only=True, nccl=True, slots=1),
     "uneven nodes": Situation(
         [*node("a", 4, 4), *node("b", 2, 2), *node("c", 1, 1)], ["a0", "a1", "a2", "a3", "b0", "b1", "c0"], nccl=True
     ),
     "fewer GPUs than ranks on the second node alone": Situation(
         [*node("a", 2, 2), *node("b", 1, 2)], ["a0", "a1", "b0", "b0"], slots=3
     ),
-    "--gpus 1 on a shared node": Situation(node("a", 4, 2), ["cpu", "a0"], {"gpus": 1}, serves_only=True, slots=1),
+    "--gpus 1 on a shared node": Situation(
+        node("a", 4, 2), ["cpu", "a0"], {"gpus": 1}, serves_only=True, nccl=True, slots=1
+    ),
     "--gpus 2 of four": Situation(node("a", 4, 2), ["a0", "a1"], {"gpus": 2}, nccl=True),
     "no GPU anywhere": Situation(["a:", "a:", "b:"], ["cpu"] * 3, slots=4),
     "GPUs that are not to be used": Situation(node("a", 2, 2), ["cpu", "cpu"], {"device": "cpu"}, slots=2),
@@ -132,7 +137,8 @@ def test_each_rank_gets_its_gpu(name: str) -> None:
     placed = place_ranks(situation.peers(), RuntimeConfig(**situation.runtime))
     assert [one.uuid[4:] if one else "cpu" for one in placed.gpu] == situation.expected
     assert placed.serves_only == situation.serves_only
-    assert placed.one_each == situation.nccl
+    computing = tuple(rank for rank, name in enumerate(situation.expected) if name != "cpu")
+    assert placed.gpu_ranks == (computing if situation.nccl else ())
     assert situation.slots in (None, placed.slots)
     assert placed.kind == ("cuda" if set(situation.expected) != {"cpu"} else "cpu")
 
@@ -186,7 +192,7 @@ def test_a_thousand_ranks_are_placed_quickly_enough_to_count() -> None:
     hosts = [f"n{i:03}" for i in range(250)]
     peers = Situation([text for host in hosts for text in node(host, 4, 4)], []).peers()
     placed: GpuPlacement = place_ranks(peers, RuntimeConfig())
-    assert placed.one_each and placed.slots == 1000
+    assert len(placed.gpu_ranks) == 1000 and placed.slots == 1000
 
 
 def test_slots_count_the_cores_of_a_node_that_its_ranks_see_together() -> None:

@@ -1,0 +1,86 @@
+"""Large messages from GPU to GPU: ranks that have one each exchange them by NCCL, whether or not the server has one.
+
+What has not run: NCCL itself. The tests put gloo in its place, with the same calls.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Backend = Literal["nccl", "gloo"]
+
+_LEAST = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
+_NEVER = timedelta(days=7)  # nccl's own time limit ends the process silently; the transport has one of its own
+
+
+class GpuGroup:
+    """Ranks with a GPU each; if rank 0 is not among them, the first of them stands between it and the others.
+
+    Args:
+        rank: this rank; all ranks of the transport create the group together.
+        ranks: the members, ascending.
+        device: of this rank, if it is a member.
+        wait: waits for a message between hosts.
+        wait_for_gpu: waits for a call of the group.
+        backend: "nccl"; "gloo" where a test has no GPUs.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: Sequence[int],
+        device: torch.device,
+        wait: Callable[[dist.Work | None], None],
+        wait_for_gpu: Callable[[dist.Work | None], None],
+        backend: Backend,
+    ) -> None:
+        group = dist.new_group(list(ranks), timeout=_NEVER, backend=backend)
+        self._group = None if isinstance(group, int) else group  # a number on ranks that are not in it
+        self._rank, self._first, self._is_member = rank, ranks[0], rank in ranks
+        self._device, self._wait, self._wait_for_gpu = device, wait, wait_for_gpu
+
+    def carries(self, size: int) -> bool:
+        """Whether a message of so many bytes takes this way; the same on every rank."""
+        return size >= _LEAST
+
+    def broadcast(self, buffer: Tensor) -> None:
+        """Copy rank 0's buffer, on the host, into every rank's."""
+        if self._first != 0:
+            self._pass(buffer, 0, self._first)
+        self._on_device(
+            buffer,
+            lambda staged: dist.broadcast(staged, src=self._first, group=self._group, async_op=True),
+            changed=self._rank != 0,
+        )
+
+    def sum(self, values: Tensor) -> None:
+        """Replace rank 0's int64 values, on the host, by the sum over all ranks."""
+        self._on_device(
+            values,
+            lambda staged: dist.reduce(staged, dst=self._first, group=self._group, async_op=True),
+            changed=self._rank == self._first,
+        )
+        if self._first != 0:
+            total = values if self._rank == self._first else torch.empty_like(values)
+            self._pass(total, self._first, 0)
+            if self._rank == 0:
+                values += total
+
+    def _pass(self, buffer: Tensor, source: int, target: int) -> None:
+        """Move a buffer between two ranks' hosts."""
+        if self._rank == source:
+            self._wait(dist.isend(buffer, target))
+        elif self._rank == target:
+            self._wait(dist.irecv(buffer, source))
+
+    def _on_device(self, buffer: Tensor, start: Callable[[Tensor], dist.Work | None], changed: bool) -> None:
+        """Call the group with the buffer on the device; copy the result back where it has `changed`."""
+        if self._is_member:
+            staged = buffer.to(self._device)
+            self._wait_for_gpu(start(staged))
+            if changed and staged is not buffer:
+                buffer.copy_(staged)
