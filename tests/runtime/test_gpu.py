@@ -39,7 +39,7 @@ def run(raw: dict[str, Any], folder: Path, ranks: int) -> str:
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("model", [{"name": "mlp"}, {"name": "cnn", "kernel": 3, "padding": 1, "hidden": 32}], ids=str)
 def test_same_bits_on_one_and_two_ranks(algorithm: str, executor: str, model: dict[str, Any], tmp_path: Path) -> None:
-    runtime = {"device": "cuda", "executor": executor, "lanes": 3}
+    runtime = {"device": "cuda", "executor": executor, "lanes": 3, "server": "shared"}  # both ranks compute
     raw = quick_run.settings(algorithm={"name": algorithm}, model=model, runtime=runtime)
     assert run(raw, tmp_path / "one", 1) == run(raw, tmp_path / "two", 2)
 
