@@ -25,7 +25,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each other
 DOORS = {
     "mpi4py": {"transports/mpi.py"},
-    "torch.distributed": {"transports/torchdist.py", "transports/spawn.py"},
+    "torch.distributed": {"transports/torchdist.py", "transports/gpu_group.py", "transports/spawn.py"},
     "h5py": {"store", "analysis"},
 }
 
