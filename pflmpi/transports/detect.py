@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports.slurm import in_step, meeting_point, num_tasks, tasks_here
+from pflmpi.transports.slurm import in_step, meeting_point, num_tasks
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,6 @@ class Launch:
     Attributes:
         kind: "alone" without a launcher; "slurm" for srun without MPI.
         rank, size: of the whole run.
-        local_rank, local_size: on this node.
         address: host:port where torch's ranks meet, unless torchrun says so; "" if unknown.
         restarts: how often torchrun has restarted the ranks.
         fault_tolerant: whether mpirun was started with ULFM, so that ranks can continue when one dies, and with
@@ -25,14 +24,12 @@ class Launch:
     kind: Literal["alone", "mpi", "torchrun", "slurm"]
     rank: int
     size: int
-    local_rank: int
-    local_size: int
     address: str = ""
     restarts: int = 0
     fault_tolerant: bool = False
 
 
-ALONE = Launch("alone", 0, 1, 0, 1)
+ALONE = Launch("alone", 0, 1)
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
@@ -58,12 +55,11 @@ def _innermost(environ: Mapping[str, str]) -> Launch:
     has = environ.keys()
     for_torch = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= has
     if for_torch and ("LOCAL_RANK" in has or "TORCHELASTIC_RUN_ID" in has):
-        return _launch(environ, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        return _launch(environ, "torchrun", "RANK", "WORLD_SIZE")
     if {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"} <= has:
-        names = (f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-        return _launch(environ, "mpi", *names)
+        return _launch(environ, "mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     if {"PMI_RANK", "PMI_SIZE"} <= has:
-        return _launch(environ, "mpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+        return _launch(environ, "mpi", "PMI_RANK", "PMI_SIZE")
     if "PMIX_RANK" in has:
         if not in_step(environ):
             raise ConfigError(
@@ -74,35 +70,26 @@ def _innermost(environ: Mapping[str, str]) -> Launch:
     if in_step(environ) and num_tasks(environ) not in (None, "1"):
         return _step(environ, "slurm", "SLURM_PROCID")
     if for_torch:  # started by hand or by a cluster's operator
-        return _launch(environ, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        return _launch(environ, "torchrun", "RANK", "WORLD_SIZE")
     return ALONE
 
 
 def _step(environ: Mapping[str, str], kind: Literal["mpi", "slurm"], rank: str) -> Launch:
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    here = tasks_here(environ)
-    known = {**environ, "tasks on this node": str(here)} if here else environ
-    found = _launch(known, kind, rank, size, "SLURM_LOCALID", "tasks on this node")
-    return Launch(kind, found.rank, found.size, found.local_rank, found.local_size, meeting_point(environ))
+    return replace(_launch(environ, kind, rank, size), address=meeting_point(environ))
 
 
-def _launch(environ: Mapping[str, str], kind: Literal["mpi", "torchrun", "slurm"], *names: str) -> Launch:
-    """Rank, size, local rank and local size from the named variables; the last two may be missing."""
-    rank, size = _number(environ, names[0]), _number(environ, names[1])
-    # If nothing says it, assume all ranks are on this node: the same on all ranks, and right for blocks of ranks.
-    local_rank, local_size = rank, size
-    if names[2] in environ:
-        local_rank = _number(environ, names[2])
-        local_size = _number(environ, names[3]) if names[3] in environ else size
-    elif in_step(environ) and "SLURM_LOCALID" in environ:
-        local_rank = _number(environ, "SLURM_LOCALID")
-        local_size = tasks_here(environ) or size
-    if not (rank < size and local_rank < local_size <= size):
+def _launch(
+    environ: Mapping[str, str], kind: Literal["mpi", "torchrun", "slurm"], of_rank: str, of_size: str
+) -> Launch:
+    """Rank and size from the named variables."""
+    rank, size = _number(environ, of_rank), _number(environ, of_size)
+    if rank >= size:
         raise ConfigError(
-            f"the launcher's variables contradict each other: {names[0]} = {rank} of {names[1]} = {size}, "
-            f"on this node {local_rank} of {local_size}; unset what an earlier launch has left"
+            f"the launcher's variables contradict each other: {of_rank} = {rank} of {of_size} = {size}; unset what an "
+            "earlier launch has left"
         )
-    return Launch(kind, rank, size, local_rank, local_size)
+    return Launch(kind, rank, size)
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

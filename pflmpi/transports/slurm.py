@@ -22,31 +22,6 @@ def num_tasks(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
 
 
-def tasks_here(environ: Mapping[str, str]) -> int | None:
-    """Number of this step's tasks on this node; None if Slurm does not say."""
-    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE")
-    node = environ.get("SLURM_NODEID", "")
-    if not text or not node.isdecimal():
-        return None
-    counts = tasks_per_node(text)
-    return counts[int(node)] if int(node) < len(counts) else None
-
-
-def tasks_per_node(text: str) -> list[int]:
-    """Number of tasks on each node.
-
-    >>> tasks_per_node("2(x3),1")
-    [2, 2, 2, 1]
-    """
-    result: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise ConfigError(f"SLURM_TASKS_PER_NODE = {text!r}; expected something like '2(x3),1'")
-        result += [int(match[1])] * int(match[2] or 1)
-    return result
-
-
 def first_host(nodelist: str) -> str:
     """First host of a node list.
 

@@ -152,9 +152,7 @@ def test_by_default_all_stop_and_the_dead_rank_is_named(way: str, whole: tuple[P
     assert re.search(said[way], out + err), out + err
 
 
-@pytest.mark.parametrize(
-    "launch", [ALONE, Launch("torchrun", 0, 2, 0, 2), Launch("slurm", 0, 2, 0, 2), Launch("mpi", 0, 2, 0, 2)]
-)
+@pytest.mark.parametrize("launch", [ALONE, Launch("torchrun", 0, 2), Launch("slurm", 0, 2), Launch("mpi", 0, 2)])
 def test_going_on_is_refused_where_it_cannot_be(launch: Launch) -> None:
     with pytest.raises(ConfigError, match=r"start with launch/mpirun --ft"):
         open_transport("auto", launch, 1.0, fault_tolerant=True)

@@ -8,7 +8,7 @@ import pytest
 from pflmpi.errors import ConfigError
 from pflmpi.transports import open_transport
 from pflmpi.transports.detect import ALONE, Launch, detect
-from pflmpi.transports.slurm import first_host, meeting_point, tasks_per_node
+from pflmpi.transports.slurm import first_host, meeting_point
 from project import ROOT
 
 JOB = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
@@ -47,19 +47,19 @@ THERE = "node1:22345"
     ("environ", "launch"),
     [
         pytest.param({}, ALONE, id="no launcher"),
-        pytest.param(TORCHRUN, Launch("torchrun", 1, 4, 1, 2), id="torchrun"),
-        pytest.param({**STEP, **TORCHRUN}, Launch("torchrun", 1, 4, 1, 2), id="torchrun in an srun step"),
-        pytest.param({**OPEN_MPI, **TORCHRUN}, Launch("torchrun", 1, 4, 1, 2), id="torchrun under mpirun"),
-        pytest.param(BY_HAND, Launch("torchrun", 1, 2, 1, 2), id="torch's variables set by hand"),
-        pytest.param({**BY_HAND, **OPEN_MPI}, Launch("mpi", 2, 4, 0, 2), id="mpirun with torch's variables left over"),
-        pytest.param(OPEN_MPI, Launch("mpi", 2, 4, 0, 2), id="Open MPI"),
-        pytest.param({**BATCH, **OPEN_MPI}, Launch("mpi", 2, 4, 0, 2), id="Open MPI in a batch script"),
-        pytest.param({**DAEMON, **OPEN_MPI}, Launch("mpi", 2, 4, 0, 2), id="Open MPI below its daemon's srun step"),
-        pytest.param(HYDRA, Launch("mpi", 1, 4, 1, 2), id="MPICH"),
-        pytest.param({**DAEMON, **HYDRA}, Launch("mpi", 1, 4, 1, 2), id="MPICH below its daemon's srun step"),
-        pytest.param({**STEP, "PMIX_RANK": "3"}, Launch("mpi", 3, 4, 1, 2, THERE), id="srun --mpi=pmix"),
-        pytest.param({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"}, Launch("mpi", 3, 4, 1, 2), id="srun --mpi=pmi2"),
-        pytest.param(STEP, Launch("slurm", 3, 4, 1, 2, THERE), id="srun without MPI"),
+        pytest.param(TORCHRUN, Launch("torchrun", 1, 4), id="torchrun"),
+        pytest.param({**STEP, **TORCHRUN}, Launch("torchrun", 1, 4), id="torchrun in an srun step"),
+        pytest.param({**OPEN_MPI, **TORCHRUN}, Launch("torchrun", 1, 4), id="torchrun under mpirun"),
+        pytest.param(BY_HAND, Launch("torchrun", 1, 2), id="torch's variables set by hand"),
+        pytest.param({**BY_HAND, **OPEN_MPI}, Launch("mpi", 2, 4), id="mpirun with torch's variables left over"),
+        pytest.param(OPEN_MPI, Launch("mpi", 2, 4), id="Open MPI"),
+        pytest.param({**BATCH, **OPEN_MPI}, Launch("mpi", 2, 4), id="Open MPI in a batch script"),
+        pytest.param({**DAEMON, **OPEN_MPI}, Launch("mpi", 2, 4), id="Open MPI below its daemon's srun step"),
+        pytest.param(HYDRA, Launch("mpi", 1, 4), id="MPICH"),
+        pytest.param({**DAEMON, **HYDRA}, Launch("mpi", 1, 4), id="MPICH below its daemon's srun step"),
+        pytest.param({**STEP, "PMIX_RANK": "3"}, Launch("mpi", 3, 4, address=THERE), id="srun --mpi=pmix"),
+        pytest.param({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"}, Launch("mpi", 3, 4), id="srun --mpi=pmi2"),
+        pytest.param(STEP, Launch("slurm", 3, 4, address=THERE), id="srun without MPI"),
         pytest.param(BATCH, ALONE, id="a batch script"),
         pytest.param({**BATCH, "SLURM_STEP_ID": "4294967291"}, ALONE, id="a batch script that has a step id"),
         pytest.param({**BATCH, "SLURM_STEP_ID": "4294967290"}, ALONE, id="the shell of salloc"),
@@ -80,8 +80,6 @@ def test_a_launch_is_recognised(environ: dict[str, str], launch: Launch) -> None
     [
         ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "two"}, "OMPI_COMM_WORLD_RANK = 'two'"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "4"}, "contradict each other: OMPI_COMM_WORLD_RANK = 4 of"),
-        ({**TORCHRUN, "LOCAL_RANK": "2"}, "on this node 2 of 2"),
-        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "2x2"}, "SLURM_TASKS_PER_NODE = '2x2'; expected"),
         ({"PMIX_RANK": "0"}, "PMIX_RANK is set, but neither"),
     ],
 )
@@ -112,11 +110,6 @@ def test_a_node_list_that_cannot_be_read_is_refused(nodes: str) -> None:
         first_host(nodes)
 
 
-def test_tasks_on_each_node() -> None:
-    assert tasks_per_node("4") == [4]
-    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
-
-
 def test_where_ranks_meet_follows_from_the_job_and_can_be_set() -> None:
     assert meeting_point(STEP) == "node1:22345"
     assert meeting_point({**STEP, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}) == "10.0.0.1:4000"
@@ -126,11 +119,11 @@ def test_where_ranks_meet_follows_from_the_job_and_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("name", "launch", "message"),
     [
-        ("inprocess", Launch("mpi", 0, 3, 0, 3), "mpirun or srun has started 3 ranks; use auto"),
-        ("inprocess", Launch("torchrun", 0, 2, 0, 2), "torchrun has started 2 ranks"),
+        ("inprocess", Launch("mpi", 0, 3), "mpirun or srun has started 3 ranks; use auto"),
+        ("inprocess", Launch("torchrun", 0, 2), "torchrun has started 2 ranks"),
         ("torch", ALONE, "nothing has started this, and RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"),
-        ("torch", Launch("mpi", 0, 3, 0, 3), "mpirun or srun has started this, and RANK"),
-        ("mpi", Launch("torchrun", 0, 3, 0, 3), "torchrun has started 3 ranks, which MPI cannot connect"),
+        ("torch", Launch("mpi", 0, 3), "mpirun or srun has started this, and RANK"),
+        ("mpi", Launch("torchrun", 0, 3), "torchrun has started 3 ranks, which MPI cannot connect"),
     ],
 )
 def test_a_transport_that_does_not_fit_the_launch_is_refused(name: str, launch: Launch, message: str) -> None:
@@ -149,7 +142,7 @@ def test_a_missing_mpi4py_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.delitem(sys.modules, "pflmpi.transports.mpi", raising=False)
     with pytest.raises(ConfigError, match=r"needs mpi4py and an MPI library .*pip install 'pflmpi\[mpi\]'"):
-        open_transport("mpi", Launch("mpi", 0, 3, 0, 3), timeout=1.0)
+        open_transport("mpi", Launch("mpi", 0, 3), timeout=1.0)
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -167,7 +160,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_mpi_that_sees_only_itself_names_sruns_flag() -> None:
     done = python("""
 try:
-    open_transport("mpi", detect.Launch("slurm", 0, 4, 0, 4), 5.0)
+    open_transport("mpi", detect.Launch("slurm", 0, 4), 5.0)
 except ConfigError as error:
     print(error)""")
     assert "srun has started 4 ranks, but MPI sees 1; " in done.stdout, done.stderr
