@@ -10,6 +10,7 @@ import torch
 
 from pflmpi.errors import CheckpointError, RankLost
 from pflmpi.run import build, stored_config
+from pflmpi.run.agreement import check_same_setup
 from pflmpi.run.build import Experiment
 from pflmpi.runtime import rounds, tensorboard
 from pflmpi.runtime.checkpoints import Checkpoints
@@ -59,6 +60,7 @@ def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: in
         checkpoints: Checkpoints | None = None
         try:
             setup = build.setup(experiment, transport.size, context.slots)
+            check_same_setup(experiment, setup, transport)
             population = allocate(experiment.cohort, setup.placement.hosted(transport.rank), setup.templates)
             if done is None:
                 server, layout = _begin(setup, population, transport)

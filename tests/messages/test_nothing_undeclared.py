@@ -1,5 +1,7 @@
 """What travels is what an algorithm declares: counted on every transport call, and searched for what must stay."""
 
+import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
 RANKS, ROUNDS, CLIENTS = 3, 3, 7
-AGREE = 8  # bytes of an exit code, from each rank, in each of the three steps of a start
+AGREE = 8  # bytes of an exit code, from each rank, in each of the four steps of a start
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,10 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     correct = {one.round: one.scores.correct for one in run.progress if one.scores is not None}
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
-        agreed, scores, ends = mine[:3], mine[3::2], mine[4::2]
-        assert [len(one) for one in agreed] == [AGREE] * 3
+        (*agreed, length, hashes, same), scores, ends = mine[:6], mine[6::2], mine[7::2]
+        assert [len(one) for one in (*agreed, same)] == [AGREE] * 4
+        assert int.from_bytes(length, "little") == len(hashes)
+        assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
         assert [len(one) for one in scores] == [8 * (2 + len(tested)) for tested in lists]
         for content in ends:
             longest, wish = from_keys(np.frombuffer(content, np.int64))
@@ -191,7 +195,10 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     expected_down = []
     for text in (str(run.folder), run_identity.run_id(run.folder)):  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
-    assert down == expected_down
+    *texts, sizes, more_sizes, same, also_same = down
+    assert texts == expected_down
+    assert sizes == more_sizes and len(sizes) == 8 * RANKS  # of what all ranks have made of the configuration
+    assert same == also_same == bytes(8)  # it is the same: no error
 
 
 def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded: Mapping[str, Recorded]) -> None:
