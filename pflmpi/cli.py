@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pflmpi import __version__
+from pflmpi import __version__, outside
 from pflmpi.errors import PflmpiError, UserError, show
 
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.words = words
     logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level, format="pflmpi: %(message)s")
     try:
-        code: int = options.function(options)
+        with outside.blamed():
+            code: int = options.function(options)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except ModuleNotFoundError as error:

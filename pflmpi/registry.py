@@ -1,9 +1,12 @@
-"""Names to objects, with a suggestion for a name that is almost right."""
+"""Names to objects: the package's own, those of installed packages, and `module:Class` or `file.py:Class`."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
+from pflmpi import outside
 from pflmpi.errors import ConfigError
 
 T = TypeVar("T")
@@ -19,22 +22,72 @@ def unknown(kind: str, name: str, known: list[str]) -> str:
 class Registry(Mapping[str, T]):
     """A read-only mapping from name to object that raises `ConfigError` with a suggestion.
 
+    Args:
+        kind: what the objects are, for errors.
+        objects: the package's own.
+        group: of the entry points by which installed packages add theirs; "" for none.
+        accept: the object for one that was found outside the package, or a `ConfigError` that says what was expected.
+
     >>> Registry("fruit", {"apple": 1})["aple"]
     Traceback (most recent call last):
     pflmpi.errors.ConfigError: unknown fruit 'aple'; did you mean 'apple'? known: apple
     """
 
-    def __init__(self, kind: str, objects: dict[str, T]) -> None:
+    def __init__(
+        self, kind: str, objects: dict[str, T], group: str = "", accept: Callable[[object], T] | None = None
+    ) -> None:
         self.kind = kind
-        self._objects = objects
+        self._objects, self._group, self._accept = objects, group, accept
+        self._loaded: dict[str, T] = {}
+
+    @cached_property
+    def installed(self) -> dict[str, EntryPoint]:
+        """What installed packages add, by name.
+
+        Raises:
+            ConfigError: a name is taken twice.
+        """
+        found: dict[str, EntryPoint] = {}
+        for point in entry_points(group=self._group) if self._group else ():
+            taken = found.get(point.name)
+            if point.name in self._objects or (taken and taken.value != point.value):
+                raise ConfigError(
+                    f"{self.kind} {point.name!r} is registered twice: by {_owner(taken)} and by {_owner(point)} "
+                    f"({point.value}); uninstall one of them, or rename it there"
+                )
+            found[point.name] = point
+        return found
+
+    def reference(self, name: str) -> str | None:
+        """`module:Class` or `file.py:Class` of a name; None for the package's own."""
+        if name in self._objects:
+            return None
+        return self.installed[name].value if name in self.installed else name
+
+    def name_of(self, found: object) -> str:
+        """The name by which an object was asked for."""
+        return next(name for name, each in {**self._objects, **self._loaded}.items() if each is found)
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._objects:
-            raise ConfigError(unknown(self.kind, name, list(self._objects)))
-        return self._objects[name]
+        if name not in self.installed and name in self._objects:
+            return self._objects[name]
+        reference = self.reference(name)
+        if self._accept is None or reference is None or not outside.is_reference(reference):
+            raise ConfigError(unknown(self.kind, name, list(self)))
+        try:
+            self._loaded[name] = self._accept(outside.load(reference))
+        except ConfigError as error:
+            raise ConfigError(f"{self.kind} {name!r}: {error}") from error
+        return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._objects))
+        return iter(sorted({*self._objects, *self.installed}))
 
     def __len__(self) -> int:
-        return len(self._objects)
+        return len({*self._objects, *self.installed})
+
+
+def _owner(point: EntryPoint | None) -> str:
+    if point is None:
+        return "pflmpi itself"
+    return f"the package {point.dist.name}" if point.dist else point.value

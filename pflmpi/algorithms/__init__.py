@@ -1,4 +1,4 @@
-"""The algorithms, one file each; a line here is all that registers one."""
+"""The algorithms, one file each; a line here is all that registers one of the package's own."""
 
 from pflmpi.algorithms.apfl import APFL
 from pflmpi.algorithms.base import Algorithm
@@ -25,6 +25,7 @@ from pflmpi.algorithms.pfedafe import PFedAFE
 from pflmpi.algorithms.pfedcfr import PFedCFR
 from pflmpi.algorithms.pfedme import PFedMe
 from pflmpi.algorithms.pfedpm import PFedPM
+from pflmpi.class_checks import subclass
 from pflmpi.registry import Registry
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry(
@@ -55,4 +56,6 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "pfedme": PFedMe,
         "pfedpm": PFedPM,
     },
+    group="pflmpi.algorithms",
+    accept=subclass(Algorithm, "summary", "paper"),
 )

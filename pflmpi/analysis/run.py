@@ -20,7 +20,8 @@ from pflmpi.store.names import round_path
 from pflmpi.text import spans
 
 _COUNTS = ("round", "participants")
-_RECORDED = ("run", "data", "partition", "device", "ranks", "transport", "versions")  # as "recorded" in config.yaml
+# As "recorded" in config.yaml.
+_RECORDED = ("run", "data", "partition", "device", "ranks", "transport", "versions", "code")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +106,7 @@ def open_run(path: str | PathLike[str]) -> Run:
         )
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
-    return Run(folder, config, str(name or folder.name))
+    return Run(folder, config, str(name or folder.name).rpartition(":")[2])
 
 
 def columns(run: Path) -> dict[str, np.ndarray]:
@@ -157,6 +158,5 @@ def _recorded(attributes: Mapping[str, Any], path: Path) -> dict[str, Any]:
     except (ConfigError, KeyError) as error:
         raise CheckpointError(f"{path} does not say how its run was configured: {error}") from error
     recorded = {key: attributes[key] for key in _RECORDED if key in attributes}
-    if "versions" in recorded:
-        recorded["versions"] = json.loads(recorded["versions"])
+    recorded |= {key: json.loads(recorded[key]) for key in ("versions", "code") if key in recorded}
     return {**config, "recorded": recorded}

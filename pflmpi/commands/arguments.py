@@ -11,6 +11,15 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_changed_code(parser: argparse.ArgumentParser) -> None:
+    """Add `--changed-code`."""
+    parser.add_argument(
+        "--changed-code",
+        action="store_true",
+        help="go on although code from outside the package has changed since the run was written",
+    )
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add `-s` and the configuration."""
     add_overrides(parser)
@@ -50,6 +59,11 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
 def words_of_overrides(options: argparse.Namespace) -> list[str]:
     """The words that give another command the same overrides."""
     return [word for text in options.overrides for word in ("-s", text)]
+
+
+def words_of_changed_code(options: argparse.Namespace) -> list[str]:
+    """The words that allow another command the same."""
+    return ["--changed-code"] if options.changed_code else []
 
 
 def words_of_cells(table: Path, out: Path | None, options: argparse.Namespace) -> list[str]:

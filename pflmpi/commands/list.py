@@ -41,13 +41,18 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.data.partitions import PARTITIONS
     from pflmpi.models import MODELS
 
-    partitions = {name: (rule.__doc__ or "").strip().split("\n")[0] for name, rule in PARTITIONS.items()}
+    partitions = {name: _summary(rule) for name, rule in PARTITIONS.items()}
     console = Console()
     console.print(_algorithms())
-    console.print(_table("dataset", {name: source.summary for name, source in SOURCES.items()}))
+    console.print(_table("dataset", {name: _summary(source) for name, source in SOURCES.items()}))
     console.print(_table("partition", partitions))
     console.print(_table("model", {name: kind.summary for name, kind in MODELS.items()}))
     return 0
+
+
+def _summary(one: object) -> str:
+    """One line for a list: its own, or that of its docstring."""
+    return str(getattr(one, "summary", "")) or (one.__doc__ or "").strip().split("\n")[0]
 
 
 def _algorithms() -> "Table":

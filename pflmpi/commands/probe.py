@@ -11,6 +11,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
+    arguments.add_changed_code(parser)
     parser.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
     parser.add_argument("--samples", type=int, default=256, metavar="N", help="test samples, at most (default: 256)")
     parser.add_argument(
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     round = opened.round(options.round)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(len(cores()))
-    experiment = reopened(opened.path, options.overrides, device)
+    experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)
     clients = np.array(spread_over(range(experiment.federation.num_clients), options.clients))
     path = probe_file.path(opened.path, round.number)

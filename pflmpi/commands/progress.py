@@ -78,7 +78,7 @@ def show_summary(run: Path, config: "Config") -> None:
     """Show the table of a finished run, from its metrics file, and its folder."""
     rows = metrics_file.read(run)
     tested = [row for row in rows if row["accuracy_mean"]]
-    title = f"{config.resolved()['algorithm']['name']} on {config.data.name}"
+    title = f"{config.resolved()['algorithm']['name'].rpartition(':')[2]} on {config.data.name}"
     table = Table(title=title, title_style="", show_header=False)
     table.add_row("rounds", str(len(rows)))
     if tested:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from pflmpi import outside
 from pflmpi.commands.launch import check_ranks, num_ranks, spawn
 from pflmpi.commands.progress import RunProgress, show_summary
 from pflmpi.config.load import Config
@@ -90,9 +91,10 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
     except KeyboardInterrupt:
         return _abort(transport, 130)
     except Exception as error:
+        where = None if isinstance(error, PflmpiError) else outside.cause(error)
         if isinstance(error, TransportError) or (transport is None and launch.rank > 0):
             time.sleep(_HEAD_START)
-        show(error, options.debug, launch.rank)
+        show(error if where is None else RunError(where), options.debug, launch.rank)
         return _abort(transport, error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code)
 
 

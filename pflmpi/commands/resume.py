@@ -1,6 +1,7 @@
 """Continue a run from its newest good checkpoint."""
 
 import argparse
+from functools import partial
 
 from pflmpi.commands import arguments
 
@@ -9,6 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
+    arguments.add_changed_code(parser)
     arguments.add_ranks(parser)
 
 
@@ -18,4 +20,5 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.run.start import resume
     from pflmpi.run.stored_config import stored_config
 
-    return run_rank(options, lambda _: (stored_config(options.run, options.overrides), options.run, resume))
+    start = partial(resume, changed_code=options.changed_code)
+    return run_rank(options, lambda _: (stored_config(options.run, options.overrides), options.run, start))

@@ -3,6 +3,7 @@
 import argparse
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="resume",
         help="resume the run in --out if there is one (for batch jobs that are requeued); needs --out",
     )
+    arguments.add_changed_code(parser)
     arguments.add_ranks(parser)
 
 
@@ -39,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
             who = "--continue" if options.resume else "torchrun --max-restarts"
             raise ConfigError(f"{who} without --out: a run that is started again must find its folder; give --out DIR")
         folder = options.out or Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-        return load(options.config, options.overrides), folder, start_or_resume if resumes else start
+        go = partial(start_or_resume, changed_code=options.changed_code) if resumes else start
+        return load(options.config, options.overrides), folder, go
 
     return run_rank(options, prepare)

@@ -1,4 +1,4 @@
-"""Print every key of a configuration: type, range, default."""
+"""Print every key of a configuration, or of one algorithm, model, dataset or partition: type, range, default."""
 
 import argparse
 import types
@@ -14,7 +14,8 @@ Row = tuple[str, str, str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: there is nothing to choose."""
+    """Add what the command takes."""
+    parser.add_argument("name", nargs="?", help="only this one: a name in a configuration, such as ./my_file.py:Class")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     console = Console()
-    for title, rows in _sections():
+    for title, rows in _sections() if options.name is None else _one(options.name):
         table = Table("key", "type", "default", "meaning", title=title, title_justify="left")
         for row in rows:
             table.add_row(*row)
@@ -34,18 +35,27 @@ def run(options: argparse.Namespace) -> int:
 def _sections() -> Iterator[tuple[str, Iterable[Row]]]:
     """Yield the title and the keys of each section."""
     from pflmpi.algorithms import ALGORITHMS
-    from pflmpi.config.load import SECTIONS, fields_model
-    from pflmpi.data.partitions import PARTITIONS, section_model
+    from pflmpi.config.load import SECTIONS
+    from pflmpi.data.partitions import PARTITIONS
     from pflmpi.models import MODELS
 
     yield "seed", [("seed", "int, at least 0", "0", "every random draw follows from it")]
     for name, kind in SECTIONS.items():
         yield name, _fields(kind)
-    for name in PARTITIONS:
-        yield f"partition: {{name: {name}}}", _fields(section_model(name))
-    for section, choices in (("model", MODELS), ("algorithm", ALGORITHMS)):
-        for name, choice in choices.items():
-            yield f"{section}: {{name: {name}}}", _fields(fields_model(choice))
+    for choices in (PARTITIONS, MODELS, ALGORITHMS):
+        for name in choices:
+            yield from _one(name)
+
+
+def _one(name: str) -> Iterator[tuple[str, Iterable[Row]]]:
+    """Yield the title and the keys of everything with a name."""
+    from pflmpi.config.fields import fields_model
+    from pflmpi.data.partitions import section_model
+    from pflmpi.run.code import named
+
+    for section, full, found in named(name):
+        keys = _fields(fields_model(found)) if isinstance(found, type) else ()
+        yield f"{section}: {{name: {full}}}", _fields(section_model(full)) if section == "partition" else keys
 
 
 def _fields(kind: "type[BaseModel]") -> Iterator[Row]:

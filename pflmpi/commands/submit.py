@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from pflmpi.config.load import Config
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
-_OURS = ("--out", "--array", "--jobs", "--mpi", "--requeue", "--dry-run", "--set", "--seeds", "--only", "--debug")
+_OURS = (
+    "--out", "--array", "--jobs", "--mpi", "--requeue", "--dry-run", "--set", "--seeds", "--only", "--debug",
+    "--changed-code",
+)  # fmt: skip
 
 
 class Pending(NamedTuple):
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes besides the options of sbatch."""
     arguments.add_overrides(parser)
     arguments.add_cells(parser)
+    arguments.add_changed_code(parser)
     parser.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
     parser.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
@@ -50,11 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="what srun connects ranks with: pmix (Open MPI), pmi2 (MPICH), none (torch.distributed, the default)",
     )
-    parser.add_argument(
-        "--requeue",
-        action="store_true",
-        help="stop before the time limit, requeue the job and resume, until all rounds are done",
-    )
+    requeue = "stop before the time limit, requeue the job and resume, until all rounds are done"
+    parser.add_argument("--requeue", action="store_true", help=requeue)
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
     parser.epilog = (
         "any other --OPTION[=VALUE] is one of sbatch, such as --nodes=2 --ntasks=8 --gpus-per-task=1 --time=2:00:00"
@@ -129,14 +130,14 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     config = load(options.config, options.overrides)
     _check_transport(config, options.mpi)
     out = options.out or Path("runs") / options.config.stem
-    need = run_state(out, config)
+    need = run_state(out, config, options.changed_code)
     if need.problem:
         raise CheckpointError(need.problem)
     if need.state == "done":
         print(f"all {need.done} rounds of {out} are done; nothing to submit")
         return None
-    overrides = arguments.words_of_overrides(options)
-    return Pending(out, ["run", str(options.config), *overrides, "--out", str(out), "--continue"])
+    words = [*arguments.words_of_overrides(options), *arguments.words_of_changed_code(options)]
+    return Pending(out, ["run", str(options.config), *words, "--out", str(out), "--continue"])
 
 
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
@@ -148,14 +149,14 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     works = []
     for cell, config in listing.selected(options.array, options.overrides, options.seeds, options.only):
         _check_transport(config, options.mpi)
-        works.append(cell_task(cell, config, out, None))
+        works.append(cell_task(cell, config, out, None, options.changed_code))
         if works[-1].state == "other":
             raise CheckpointError(f"{cell.name}: {works[-1].problem}; or leave it out with --only")
     todo = tuple(number for number, work in enumerate(works) if work.state != "done")
     if not todo:
         print(f"all {len(works)} cells in {out} are done; nothing to submit")
         return None
-    words = ["sweep", *arguments.words_of_cells(options.array, out, options)]
+    words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
     return Pending(out, words, tuple(work.cell.run(out).relative_to(out) for work in works), todo)
 
 

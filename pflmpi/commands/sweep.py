@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
     arguments.add_cells(parser)
+    arguments.add_changed_code(parser)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared among the jobs)"
@@ -62,7 +63,10 @@ def run(options: argparse.Namespace) -> int:
         selected = [selected[options.cell]]
 
     def works() -> "list[CellTask]":
-        return [cell_task(cell, config, out, _ranks(options, config.runtime.device)) for cell, config in selected]
+        return [
+            cell_task(cell, config, out, _ranks(options, config.runtime.device), options.changed_code)
+            for cell, config in selected
+        ]
 
     if options.dry_run:
         _show_plan(works(), launcher)

@@ -4,16 +4,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel
 
+from pflmpi import outside
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.config.sections import KEYS, mapping, override, section
+from pflmpi.config.fields import fields_model, filled
+from pflmpi.config.sections import KEYS, located, mapping, override, section
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS, section_model
+from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
@@ -53,7 +56,7 @@ class Config:
         models = [_named(MODELS, model) for model in self.models]
         return {
             "seed": self.seed,
-            "data": self.data.model_dump(),
+            "data": self.data.resolved(),
             "partition": self.partition.resolved(),
             "model": models[0] if len(models) == 1 else models,
             "algorithm": _named(ALGORITHMS, self.algorithm),
@@ -62,25 +65,34 @@ class Config:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a YAML file, with `section.key=value` overrides applied."""
-    return parse(override(read(path), overrides))
+    """The configuration in a YAML file, with `section.key=value` overrides applied.
+
+    A class in a file is named relative to the configuration; in an override, relative to the working directory.
+    """
+    return parse(override(located(read(path), path.parent), overrides))
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
-    """The validated configuration."""
+    """The validated configuration; code that it names from outside the package is loaded."""
+    with outside.blamed():
+        return _parse(located(raw, Path()))
+
+
+def _parse(raw: Mapping[str, Any]) -> Config:
     for key in raw:
         if key not in KEYS:
             raise ConfigError(unknown("key", str(key), list(KEYS)))
     seed = raw.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"seed = {seed!r}: must be a whole number of at least 0")
-    sections = {name: section(name, kind, raw.get(name, {})) for name, kind in SECTIONS.items()}
+    sections = {name: section(name, kind, raw.get(name, {})) for name, kind in SECTIONS.items() if name != "data"}
     model = raw.get("model", {"name": "cnn"})
     models = model if isinstance(model, list) else [model]
     if not models:
         raise ConfigError("model = []: give at least one architecture")
     return Config(
         seed=seed,
+        data=_data(raw.get("data", {})),
         partition=partition(raw.get("partition", {})),
         models=tuple(named("model", MODELS, value) for value in models),
         algorithm=named("algorithm", ALGORITHMS, raw.get("algorithm", {})),
@@ -115,20 +127,26 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
     if not isinstance(values.get("name"), str):
         raise ConfigError(f"{name}.name is missing; known: {', '.join(registry)}")
     kind = registry[values.pop("name")]
-    return kind(**section(name, fields_model(kind), values).__dict__)
-
-
-def fields_model(kind: type) -> type[BaseModel]:
-    """Pydantic model with the fields of a dataclass, their ranges and defaults."""
-    hints = get_type_hints(kind, include_extras=True)
-    fields: dict[str, Any] = {
-        field.name: (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
-        for field in dataclasses.fields(kind)
-        if field.init
-    }
-    return create_model(kind.__name__, **fields)
+    return filled(name, kind, section(name, fields_model(kind), values))
 
 
 def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:
-    name = next(name for name, kind in registry.items() if kind is type(value))
-    return {"name": name, **dataclasses.asdict(value)}
+    return {"name": registry.name_of(type(value)), **dataclasses.asdict(value)}
+
+
+def _data(value: object) -> DataConfig:
+    """The validated `data` section; fields of a class from outside the package are keys of it too."""
+    values = mapping("data", value)
+    name = values.get("name")
+    if not isinstance(name, str) or not outside.is_reference(SOURCES.reference(name) or ""):
+        return section("data", DataConfig, values)
+    kind = SOURCES[name]
+    assert isinstance(kind, type)
+    own = fields_model(kind)
+    if taken := sorted(own.model_fields.keys() & DataConfig.model_fields.keys()):
+        raise ConfigError(
+            f"data: {kind.__qualname__}.{taken[0]} is a key of the data section already; rename the field"
+        )
+    common = {key: value for key, value in values.items() if key in DataConfig.model_fields}
+    options = section("data", own, {key: value for key, value in values.items() if key not in common})
+    return section("data", DataConfig, common).with_options(options.model_dump())

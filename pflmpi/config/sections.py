@@ -1,10 +1,12 @@
 """Sections of a configuration as plain values: merged, overridden, and validated one by one."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from pflmpi import outside
 from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
@@ -12,6 +14,7 @@ from pflmpi.registry import unknown
 Section = TypeVar("Section", bound=BaseModel)
 
 KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluation", "checkpoint", "output", "runtime")
+_NAMED = ("data", "partition", "model", "algorithm")
 
 
 def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,6 +36,23 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
             value = {**before, **value}
         result[name] = value
     return result
+
+
+def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Raw configuration with the files that it names, as in `name: ./mine.py:FedMine`, made absolute.
+
+    Args:
+        folder: relative files are taken as below it.
+    """
+
+    def of(section: Any) -> Any:
+        if isinstance(section, list):
+            return [of(each) for each in section]
+        if isinstance(section, Mapping) and isinstance(section.get("name"), str):
+            return {**section, "name": outside.located(section["name"], folder)}
+        return section
+
+    return {name: of(value) if name in _NAMED else value for name, value in raw.items()}
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 
 class DataConfig(BaseModel):
@@ -24,6 +24,22 @@ class DataConfig(BaseModel):
         float, Field(gt=0, lt=1, description="share of a client's pooled samples that are for testing")
     ] = 0.25
     limit: Annotated[int | None, Field(ge=1, description="use only this many samples, from all classes")] = None
+    _options: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The fields of a dataset from outside the package, which are keys of the section too."""
+        return self._options
+
+    def with_options(self, options: dict[str, Any]) -> "DataConfig":
+        """The same section with the fields of a dataset from outside the package."""
+        copy = self.model_copy()
+        copy._options = options
+        return copy
+
+    def resolved(self) -> dict[str, Any]:
+        """The section with every value, as written in YAML."""
+        return {**self.model_dump(), **self._options}
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     key = _writers(dataset, partition.name) if by_writer else dataset.labels
     pool = np.arange(len(key)) if data.split == "pooled" else np.flatnonzero(~dataset.official_test)
     shares = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
-    parts = [pool[samples] for samples in shares]
+    parts = [pool[samples] for samples in _checked(shares, partition.name, len(pool))]
     if data.split == "pooled":
         splits = [
             split_pooled(samples, dataset.labels[samples], data.test_share, stream(seed, 0, client, "split"))
@@ -116,6 +116,21 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
             f"put a good copy in its place, or make a new partition"
         )
     return _federation(dataset, saved.train, saved.test)
+
+
+def _checked(shares: list[np.ndarray], name: str, count: int) -> list[np.ndarray]:
+    """The samples of each client from a partition, which may be one from outside the package."""
+    expected = f"expected a list of integer arrays, one per client, not empty, with indices from 0 to {count - 1}"
+    if not isinstance(shares, list) or not shares:
+        raise DataError(f"partition {name!r} returned a {type(shares).__name__} without clients; {expected}")
+    for client, samples in enumerate(shares):
+        found = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
+        if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind not in "iu":
+            raise DataError(f"partition {name!r} returned {found[0]} {found[1]} for client {client}; {expected}")
+        if not len(samples) or samples.min() < 0 or samples.max() >= count:
+            span = f"indices from {samples.min()} to {samples.max()}" if len(samples) else "no samples"
+            raise DataError(f"partition {name!r} returned {span} for client {client}; {expected}")
+    return shares
 
 
 def _federation(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -> Federation:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi import outside
 from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import Dataset, assemble
@@ -28,7 +29,15 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Dataset:
         DataError: a dataset that is missing, unreadable, or cannot be downloaded.
     """
     source = SOURCES[config.name]
-    dataset = source.read(Path()) if source.embedded else _from_folder(source, config, cache)
+    if isinstance(source, type):
+        dataset = source(**config.options).read(Path(_folder(config) or "."))
+        if not isinstance(dataset, Dataset):
+            raise DataError(
+                f"{outside.file_of(source)}: {source.__qualname__}.read returned a {type(dataset).__name__}; expected "
+                "what pflmpi.data.dataset.assemble returns"
+            )
+    else:
+        dataset = source.read(Path()) if source.embedded else _from_folder(source, config, cache)
     if config.limit is None:
         return dataset
     return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))
@@ -65,7 +74,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
 
 
 def _from_folder(source: Source, config: DataConfig, cache: Path | None) -> Dataset:
-    folder = config.root or os.environ.get("PFLMPI_DATA")  # which is read nowhere else
+    folder = _folder(config)
     if not folder:
         raise DataError(f"dataset {config.name!r} is read from files, and no data folder is set; {SHARED_FOLDER}")
     root = Path(folder).expanduser()
@@ -75,3 +84,7 @@ def _from_folder(source: Source, config: DataConfig, cache: Path | None) -> Data
         except DataError:
             source.fetch(root)
     return cached(source.name, source.files(root), lambda: source.read(root), cache)
+
+
+def _folder(config: DataConfig) -> str | None:
+    return config.root or os.environ.get("PFLMPI_DATA")  # which is read nowhere else

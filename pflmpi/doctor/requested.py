@@ -28,17 +28,20 @@ def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", S
         return None, Settings()
     try:
         from pflmpi.config.load import parse
+        from pflmpi.config.sections import located
         from pflmpi.config.yaml_file import dump, read
+        from pflmpi.run.code import code_hashes
 
-        raw = read(path)
+        raw = located(read(path), path.parent)
         if of_run:
             raw.pop("recorded", None)  # what a run adds to its configuration
         config = parse(raw)
+        code = code_hashes(config)
     except PflmpiError as error:
         return None, Settings(error=str(error))
     except (ImportError, OSError):  # torch is broken, which a check of its own finds
         return None, Settings()
-    digest = hashlib.sha256(dump(config.resolved()).encode()).hexdigest()
+    digest = hashlib.sha256(dump({**config.resolved(), "code": code}).encode()).hexdigest()
     return config, Settings(digest=digest, **config.runtime.model_dump(include=_RUNTIME_KEYS))
 
 
@@ -53,7 +56,7 @@ def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
     files: list[Path] = []
     try:
         source = SOURCES[name]
-        if source.embedded:
+        if isinstance(source, type) or source.embedded:
             root = ""
         elif root:
             files = source.files(folder)

@@ -36,6 +36,11 @@ class Batch:
     padding: Padding | None = None  # None: every sample is real
     key: Tensor | None = None  # [] int64, drawn for this batch alone; for algorithms that `draws_noise`
 
+    @property
+    def active(self) -> Tensor | float:
+        """1 if there is a real sample in the batch, 0 if it is padding alone."""
+        return 1.0 if self.padding is None or self.padding.active is None else self.padding.active
+
 
 @dataclass(frozen=True)
 class ClientData:

@@ -4,7 +4,7 @@ Inside a vmapped call (`task.batched`) the same code trains many clients at once
 without a real sample changes nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,6 +86,36 @@ def step(params: Tree, gradient: Tree, lr: float) -> Tree:
     """params - lr gradient, for the parts that the gradient has; the other parts are as they were."""
     moved = tree.map(lambda leaf, slope: leaf - lr * slope, {part: params[part] for part in gradient}, gradient)
     return {**params, **moved}
+
+
+def until(
+    task: Task,
+    state: Tree,
+    passes: Iterable[Iterable[Batch]],
+    once: Callable[[Tree, Iterable[Batch]], tuple[Tree, Tensor]],
+    converged: Callable[[list[Tensor]], Tensor],
+) -> Tree:
+    """The state after one pass after another, until it has converged; at most after all passes.
+
+    Args:
+        passes: empty ones may follow at the end.
+        once: from (state, pass) to the new state and a value, such as a loss.
+        converged: whether to stop, from the values so far; a boolean tensor.
+    """
+    values: list[Tensor] = []
+    stopped: Tensor | None = None
+    for batches in passes:
+        new, value = once(state, batches)
+        values.append(value)
+        state = new if stopped is None else _where(stopped, state, new)
+        stopped = converged(values) if stopped is None else stopped | converged(values)
+        if not task.batched and bool(stopped):  # lanes go on together, and one that has stopped does not change
+            break
+    return state
+
+
+def _where(condition: Tensor, state: Tree, other: Tree) -> Tree:
+    return tree.map(lambda leaf, new: torch.where(condition, leaf, new), state, other)
 
 
 class SGDStep:

@@ -19,12 +19,17 @@ class Pass:
         steps: length in minibatches, instead of epochs; the samples are shuffled anew as often as needed.
         held_out: share of the samples, drawn once per client, that is kept apart for the whole run.
         side: which samples the pass is over: those not held out, or those held out.
+        share: of these samples, drawn anew every round; the same for all passes of the round with this share.
+        times: path of an integer that the client keeps: the pass is so many times as long, and empty with 0. So a pass
+            may depend on the client and on what it has done before.
     """
 
     epochs: int | None = None
     steps: int | None = None
     held_out: float = 0.0
     side: Literal["rest", "held_out"] = "rest"
+    share: float = 1.0
+    times: str = ""
 
 
 class TrainingConfig(BaseModel):
@@ -88,7 +93,7 @@ def round_half_up(value: float) -> int:
 
 
 def batch_order(
-    rng: np.random.Generator, samples: int, training: TrainingConfig, length: Pass = Pass()
+    rng: np.random.Generator, samples: int, training: TrainingConfig, length: Pass = Pass(), times: int = 1
 ) -> list[np.ndarray]:
     """The positions (into the samples of the pass) of every batch of one pass.
 
@@ -97,8 +102,9 @@ def batch_order(
         samples: number of samples that the pass is over.
         training: gives batch size, `drop_last` and the configured length.
         length: says how long the pass is.
+        times: the value of `length.times`.
     """
-    wanted = training.num_steps(samples, length)
+    wanted = training.num_steps(samples, length) * times
     batches: list[np.ndarray] = []
     for epoch in _epochs(rng, samples, training):
         if len(batches) >= wanted or not epoch:
@@ -122,6 +128,12 @@ def samples_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> n
     apart = np.zeros(len(samples), bool)
     apart[rng.permutation(len(samples))[:count]] = True
     return samples[apart if length.side == "held_out" else ~apart]
+
+
+def share_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
+    """A random share of samples, at least one, in stored order; `rng` is the client's stream for this in a round."""
+    count = max(1, round_half_up(length.share * len(samples)))
+    return samples[np.sort(rng.permutation(len(samples))[:count])]
 
 
 def _epochs(rng: np.random.Generator, samples: int, training: TrainingConfig) -> Iterator[list[np.ndarray]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pflmpi import outside
 from pflmpi.config.load import Config
 from pflmpi.data import load
 from pflmpi.data.dataset import Dataset
@@ -61,7 +62,8 @@ def prepare(config: Config, device: torch.device, gpu_models: Sequence[str] = ()
         device: of this rank.
         gpu_models: of the ranks that compute; none on CPUs.
     """
-    return assemble(config, load_federation(config), device, gpu_models)
+    with outside.blamed():
+        return assemble(config, load_federation(config), device, gpu_models)
 
 
 def assemble(

@@ -15,6 +15,7 @@ from pflmpi.run.build import Experiment
 from pflmpi.runtime import rounds, tensorboard
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, from_flat, initialise
+from pflmpi.runtime.contract import calling
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.setup import Setup
@@ -104,7 +105,10 @@ def newest(run: Path) -> int:
 def _begin(setup: Setup, population: Population, transport: Transport) -> tuple[Tree, Layout]:
     """Make the state before the first round; return the server's (`{}` but on rank 0) and the empty layout."""
     initialise(population, setup.algorithm, setup.executor.tasks)
-    server = setup.algorithm.init_server(setup.task) if transport.rank == 0 else {}
+    server: Tree = {}
+    if transport.rank == 0:
+        with calling(setup.algorithm, "init_server", 0):
+            server = setup.algorithm.init_server(setup.task)
     return server, Layout.unwritten(setup.executor.cohort)
 
 

@@ -1,5 +1,6 @@
 """Start a run in a new folder, or resume the one in a folder, on all ranks."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import torch
 
 from pflmpi.config.load import Config
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.errors import CheckpointError, ConfigError, DataError
 from pflmpi.run import stored_config
 from pflmpi.run.build import Experiment, prepare
+from pflmpi.run.code import code_hashes
 from pflmpi.run.execute import RankContext, newest, retry_after_rank_loss, run_rounds
 from pflmpi.runtime import tensorboard
 from pflmpi.runtime.client_state import row_kinds
@@ -17,6 +19,8 @@ from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.store import metrics_file, run_folder, run_identity
 from pflmpi.transports.base import Transport
+
+_log = logging.getLogger(__name__)
 
 
 def start(config: Config, folder: Path, context: RankContext, observe: Observer) -> Path:
@@ -31,13 +35,26 @@ def start(config: Config, folder: Path, context: RankContext, observe: Observer)
 
 def start_prepared(experiment: Experiment, folder: Path, context: RankContext, observe: Observer) -> Path:
     """Run an experiment in a new folder; return the folder."""
-    run = Path(on_root(context.transport, lambda: _create(folder, experiment, context.transport)))
-    run_rounds(experiment, run, context, None, observe)
-    return run
+    text = on_root(context.transport, lambda: _create(folder, experiment, context.transport))
+    run, *same = text.rsplit("\n", 3)
+    for what, here, there in zip(("data", "partition", "code"), _same(experiment), same, strict=True):
+        if here != there:
+            raise DataError(
+                f"the {what} differs between ranks (hash {there[:12]} on rank 0, {here[:12]} on rank "
+                f"{context.transport.rank}); every rank must read the same files and draw nothing at random on its own"
+            )
+    run_rounds(experiment, Path(run), context, None, observe)
+    return Path(run)
 
 
-def resume(config: Config, run: Path, context: RankContext, observe: Observer) -> Path:
-    """Continue a run from its newest good checkpoint; `config` is from `stored_config`."""
+def resume(config: Config, run: Path, context: RankContext, observe: Observer, *, changed_code: bool = False) -> Path:
+    """Continue a run from its newest good checkpoint; `config` is from `stored_config`.
+
+    Args:
+        changed_code: continue too where code from outside the package has changed.
+    """
+    for change in all_or_none(context.transport, lambda: stored_config.changed_code(run, config, changed_code)):
+        _log.warning("%s; going on with the changed code", change)
     experiment = _prepare(config, context, run)
     done = int(on_root(context.transport, lambda: str(_newest_matching(run, experiment))))
     if context.transport.rank == 0:
@@ -46,19 +63,24 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer) -
     return run
 
 
-def start_or_resume(config: Config, run: Path, context: RankContext, observe: Observer) -> Path:
-    """Start the run in a folder, or resume it if it has a checkpoint."""
+def start_or_resume(
+    config: Config, run: Path, context: RankContext, observe: Observer, *, changed_code: bool = False
+) -> Path:
+    """Start the run in a folder, or resume it if it has a checkpoint; see `resume`."""
     transport = context.transport
     if on_root(transport, lambda: "resume" if run_folder.rounds(run) else ""):
-        return resume(all_or_none(transport, lambda: stored_config.resumed_config(run, config)), run, context, observe)
+        config = all_or_none(transport, lambda: stored_config.resumed_config(run, config))
+        return resume(config, run, context, observe, changed_code=changed_code)
     if transport.rank == 0:
         (run / "config.yaml").unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
     return start(config, run, context, observe)
 
 
-def reopened(run: Path, overrides: Sequence[str], device: torch.device) -> Experiment:
+def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, changed_code: bool = False) -> Experiment:
     """The experiment of a run, on the data that it was made with; for overrides see `stored_config`."""
-    experiment = prepare(stored_config.stored_config(run, overrides), device)
+    config = stored_config.stored_config(run, overrides)
+    stored_config.changed_code(run, config, changed_code)
+    experiment = prepare(config, device)
     stored_config.check_same_data(run, experiment)
     return experiment
 
@@ -79,7 +101,7 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
 
 
 def _create(folder: Path, experiment: Experiment, transport: Transport) -> str:
-    """Make the folder of a new run; a folder that holds a run is refused."""
+    """Make the folder of a new run, and return its name and `_same` in lines; a folder that holds a run is refused."""
     if (folder / "config.yaml").exists():
         raise ConfigError(
             f"{folder} holds a run already; continue it with `pflmpi resume {folder}` or choose another --out"
@@ -90,13 +112,19 @@ def _create(folder: Path, experiment: Experiment, transport: Transport) -> str:
         metrics_file.restart(folder, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}; choose another --out") from error
-    return str(folder)
+    return "\n".join([str(folder), *_same(experiment)])
+
+
+def _same(experiment: Experiment) -> tuple[str, str, str]:
+    """What must be the same on every rank: hashes of the data, the partition, and code from outside the package."""
+    federation = experiment.federation
+    return federation.dataset.digest, federation.digest, "".join(code_hashes(experiment.config).values())
 
 
 def _newest_matching(run: Path, experiment: Experiment) -> int:
     """Newest good round of a run; raise `CheckpointError` unless its configuration and client state match."""
     done = newest(run)
-    stored_config.check_round(run, done)
+    stored_config.check_round(run, done, experiment.config)
     found = run_folder.read_kinds(run, done)
     for cohort, kinds in row_kinds(experiment.templates).items():
         there = found.get(cohort, {})

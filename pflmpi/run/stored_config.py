@@ -17,6 +17,7 @@ from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.errors import CheckpointError
 from pflmpi.learning import diagnostics, personal
 from pflmpi.run.build import Experiment
+from pflmpi.run.code import changes, code_hashes, renamed
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import partition_file, run_folder
 from pflmpi.transports.base import Transport
@@ -55,14 +56,15 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
         CheckpointError: not a run, or an override that would change its results: `training.rounds` may change
             (upwards), and what only says where and how things are computed.
     """
-    config = parse(override(_values(run), overrides))
-    _check_changes(run, _differences(parse(_values(run)), config))
+    values = _values(run)
+    config = parse(override(values, overrides))
+    _check_changes(run, _differences(_parsed(values, config), config))
     return config
 
 
 def resumed_config(run: Path, config: Config) -> Config:
     """The configuration of a run with the changes that `config` asks for; raises as `allowed_changes` does."""
-    values = _values(run)
+    values = renamed(_values(run), config)
     for key, value in allowed_changes(run, config).items():
         section, _, name = key.partition(".")
         values[section] = {**values[section], name: value}
@@ -75,7 +77,7 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
     Raises:
         CheckpointError: one of them would change the results of the run.
     """
-    different = _differences(parse(_values(run)), config)
+    different = _differences(_parsed(_values(run), config), config)
     executor: str = config.runtime.executor
     if executor == "auto":  # the run has recorded what was chosen
         executor, _ = different.pop("runtime.executor", (executor, executor))
@@ -85,12 +87,16 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
     return {key: new for key, (_, new) in different.items()}
 
 
-def check_round(run: Path, round: int) -> None:
-    """Raise `CheckpointError` unless config.yaml is the one that a round was written with."""
-    written = parse(yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), ""))
+def check_round(run: Path, round: int, config: Config) -> None:
+    """Raise `CheckpointError` unless config.yaml is the one that a round was written with.
+
+    Args:
+        config: says where files that the run names are now.
+    """
+    written = yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), "")
     changed = [
         f"{key} = {now!r}, written with {before!r}"
-        for key, (before, now) in _differences(written, parse(_values(run))).items()
+        for key, (before, now) in _differences(_parsed(written, config), _parsed(_values(run), config)).items()
         if key not in FREE_ON_RESUME
     ]
     if changed:
@@ -129,8 +135,14 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
     return (*before, *new)
 
 
+def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
+    """What has changed in code from outside the package since a run was written; raises unless that is allowed."""
+    return changes(run, (_stored(run).get("recorded") or {}).get("code", {}), code_hashes(config), allowed)
+
+
 def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
     """What a run depends on besides its configuration, with its id."""
+    code = code_hashes(experiment.config)
     return {
         "run": run_id,
         "data": experiment.federation.dataset.digest,
@@ -138,6 +150,7 @@ def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict
         "device": _AND.join(experiment.computed_on),
         "ranks": transport.size,
         "transport": transport.name,
+        **({"code": code} if code else {}),
         "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
 
@@ -146,6 +159,11 @@ def _stored(run: Path) -> dict[str, Any]:
     if not (run / "config.yaml").exists():
         raise CheckpointError(f"{run} is not a run: it has no config.yaml; name the folder that `pflmpi run` printed")
     return yaml_file.read(run / "config.yaml")
+
+
+def _parsed(values: Mapping[str, Any], config: Config) -> Config:
+    """The configuration of a run, with the files that it names where `config` has them."""
+    return parse(renamed(values, config))
 
 
 def _values(run: Path) -> dict[str, Any]:

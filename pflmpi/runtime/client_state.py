@@ -12,6 +12,7 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
+from pflmpi.runtime.contract import calling
 from pflmpi.store.names import cohort_name
 from pflmpi.tree import Tree
 
@@ -143,9 +144,10 @@ def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Tas
     """Fill the rows with what the clients keep before the first round."""
     for rows, task in zip(population.cohorts, tasks, strict=True):
         host = task.replace(device=HOST)
-        for client in rows.clients:
-            state = algorithm.init_client(host, int(client))
-            population.put(np.array([client]), tree.map(lambda leaf: leaf.unsqueeze(0), state))
+        with calling(algorithm, "init_client", 0):
+            for client in rows.clients:
+                state = algorithm.init_client(host, int(client))
+                population.put(np.array([client]), tree.map(lambda leaf: leaf.unsqueeze(0), state))
 
 
 def from_flat(flat: dict[str, np.ndarray]) -> Tree:

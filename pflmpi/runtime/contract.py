@@ -1,6 +1,5 @@
 """Whether an algorithm keeps its contract: declarations before the start, results while it runs, errors by name."""
 
-import inspect
 import random
 import re
 import traceback
@@ -12,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflmpi import tree
+from pflmpi import outside, tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.personal import NotAModel, messages
-from pflmpi.learning.task import Task
+from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Uplink
 from pflmpi.text import spans
 from pflmpi.tree import Tree
@@ -27,6 +26,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def check_declarations(algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for a name that an algorithm declares and does not have."""
     kind = type(algorithm).__name__
+    for way, kinds in (("uplink", Uplink), ("downlink", Downlink)):
+        for name, message in getattr(algorithm, way)(task).items():
+            if not isinstance(message, kinds):
+                raise ConfigError(
+                    f"{kind}.{way}: {name!r} is a {type(message).__name__}; expected a kind of message of "
+                    "pflmpi.messages.kinds"
+                )
     personal = algorithm.personal(task)
     known = {
         "predicts_with": ("message of `downlink`", algorithm.predicts_with, algorithm.downlink(task)),
@@ -41,6 +47,14 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 )
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
+    for name, length in algorithm.passes(task, 1).items():
+        state = dict(tree.leaves(algorithm.init_client(task.replace(device=HOST), 0))) if length.times else {}
+        integers = [path for path, leaf in state.items() if leaf.dtype == torch.int64 and not leaf.ndim]
+        if length.times and length.times not in integers:
+            raise ConfigError(
+                f"{kind}.passes: {name!r} has times = {length.times!r}, which is no int64 scalar of `init_client`; "
+                f"known: {', '.join(integers) or 'none'}"
+            )
     for name in algorithm.diagnostics(task):
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{kind}.diagnostics names {name!r}: use lower-case letters, digits and underscores")
@@ -132,8 +146,8 @@ def _generators() -> tuple[object, ...]:
 
 
 def _line(algorithm: Algorithm, error: Exception) -> str:
-    """The last line of the algorithm's own file that an error went through, or else where it was raised."""
-    file = inspect.getfile(type(algorithm))
+    """The last line of the algorithm's own file, or of code from outside, that an error went through, or its origin."""
+    file = outside.file_of(type(algorithm))
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
-    return f"{Path(frame.filename).name}:{frame.lineno}"
+    return outside.place(error) or f"{Path(frame.filename).name}:{frame.lineno}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pflmpi.config.sections import merge, override
+from pflmpi.config.sections import located, merge, override
 from pflmpi.errors import ConfigError
 from pflmpi.sweep.table import SweepTable, like, load, safe
 
@@ -64,7 +64,7 @@ def cells(table: SweepTable, overrides: Sequence[str], num_seeds: int | None) ->
     result = []
     for row in table.rows:
         for column in table.columns:
-            raw = override(_sections(table, row, column), overrides)
+            raw = located(override(_sections(table, row, column), overrides), Path())
             result += [Cell(row, column, seed, {"seed": seed, **raw}) for seed in table.seeds[:num_seeds]]
     return result
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
-from pflmpi.run.stored_config import allowed_changes
+from pflmpi.run.stored_config import allowed_changes, changed_code
 from pflmpi.store import run_folder
 from pflmpi.sweep.cells import Cell
 
@@ -53,31 +53,33 @@ class CellTask:
     problem: str = ""
 
 
-def cell_task(cell: Cell, config: Config, out: Path, ranks: int | None) -> CellTask:
+def cell_task(cell: Cell, config: Config, out: Path, ranks: int | None, code_may_change: bool = False) -> CellTask:
     """What a cell with this configuration still needs, with its run below `out`; changes nothing.
 
     Args:
         ranks: processes of the run; None if a launcher sets them.
+        code_may_change: as `--changed-code`.
     """
     run, rounds = cell.run(out), config.training.rounds
     how = ("--quiet",) if ranks is None else ("--ranks", str(ranks), "--quiet")
-    found = run_state(run, config)
+    found = run_state(run, config, code_may_change)
     command: tuple[str, ...] = ()
     if found.state == "start":
         command = ("run", str(cell.config(out)), "--out", str(run), *how)
     elif found.state == "continue":
         overrides = [word for key, value in found.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
-        command = ("resume", str(run), *overrides, *how)
+        command = ("resume", str(run), *overrides, *how, *(["--changed-code"] if code_may_change else []))
     return CellTask(cell, found.state, found.done, rounds, command, found.problem)
 
 
-def run_state(run: Path, config: Config) -> RunState:
+def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
     """State of a run's folder for this configuration; changes nothing."""
     rounds = config.training.rounds
     if not run_folder.rounds(run):
         return RunState("start")
     try:
         changes = allowed_changes(run, config)
+        changed_code(run, config, code_may_change)
     except UserError as error:
         return RunState("other", problem=str(error))
     try:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from pflmpi.config import yaml_file
-from pflmpi.config.sections import KEYS, section
+from pflmpi.config.sections import KEYS, located, section
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
 
@@ -75,7 +75,7 @@ def load(path: Path) -> SweepTable:
         raise ConfigError(f"{path} is a folder; give a table file, YAML with title, source, seeds, rows and columns")
     raw = yaml_file.read(path)
     try:
-        table = section("table", SweepTable, raw)
+        table = _located(section("table", SweepTable, raw), path.parent)
         _check(table)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -94,6 +94,17 @@ def safe(name: str) -> str:
 def like(name: str, pattern: str) -> bool:
     """Whether a name equals a pattern or matches it as a shell pattern."""
     return name == pattern or fnmatchcase(name, pattern)  # a name may contain brackets
+
+
+def _located(table: SweepTable, folder: Path) -> SweepTable:
+    """The table with the files that its sections name made absolute."""
+    changes = {
+        "base": located(table.base, folder),
+        "columns": {name: located(sections, folder) for name, sections in table.columns.items()},
+        "rows": {name: located(sections, folder) for name, sections in table.rows.items()},
+        "exceptions": [one.model_copy(update={"set": located(one.set, folder)}) for one in table.exceptions],
+    }
+    return table.model_copy(update=changes)
 
 
 def _check(table: SweepTable) -> None:

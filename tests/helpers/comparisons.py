@@ -2,23 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-import quick_run
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.client import Batch, ClientData
 from pflmpi.learning.task import Task
 from pflmpi.models.base import Architecture
-from pflmpi.store import run_folder
-
-EVERYONE = np.arange(quick_run.QUICK["partition"]["clients"])
+from pflmpi.testing.conformance import state_of as state_of
 
 
 def model(seed: int) -> tree.Tree:
@@ -96,11 +92,3 @@ def check_padding(algorithm: Algorithm, client: tree.Tree, down: dict[str, tree.
     (before, sent_before), (after, sent_after) = results
     assert same(before, after) and same(sent_before, sent_after)
     assert not same(tree.row(before, 0), client) or not same(tree.row(sent_before, 0), down), "the real batch did train"
-
-
-def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
-    """All that server and clients of a quick run have after a round, by path."""
-    found = {f"server/{path}": array for path, array in run_folder.read_server(folder, round).items()}
-    for _, arrays in run_folder.read_clients(folder, round, EVERYONE).values():
-        found.update({f"clients/{path}": array for path, array in arrays.items()})
-    return found

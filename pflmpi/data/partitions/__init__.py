@@ -21,9 +21,27 @@ from pflmpi.data.partitions.lognormal import lognormal
 from pflmpi.data.partitions.nway_kshot import nway_kshot
 from pflmpi.data.partitions.pathological import pathological
 from pflmpi.data.partitions.writers import writers
+from pflmpi.errors import ConfigError
 from pflmpi.registry import Registry
 
 Partition = Callable[..., list[np.ndarray]]
+
+
+def _accept(found: object) -> Partition:
+    """A function from outside the package, if it has the arguments of a partition."""
+    if not inspect.isfunction(found):
+        raise ConfigError(f"it is a {type(found).__name__}; expected a function f(labels, clients, rng, *, parameters)")
+    parameters = inspect.signature(found).parameters
+    given = [name for name, one in parameters.items() if one.kind is not one.KEYWORD_ONLY]
+    if given not in (["labels", "clients", "rng"], ["writers", "clients", "rng"]):
+        raise ConfigError(
+            f"{found.__qualname__} takes ({', '.join(given)}); expected (labels, clients, rng), or (writers, clients, "
+            "rng), and keyword-only parameters"
+        )
+    if missing := [name for name in (*parameters,) if name not in found.__annotations__]:
+        raise ConfigError(f"{found.__qualname__}: {missing[0]} has no type; expected clients: int, and so on")
+    return found
+
 
 PARTITIONS: Registry[Partition] = Registry(
     "partition",
@@ -36,6 +54,8 @@ PARTITIONS: Registry[Partition] = Registry(
         "iid": iid,
         "writers": writers,
     },
+    group="pflmpi.partitions",
+    accept=_accept,
 )
 
 
@@ -54,4 +74,4 @@ def section_model(name: str) -> type[BaseModel]:
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             fields[key] = (hints[key], ... if parameter.default is parameter.empty else parameter.default)
-    return create_model(f"partition_{name}", **fields)
+    return create_model(function.__name__, **fields)

@@ -1,13 +1,14 @@
 """Where data comes from, one file for each kind; a line here is all that registers a source."""
 
-from pflmpi.data.sources.base import Source
+from pflmpi.class_checks import subclass
+from pflmpi.data.sources.base import OwnSource, Source
 from pflmpi.data.sources.cifar import CIFAR10, CIFAR100
 from pflmpi.data.sources.digits import Digits
 from pflmpi.data.sources.femnist import Femnist
 from pflmpi.data.sources.idx import FASHION_MNIST, MNIST
 from pflmpi.registry import Registry
 
-SOURCES: Registry[Source] = Registry(
+SOURCES: Registry[Source | type[OwnSource]] = Registry(
     "dataset",
     {
         "digits": Digits(),
@@ -17,4 +18,6 @@ SOURCES: Registry[Source] = Registry(
         "cifar100": CIFAR100,
         "femnist": Femnist(),
     },
+    group="pflmpi.data",
+    accept=subclass(OwnSource),
 )

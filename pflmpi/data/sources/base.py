@@ -1,5 +1,7 @@
 """The contract of a data source, and the errors that all sources raise."""
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +34,15 @@ class Source(Protocol):
 
     def read(self, root: Path) -> Dataset:
         """The dataset; `DataError` naming the file that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnSource(ABC):
+    """A dataset from outside the package; the fields of a subclass are keys of the `data` section."""
+
+    @abstractmethod
+    def read(self, root: Path) -> Dataset:
+        """The dataset, made with `assemble`; the same whenever it is called. `root`: the data folder, if one is set."""
 
 
 def missing(name: str, looked_in: Path, wanted: str, by_network: str) -> DataError:

@@ -11,7 +11,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
 from pflmpi.learning.task import Task
-from pflmpi.learning.training import Pass, batch_order, samples_of
+from pflmpi.learning.training import Pass, batch_order, samples_of, share_of
 from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
 from pflmpi.runtime.executors.batches import Pool
@@ -69,14 +69,17 @@ class Executor(ABC):
         """The passes that the clients of a group adapt with."""
         return {name: one for name, one in self.passes(clients, round).items() if name in self.algorithm.adapts_with}
 
-    def order(self, client: int, round: int, name: str, length: Pass) -> list[np.ndarray]:
-        """The sample indices of every batch of one pass of a client in a round."""
+    def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
+        """The sample indices of every batch of one pass of a client in a round; `state` is what it keeps."""
         task = self.tasks[self.cohort[client]]
         samples = self.federation.train[client]
         if length.held_out:
             samples = samples_of(samples, length, stream(task.seed, 0, client, "held out"))
+        if length.share < 1:
+            samples = share_of(samples, length, stream(task.seed, round, client, "share"))
+        times = int(tree.at(state, length.times)) if length.times else 1
         rng = stream(task.seed, round, client, f"batches/{name}")
-        return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length)]
+        return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length, times)]
 
     def keys(self, client: int, round: int, name: str, steps: int) -> Tensor | None:
         """[steps] int64, one key for each batch of a pass, where the algorithm draws noise."""

@@ -62,7 +62,7 @@ class Lanes(Executor):
     ) -> Any:
         """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
         task, device = self.task(clients).replace(batched=True), self.pool.images.device
-        lanes = {name: self._lanes(clients, round, name, length) for name, length in passes.items()}
+        lanes = {name: self._lanes(clients, states, round, name, length) for name, length in passes.items()}
         whole = [in_order(self.federation.train[client], self.eval_batch) for client in clients]
         lanes[_TRAIN] = lane_tensors(self.pool, whole), None
         tensors = {name: (one.images, one.labels, one.weight) for name, (one, _) in lanes.items()}
@@ -85,8 +85,12 @@ class Lanes(Executor):
         with calling(self.algorithm, method.__name__, round, clients.tolist()):
             return torch.func.vmap(one)(tree.to(states, device), there, tensors, drawn, self.class_counts(clients))
 
-    def _lanes(self, clients: np.ndarray, round: int, name: str, length: Pass) -> tuple[LaneTensors, Tensor | None]:
-        one = lane_tensors(self.pool, [self.order(int(client), round, name, length) for client in clients])
+    def _lanes(
+        self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass
+    ) -> tuple[LaneTensors, Tensor | None]:
+        rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
+        orders = [self.order(int(each), round, name, length, row) for each, row in zip(clients, rows, strict=True)]
+        one = lane_tensors(self.pool, orders)
         keys = [self.keys(int(client), round, name, one.labels.shape[1]) for client in clients]
         return one, torch.stack(keys) if self.algorithm.draws_noise else None  # type: ignore[arg-type]
 

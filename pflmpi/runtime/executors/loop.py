@@ -18,9 +18,9 @@ from pflmpi.tree import Tree
 class Loop(Executor):
     """Client by client."""
 
-    def _data(self, client: int, round: int, passes: Mapping[str, Pass]) -> ClientData:
+    def _data(self, client: int, round: int, passes: Mapping[str, Pass], state: Tree) -> ClientData:
         task = self.tasks[self.cohort[client]]
-        orders = {name: self.order(client, round, name, length) for name, length in passes.items()}
+        orders = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
         return ClientData(
             passes={
                 name: ClientBatches(task, self.pool, order, self.keys(client, round, name, len(order)))
@@ -37,7 +37,7 @@ class Loop(Executor):
         results = []
         for i, client in enumerate(clients):
             state, received = tree.to(tree.row(states, i), device), _messages(down, i, device)
-            data = self._data(int(client), round, passes)
+            data = self._data(int(client), round, passes, state)
             with calling(self.algorithm, "client_update", round, [client]):
                 new_state, up = self.algorithm.client_update(task, state, received, data)
             check_state(self.algorithm, "client_update", new_state, state)
@@ -51,7 +51,7 @@ class Loop(Executor):
         ups = []
         for i, client in enumerate(clients):
             with calling(self.algorithm, "introduce", 0, [client]):
-                state, data = tree.to(tree.row(states, i), device), self._data(int(client), 0, {})
+                state, data = tree.to(tree.row(states, i), device), self._data(int(client), 0, {}, {})
                 ups.append(self.algorithm.introduce(task, state, data))
         return {name: tree.to_host(tree.stack([up[name] for up in ups])) for name in ups[0]}
 
@@ -62,7 +62,7 @@ class Loop(Executor):
             state, received = tree.to(tree.row(states, i), device), _messages(down, i, device)
             if self.adapts:
                 with calling(self.algorithm, "adapt", round, [client]):
-                    state = self.algorithm.adapt(task, state, received, self._data(int(client), round, passes))
+                    state = self.algorithm.adapt(task, state, received, self._data(int(client), round, passes, state))
             right = torch.zeros((), dtype=torch.int64, device=device)
             with torch.no_grad(), calling(self.algorithm, "predict", round, [client]):
                 for batch in ClientBatches(task, self.pool, in_order(self.federation.test[client], self.eval_batch)):

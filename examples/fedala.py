@@ -1,0 +1,135 @@
+"""FedALA, an algorithm that is not in the package: a first pass until it converges, and a fresh share of the data."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.errors import ConfigError
+from pflmpi.learning.client import Batch, ClientData, model_loss
+from pflmpi.learning.personal import Kept, Personal
+from pflmpi.learning.sgd import gradient, train, until
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
+from pflmpi.tree import Tree, leaf, part
+
+_WINDOW = 10  # losses whose standard deviation says whether the weights have converged
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedALA(Algorithm):
+    """Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023.
+
+    Equation 4: a client starts from its last model plus the global update in measure, entry by entry: theta_i +
+    (theta - theta_i) * W_i in the `adaptive_layers` highest layers (p) and theta in the lower ones. Equation 6: W_i,
+    ones at first, is trained by gradient descent on a random share of its data (s), and clipped to 0..1: the second
+    time the client takes part until the loss has converged, from then on for one epoch. Then it trains all parameters
+    as in FedAvg.
+
+    Up: the model (mean by samples). Down: the model (shared). Persists: server: the model; client: its model, W_i, and
+    how many passes are due for W_i. Evaluated: the client's model after its local training.
+
+    Readings. The first time a client takes part it has no model of its own and starts from the global one. Converged
+    means, as in the authors' code, that the last 10 losses have a standard deviation below `threshold`; a loss here
+    is the mean over an epoch, and after `longest` epochs training of W_i ends in any case. The share of the data is
+    drawn anew every round, without order; the authors' code takes a random stretch of the stored samples.
+    """
+
+    summary: ClassVar[str] = "starts from a mix of own and global model, with learned weights for each entry"
+    paper: ClassVar[str] = "Zhang et al., AAAI 2023"
+
+    adaptive_layers: Annotated[int, Field(ge=1, description="p, highest layers that are mixed")] = 1
+    share: Annotated[float, Field(gt=0, le=1, description="s, share of the data that trains the weights")] = 0.8
+    weight_lr: Annotated[float, Field(gt=0, description="eta, learning rate of the weights")] = 1.0
+    threshold: Annotated[float, Field(gt=0, description="standard deviation of losses at which they converged")] = 0.1
+    longest: Annotated[int, Field(ge=1, description="epochs of the weights' first training, at most")] = 30
+
+    def check(self, task: Task, participants: int) -> None:
+        layers = task.architecture.layers
+        if self.adaptive_layers > len(layers):
+            raise ConfigError(f"algorithm.adaptive_layers = {self.adaptive_layers}: the model has {len(layers)} layers")
+
+    def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
+        first = Pass(epochs=1, share=self.share, times="again")
+        later = Pass(epochs=1, share=self.share, times="start")
+        return {"train": Pass()} | {f"weights{i}": later if i else first for i in range(self.longest)}
+
+    def uplink(self, task: Task) -> Mapping[str, Uplink]:
+        return {"model": Mean(task.like("body", "head", *task.shared_stats))}
+
+    def downlink(self, task: Task) -> Mapping[str, Downlink]:
+        return {"model": Shared(task.like("body", "head", *task.shared_stats))}
+
+    def init_server(self, task: Task) -> Tree:
+        model = task.init()
+        return {"model": {name: model[name] for name in task.like("body", "head", *task.shared_stats)}}
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        model = task.init()
+        weights = tree.unflatten({path: torch.ones_like(entry) for path, entry in self._mixed(task, model)})
+        return {"model": model, "weights": weights, "again": torch.tensor(0), "start": torch.tensor(0)}
+
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        return {"model": part(server, "model")}
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        own, received = part(client, "model"), {**part(client, "model"), **down["model"]}
+        weights = self._train_weights(task, part(client, "weights"), own, received, data)
+        again = leaf(client, "again")
+        model = self._mix(received, own, weights)
+        model = tree.map(lambda mixed, entry: torch.where(again > 0, mixed, entry), model, received)
+        model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate)
+        state: Tree = {"model": model, "weights": weights, "again": torch.ones_like(again), "start": 1 - again}
+        return state, {"model": {name: model[name] for name in down["model"]}}
+
+    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+        return {"model": up["model"]}
+
+    def personal(self, task: Task) -> Personal:
+        return Kept("model")
+
+    def _mixed(self, task: Task, model: Tree) -> list[tuple[str, Tensor]]:
+        """The parameters of the highest layers, by path."""
+        highest = tuple(f"{layer}/" for layer in task.architecture.layers[-self.adaptive_layers :])
+        return [(path, entry) for path, entry in tree.leaves(model) if path.startswith(highest)]
+
+    def _mix(self, received: Tree, own: Tree, weights: Tree) -> Tree:
+        """Equation 4."""
+        entries = dict(tree.leaves(received))
+        for path, weight in tree.leaves(weights):
+            before = tree.at(own, path)
+            entries[path] = before + (entries[path] - before) * weight
+        return tree.unflatten(entries)
+
+    def _train_weights(self, task: Task, weights: Tree, own: Tree, received: Tree, data: ClientData) -> Tree:
+        """Equation 6, until the loss has converged."""
+        loss = model_loss(task)
+        change = {path: tree.at(received, path) - tree.at(own, path) for path, _ in tree.leaves(weights)}
+        parts = tuple(weights)
+
+        def once(weights: Tree, batches: Iterable[Batch]) -> tuple[Tree, Tensor]:
+            total, count = torch.zeros_like(data.class_counts[0]), torch.zeros_like(data.class_counts[0])
+            for batch in batches:
+                model = tree.clone(self._mix(received, own, weights))
+                slopes = gradient(task, model, loss, batch, parts)
+                step = {path: self.weight_lr * tree.at(slopes, path) * change[path] for path in change}
+                weights = tree.unflatten(
+                    {path: (entry - step[path]).clamp(0, 1) for path, entry in tree.leaves(weights)}
+                )
+                with torch.no_grad():
+                    total = total + batch.active * loss(tree.clone(model), batch)
+                count = count + batch.active
+            return weights, total / count.clamp(min=1)
+
+        def converged(losses: list[Tensor]) -> Tensor:
+            spread = torch.stack(losses[-_WINDOW:]).std(correction=0)
+            return (spread < self.threshold) & (len(losses) > _WINDOW)
+
+        return until(task, weights, [data.passes[f"weights{i}"] for i in range(self.longest)], once, converged)

@@ -1,0 +1,175 @@
+"""FedPAC, an algorithm that is not in the package: aligned features, and heads combined for each client."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from scipy.optimize import nnls
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
+from pflmpi.learning.personal import Kept, Merge, Personal, Received
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import ClassMeans, Downlink, Mean, Messages, Own, OwnClasses, Rows, Shared, Uplink, tensor
+from pflmpi.tree import Tree, leaf, part
+
+_LEAST_WEIGHT = 1e-3  # of a head in a combination; smaller ones are left out, as in the authors' code
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPAC(Algorithm):
+    """Xu, Tong and Huang, Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023.
+
+    Algorithm 1: a client first measures the features of its data under the received body: class means mu_k and the
+    variance V_i / n_i = (E|f|^2 - sum_k |p_k mu_k|^2) / n_i. It trains its head for an epoch with the body fixed, then
+    the body with the head fixed by cross-entropy plus `alignment_weight` (lambda) times the mean over samples and
+    entries of (f(x) - c_y)^2 (equation 4), with the global class means c. The server averages the bodies by samples and
+    the class means by their counts, and gives each participant the combination of heads with the weights that solve the
+    quadratic program min_a sum_j a_j^2 V_j / n_j + sum_k |sum_j a_j (h_ik - h_jk)|^2, a >= 0, sum a = 1 with h_jk =
+    p_jk mu_jk (equations 7 and 8).
+
+    Up: the body (mean), the head (each), class means under the received and the trained body, the variance (each).
+    Down: the body (shared), the combined head (own), class means (of the classes held). Persists: server: the body, the
+    heads of all clients, class means. Evaluated: the fresh body with the client's combined head.
+
+    Readings. A class without a global mean is aligned to the client's own mean under the received body; in the first
+    round, when there is none at all, nothing is aligned. Weights below 0.001 are dropped and the others scaled to 1.
+    """
+
+    summary: ClassVar[str] = "features aligned to global class means, heads combined for each client"
+    paper: ClassVar[str] = "Xu et al., ICLR 2023"
+    predicts_with: ClassVar[tuple[str, ...]] = ("body", "head")
+
+    alignment_weight: Annotated[float, Field(ge=0, description="lambda, weight of the alignment")] = 1.0
+    head_epochs: Annotated[int, Field(ge=0, description="epochs in which the head alone is trained")] = 1
+    head_lr: Annotated[float, Field(gt=0, description="learning rate of the head, times the decay")] = 0.1
+
+    def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
+        return {"head": Pass(epochs=self.head_epochs), "body": Pass()}
+
+    def uplink(self, task: Task) -> Mapping[str, Uplink]:
+        d = task.num_features
+        return {
+            "body": Mean(task.like("body", *task.shared_stats)),
+            "head": Rows(part(task.like("head"), "head")),
+            "before": ClassMeans(d),
+            "after": ClassMeans(d),
+            "variance": Rows({"value": tensor()}),
+        }
+
+    def downlink(self, task: Task) -> Mapping[str, Downlink]:
+        return {
+            "body": Shared(task.like("body", *task.shared_stats)),
+            "head": Own(part(task.like("head"), "head")),
+            "means": OwnClasses({"mean": tensor(task.num_features), "known": tensor()}),
+        }
+
+    def init_server(self, task: Task) -> Tree:
+        model, n = task.init(), task.num_clients
+        means: Tree = {"mean": torch.zeros(task.num_classes, task.num_features), "known": torch.zeros(task.num_classes)}
+        heads = tree.map(lambda entry: entry.expand(n, *entry.shape).clone(), part(model, "head"))
+        return {"body": {name: model[name] for name in ("body", *task.shared_stats)}, "heads": heads, "means": means}
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        model = task.init()
+        return {name: model[name] for name in task.local_stats}
+
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        rows = torch.from_numpy(receivers)
+        heads = tree.map(lambda heads: heads[rows], part(server, "heads"))
+        return {"body": part(server, "body"), "head": heads, "means": part(server, "means")}
+
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        model: Tree = {**client, **down["body"], "head": down["head"]}
+        before = class_means(task, model, data)
+        variance = self._variance(task, model, before, data)
+        known = leaf(down["means"], "known").unsqueeze(-1)
+        anchors = torch.where(known > 0, leaf(down["means"], "mean"), leaf(before, "means"))
+        weight = self.alignment_weight * known.max()
+
+        def head_loss(model: Tree, batch: Batch) -> Tensor:
+            return cross_entropy(task.predict(model, batch.x), batch)
+
+        def body_loss(model: Tree, batch: Batch) -> Tensor:
+            z = task.features(model, batch.x, training=True)
+            apart = (z - anchors[batch.y]).square().mean(-1)
+            return cross_entropy(task.logits(part(model, "head"), z), batch) + weight * average(apart, batch)
+
+        head_lr = self.head_lr * task.training.decay(data.round)
+        model = train(task, model, data.passes["head"], head_loss, head_lr, frozen=("body",))
+        model = train(task, model, data.passes["body"], body_loss, data.learning_rate, frozen=("head",))
+        return {name: model[name] for name in task.local_stats}, {
+            "body": {name: model[name] for name in down["body"]},
+            "head": part(model, "head"),
+            "before": before,
+            "after": class_means(task, model, data),
+            "variance": {"value": variance},
+        }
+
+    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+        weights = torch.from_numpy(self.combination(task, up, round.participants))
+        combined = tree.map(lambda heads: (weights @ heads.flatten(1).double()).view_as(heads).float(), up["head"])
+        rows = torch.from_numpy(round.participants)
+        heads = tree.map(lambda old, new: old.index_copy(0, rows, new), part(server, "heads"), combined)
+        return {"body": up["body"], "heads": heads, "means": self._global_means(part(server, "means"), up["after"])}
+
+    def personal(self, task: Task) -> Personal:
+        return Merge((Kept(), Received("body"), Received("head", at="head")))
+
+    def combination(self, task: Task, up: Messages, participants: np.ndarray) -> np.ndarray:
+        """[P, P] float64: in each row the weights of the participants' heads for one of them (equation 8)."""
+        before, count = up["before"], len(participants)
+        h = torch.zeros(count, task.num_classes, task.num_features, dtype=torch.float64)
+        who = torch.from_numpy(np.searchsorted(participants, leaf(before, "clients").numpy()))
+        shares = leaf(before, "counts").double()
+        totals = torch.zeros(count, dtype=torch.float64).index_add(0, who, shares)
+        h[who, leaf(before, "labels").long()] = leaf(before, "means").double() * (shares / totals[who]).unsqueeze(-1)
+        variance = leaf(up["variance"], "value").double().clamp(min=1e-12).diag().numpy()
+        result = np.empty((count, count))
+        for i in range(count):
+            apart = (h[i] - h).flatten(1)
+            result[i] = _least(variance + (apart @ apart.T).numpy())
+        return result
+
+    def _variance(self, task: Task, model: Tree, means: Tree, data: ClientData) -> Tensor:
+        """V / n of a client's features."""
+        total = torch.zeros_like(data.class_counts[0], dtype=torch.float64)
+        with torch.no_grad():
+            for batch in data.train:
+                squares = task.features(model, batch.x).double().square().sum(-1)
+                total = total + (squares if batch.padding is None else squares * batch.padding.weight).sum()
+        n = data.num_samples.double()
+        weighted = leaf(means, "means").double() * (data.class_counts.double() / n).unsqueeze(-1)
+        return ((total / n - weighted.square().sum()) / n).float()
+
+    def _global_means(self, old: Tree, up: Tree) -> Tree:
+        """The class means of the participants, averaged by their counts; other classes keep theirs."""
+        mean, labels, counts = leaf(old, "mean"), leaf(up, "labels").long(), leaf(up, "counts").double()
+        sums = torch.zeros_like(mean, dtype=torch.float64)
+        sums = sums.index_add(0, labels, leaf(up, "means").double() * counts.unsqueeze(-1))
+        totals = torch.zeros(len(mean), dtype=torch.float64).index_add(0, labels, counts)
+        found = (sums / totals.clamp(min=1).unsqueeze(-1)).float()
+        fresh = totals > 0
+        return {
+            "mean": torch.where(fresh.unsqueeze(-1), found, mean),
+            "known": torch.maximum(leaf(old, "known"), fresh.float()),
+        }
+
+
+def _least(matrix: np.ndarray) -> np.ndarray:
+    """The a >= 0 with sum 1 for which a' matrix a is least, for a positive definite matrix [P, P].
+
+    Without the sum it is, up to a factor, the solution of min a' matrix a / 2 - sum a, a least-squares problem.
+    """
+    root = np.linalg.cholesky(matrix).T
+    weights, _ = nnls(root, np.linalg.solve(root.T, np.ones(len(matrix))))
+    weights /= weights.sum()
+    weights[weights < _LEAST_WEIGHT] = 0
+    return np.asarray(weights / weights.sum())

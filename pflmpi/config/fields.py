@@ -1,0 +1,71 @@
+"""The fields of an algorithm, model or dataset as keys of a configuration."""
+
+import dataclasses
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, Field, create_model
+from pydantic.errors import PydanticUserError
+
+from pflmpi import outside
+from pflmpi.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def fields_model(kind: type) -> type[BaseModel]:
+    """Pydantic model with the fields of a dataclass, their ranges and defaults.
+
+    Raises:
+        ConfigError: a type that no configuration can hold; names file, class and field.
+    """
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except Exception as error:
+        raise ConfigError(f"{_where(kind)}: the type of a field is unknown: {error}") from error
+    fields: dict[str, Any] = {
+        field.name: (hints[field.name], _default(field)) for field in dataclasses.fields(kind) if field.init
+    }
+    try:
+        return create_model(kind.__name__, **fields)
+    except (PydanticUserError, ValueError, NameError) as error:
+        raise ConfigError(f"{_where(kind)}{_unusable(fields)}: {str(error).splitlines()[0]}") from error
+
+
+def filled(section: str, kind: type[T], values: BaseModel) -> T:
+    """An object of a class with validated values for its fields; raises `ConfigError` for one that YAML cannot hold."""
+    fields = dict(values.__dict__)
+    for name, value in fields.items():
+        if not _plain(value):
+            raise ConfigError(
+                f"{_where(kind)}.{name} = {value!r} is a {type(value).__name__}, which {section}.{name} cannot be; "
+                "expected a number, text, true, false, null, or a list of these"
+            )
+    return kind(**fields)
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=field.default_factory)
+    return ... if field.default is dataclasses.MISSING else field.default
+
+
+def _unusable(fields: dict[str, Any]) -> str:
+    """The first field that makes no key, and what would."""
+    for name, field in fields.items():
+        try:
+            create_model("one", **{name: field})
+        except (PydanticUserError, ValueError, NameError):
+            return (
+                f".{name} cannot be a key of a configuration; expected int, float, bool, str, Literal[...], or | None"
+            )
+    return ""
+
+
+def _where(kind: type) -> str:
+    return f"{outside.file_of(kind)}: {kind.__qualname__}"

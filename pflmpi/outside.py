@@ -1,0 +1,168 @@
+"""Code from outside the package, named `module:Class` or `file.py:Class`: loaded, hashed, blamed for its errors."""
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from pflmpi import source_code
+from pflmpi.errors import ConfigError, PflmpiError
+
+_MARK = "__pflmpi_outside__"  # a global of every module that was loaded from outside: the reference that named it
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name is `module:Class` or `file.py:Class` (or a file without its class, which `load` explains).
+
+    >>> is_reference("./mine.py:FedMine"), is_reference("fedavg")
+    (True, False)
+    """
+    return ":" in name or name.endswith(".py")
+
+
+def located(name: str, folder: Path) -> str:
+    """A name in which a relative file is made absolute, taken as below `folder`; any other name is unchanged.
+
+    >>> located("./mine.py:FedMine", Path("/home/me")), located("mine:FedMine", Path("/home/me"))
+    ('/home/me/mine.py:FedMine', 'mine:FedMine')
+    """
+    file, (place, _) = _file(name), _split(name)
+    return name if file is None else os.path.abspath(folder / file.expanduser()) + name.removeprefix(place)
+
+
+def load(reference: str) -> object:
+    """The class or function of a reference; its module is executed.
+
+    Raises:
+        ConfigError: it cannot be found or imported; names file, line and reason.
+    """
+    file, place, name = _file(reference), *_split(reference)
+    if not name:
+        raise ConfigError(f"{reference} names no class; write {reference}:CLASS; {source_code.known(file)}")
+    module = _import_file(file, reference) if file is not None else _import_module(place, reference)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ConfigError(f"{place} has no {name!r}; {source_code.known(Path(str(module.__file__)))}") from None
+
+
+def code_hash(reference: str) -> str:
+    """SHA-256 (hex) over the file of a reference and the files beside it that it imports; a file is not executed.
+
+    Beside it is what lies in the folder of a file, or in the package of a module.
+    """
+    file, (place, _) = _file(reference), _split(reference)
+    if file is not None:
+        return source_code.digest(file, file.parent, file.parent)
+    spec = find_spec(place)
+    if spec is None or spec.origin is None:
+        raise ConfigError(f"module {place} has no source file; give the file, as path/to/file.py:CLASS")
+    file = Path(spec.origin)
+    root = file.parents[place.count(".") + (file.name == "__init__.py")]
+    return source_code.digest(file, root, root / place.partition(".")[0])
+
+
+def cause(error: BaseException) -> str | None:
+    """Where in code from outside an error was raised, and what it says; None if it passed through no such code."""
+    where = place(error)
+    return f"{where}: {type(error).__name__}: {error}" if where else None
+
+
+def place(error: BaseException) -> str | None:
+    """The last line of code from outside that an error went through, with its file and function."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _MARK in frame.f_globals:
+            found = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname}"
+    return found
+
+
+def file_of(kind: type) -> str:
+    """The file of a class, or its module where it has none, as in a notebook."""
+    return str(getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__)
+
+
+@contextmanager
+def blamed() -> Iterator[None]:
+    """Turn an unexpected error of code from outside into a `ConfigError` that names file, line and method."""
+    try:
+        yield
+    except PflmpiError:
+        raise
+    except Exception as error:
+        if text := cause(error):
+            raise ConfigError(text) from error
+        raise
+
+
+def _split(reference: str) -> tuple[str, str]:
+    """Module or file, and the name in it."""
+    place, colon, name = reference.rpartition(":")
+    return (place, name) if colon else (reference, "")
+
+
+def _file(reference: str) -> Path | None:
+    place, _ = _split(reference)
+    return Path(place) if place.endswith(".py") else None
+
+
+def _import_file(file: Path, reference: str) -> ModuleType:
+    """The module of a file; executed once for each content that it has had."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror}; a file is named relative to the configuration, with -s relative "
+            "to the working directory; -s algorithm.name=PATH:CLASS says where a file of a run is now"
+        ) from error
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode() + content).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, file)
+    assert spec is not None
+    module = module_from_spec(spec)
+    module.__dict__[_MARK] = reference
+    if (folder := str(file.parent)) not in sys.path:
+        sys.path.append(folder)  # what lies beside it can be imported, and hides nothing that is installed
+    sys.modules[name] = module  # dataclasses look up their module
+    try:
+        with _importing(str(file)):
+            exec(compile(content, file, "exec"), module.__dict__)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_module(place: str, reference: str) -> ModuleType:
+    with _importing(f"module {place}"):
+        try:
+            module = import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise
+            raise ConfigError(
+                f"there is no module {error.name!r}; install the package that has it, put its folder on PYTHONPATH, or "
+                "give a file, as path/to/file.py:CLASS"
+            ) from error
+    module.__dict__.setdefault(_MARK, reference)
+    return module
+
+
+@contextmanager
+def _importing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except PflmpiError:
+        raise
+    except SyntaxError as error:
+        raise ConfigError(f"{error.filename}:{error.lineno}: syntax error: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        where = cause(error) or f"{what}: {type(error).__name__}: {error}"
+        raise ConfigError(f"cannot import {where}") from error

@@ -1,0 +1,105 @@
+"""The code from outside the package that a run depends on: its hashes, recorded and compared."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pflmpi import outside
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.config.load import Config
+from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.sources import SOURCES
+from pflmpi.data.sources.base import OwnSource
+from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.models import MODELS, Model
+from pflmpi.registry import Registry, unknown
+
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "algorithm": ALGORITHMS,
+    "data": SOURCES,
+    "model": MODELS,
+    "partition": PARTITIONS,
+}
+
+
+def code_hashes(config: Config) -> dict[str, str]:
+    """SHA-256 (hex) of the code from outside the package, by the section that names it ("model/1": the second)."""
+    found = {}
+    for place, name in _names(config.resolved()):
+        reference = _REGISTRIES[place.partition("/")[0]].reference(name)
+        if reference is not None:
+            found[place] = outside.code_hash(reference)
+    return found
+
+
+def changes(run: Path, before: Mapping[str, str], now: Mapping[str, str], allowed: bool) -> list[str]:
+    """The sections whose hash has changed since a run was written, one text for each.
+
+    Raises:
+        CheckpointError: there is such a change, and it is not allowed.
+    """
+    found = [
+        f"the code of {place} has changed since {run} was written (hash {str(before.get(place))[:12]} then, "
+        f"{now.get(place, 'none')[:12]} now)"
+        for place in sorted(before.keys() | now.keys())
+        if before.get(place) != now.get(place)
+    ]
+    if found and not allowed:
+        raise CheckpointError(
+            f"{'; '.join(found)}; put the old code back, go on with the changed code by --changed-code, or start a new "
+            "run"
+        )
+    return found
+
+
+def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Raw configuration of a run with the files of `config` where only their folder differs: a file may be moved."""
+    now = dict(_names(config.resolved()))
+
+    def of(place: str, section: Any) -> Any:
+        if isinstance(section, list):
+            return [of(f"{place}/{number}" if number else place, one) for number, one in enumerate(section)]
+        if isinstance(section, Mapping) and place in now and _same_file(str(section.get("name")), now[place]):
+            return {**section, "name": now[place]}
+        return section
+
+    return {key: of(key, value) for key, value in values.items()}
+
+
+def named(name: str) -> list[tuple[str, str, Any]]:
+    """Everything that a configuration can name so: section, name, object. A file is relative to the working directory.
+
+    Raises:
+        ConfigError: there is nothing of that name.
+    """
+    name = outside.located(name, Path())
+    if not outside.is_reference(name):
+        found = [(section, name, registry[name]) for section, registry in _REGISTRIES.items() if name in list(registry)]
+        if not found:
+            raise ConfigError(unknown("name", name, [known for registry in _REGISTRIES.values() for known in registry]))
+        return found
+    kind = outside.load(name)
+    section = "partition"
+    if isinstance(kind, type):
+        bases = {"algorithm": Algorithm, "data": OwnSource, "model": Model}
+        try:
+            section = next(section for section, base in bases.items() if issubclass(kind, base))
+        except StopIteration:
+            words = ", ".join(base.__qualname__ for base in bases.values())
+            raise ConfigError(f"{name} is a subclass of none of {words}") from None
+    return [(section, name, _REGISTRIES[section][name])]
+
+
+def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Section and name of each object that a configuration names."""
+    for key in _REGISTRIES:
+        sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
+        for number, section in enumerate(sections):
+            if isinstance(section.get("name"), str):
+                yield f"{key}/{number}" if number else key, section["name"]
+
+
+def _same_file(name: str, other: str) -> bool:
+    return outside.is_reference(name) and os.path.basename(name) == os.path.basename(other)

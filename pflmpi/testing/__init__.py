@@ -1,0 +1,11 @@
+"""Tests for an algorithm of your own: what every algorithm must keep, as a class that pytest runs.
+
+from pflmpi.testing import AlgorithmTests
+
+class TestMine(AlgorithmTests):
+    algorithm = "./mine.py:FedMine"
+"""
+
+from pflmpi.testing.algorithm_tests import AlgorithmTests
+
+__all__ = ["AlgorithmTests"]

@@ -1,0 +1,127 @@
+"""What every algorithm must keep, as checks of whole runs that raise `AssertionError` where it does not."""
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pflmpi.config import load as configuration
+from pflmpi.run.build import Experiment, prepare
+from pflmpi.store import run_folder
+from pflmpi.testing.quick_run import resume, run, settings
+
+EXECUTORS = ("loop", "lanes")
+_ROUNDING = 1e-5  # float32 sums in another order, over some twenty steps
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of one experiment on different numbers of ranks; each is made once.
+
+    Attributes:
+        sections: of the configuration, besides those of `QUICK` in `quick_run`.
+        folder: where the runs lie.
+    """
+
+    sections: Mapping[str, Any]
+    folder: Path
+    _made: dict[str, str] = field(default_factory=dict)
+
+    def settings(self, **sections: Any) -> dict[str, Any]:
+        """The configuration, with further sections."""
+        return settings(settings(self.sections), **sections)
+
+    def get(self, executor: str, ranks: int = 1, server: str = "auto") -> tuple[Path, str]:
+        """The folder of a run, and the digest of its last round."""
+        name = f"{executor}-{ranks}-{server}"
+        if name not in self._made:
+            # Three participants in lanes of two: several groups, and one that is padded.
+            raw = self.settings(runtime={"executor": executor, "lanes": 2, "server": server})
+            self._made[name] = run(raw, self.folder / name, ranks)
+        return self.folder / name, self._made[name]
+
+    def experiment(self) -> Experiment:
+        """What the configuration names."""
+        return prepare(configuration.parse(self.settings()), torch.device("cpu"))
+
+
+def same_bits(runs: Runs, executor: str, ranks: int, server: str = "auto") -> None:
+    """On that many ranks the state has the bits of a run on one."""
+    found, alone = runs.get(executor, ranks, server)[1], runs.get(executor)[1]
+    assert found == alone, f"executor {executor}: other bits on {ranks} ranks than on one ({found} and {alone})"
+
+
+def exact_continuation(runs: Runs, absent: str) -> None:
+    """A run stopped twice and continued on other numbers of ranks ends with the bits and scores of an unbroken one."""
+    raw = runs.settings(training={"rounds": 4, "momentum": 0.5}, evaluation={"absent": absent})
+    whole, parts = (runs.folder / f"{name}-{absent}" for name in ("whole", "parts"))
+    unbroken = run(raw, whole)
+    run(settings(raw, training={"rounds": 1}), parts, 3)
+    resume(parts, ("training.rounds=3",), ranks=1)
+    assert resume(parts, ("training.rounds=4",), ranks=2) == unbroken, "other bits after a continuation"
+    for name in ("correct", "total", "participants"):
+        expected, found = (run_folder.read_metrics(folder, 4)[name] for folder in (whole, parts))
+        assert np.array_equal(found, expected), f"other {name} after a continuation: {found}, unbroken {expected}"
+
+
+def loop_and_lanes_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
+    """Client by client and many in one call, the state agrees within rounding after two rounds."""
+    loop, lanes = (state_of(runs.get(executor)[0], 2) for executor in EXECUTORS)
+    assert loop.keys() == lanes.keys(), f"loop and lanes keep other arrays: {loop.keys() ^ lanes.keys()}"
+    for path, array in loop.items():
+        # Which entries of a client's boolean arrays are chosen may flip between equals.
+        if array.dtype != bool or path.startswith("server/"):
+            np.testing.assert_allclose(array, lanes[path], atol=tolerance, err_msg=path)
+
+
+def declared_bytes(runs: Runs) -> None:
+    """In every round each participant sends and receives what is declared, and nobody else anything."""
+    folder, experiment = runs.get("loop", 3)[0], runs.experiment()
+    task, algorithm = experiment.tasks[0], experiment.config.algorithm
+    held = (experiment.federation.class_counts > 0).sum(1)
+    for round in run_folder.rounds(folder)[-3:]:
+        metrics, moved = run_folder.read_metrics(folder, round), run_folder.read_bytes(folder, round)
+        present = np.isin(np.arange(len(held)), metrics["participants"])
+        for way, messages in (("up", algorithm.uplink(task)), ("down", algorithm.downlink(task))):
+            each = np.array([sum(one.client_bytes(int(n)) for one in messages.values()) for n in held])
+            expected = np.where(present, each, 0)
+            if way == "up" and round == 1 and algorithm.introduces:
+                expected = expected + each
+            assert np.array_equal(moved[way], expected), f"round {round}: {moved[way]} bytes {way}, declared {expected}"
+
+
+def no_randomness_of_its_own(runs: Runs) -> None:
+    """The state does not depend on global generators of random numbers."""
+    digests = []
+    for seed in (1, 2):
+        with _global_seed(seed):
+            digests.append(run(runs.settings(), runs.folder / f"global-seed-{seed}"))
+    assert digests[0] == digests[1], "the state depends on a global generator (random, numpy.random, torch)"
+
+
+def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
+    """The arrays of the server and of all clients after a round, by path."""
+    state = {f"server/{path}": array for path, array in run_folder.read_server(folder, round).items()}
+    clients = np.arange(len(run_folder.read_layout(folder, round).file))
+    cohorts = run_folder.read_clients(folder, round, clients)
+    for cohort, (_, arrays) in cohorts.items():
+        where = "clients" if len(cohorts) == 1 else cohort
+        state.update({f"{where}/{path}": array for path, array in arrays.items()})
+    return state
+
+
+@contextmanager
+def _global_seed(seed: int) -> Iterator[None]:
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    yield
+    torch.set_rng_state(before[0])
+    np.random.set_state(before[1])
+    random.setstate(before[2])

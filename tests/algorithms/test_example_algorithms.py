@@ -1,0 +1,136 @@
+"""The algorithms of `examples/`: they keep what every algorithm must keep, and compute what their papers say."""
+
+import itertools
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+import comparisons
+import quick_run
+import small_task
+from pflmpi import outside, tree
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.learning.client import class_means
+from pflmpi.store import run_folder
+from pflmpi.testing import AlgorithmTests
+from project import ROOT
+
+
+def load(name: str) -> Any:
+    return outside.load(f"{ROOT}/examples/{name}")
+
+
+class TestFedBABU(AlgorithmTests):
+    algorithm: ClassVar[str] = "../../examples/fedbabu.py:FedBABU"
+    options: ClassVar[dict[str, Any]] = {"fine_tuning_epochs": 2}
+
+
+class TestFedALA(AlgorithmTests):
+    algorithm: ClassVar[str] = "../../examples/fedala.py:FedALA"
+    options: ClassVar[dict[str, Any]] = {"longest": 13, "threshold": 0.02, "share": 0.6}
+
+
+class TestFedPAC(AlgorithmTests):
+    algorithm: ClassVar[str] = "../../examples/fedpac.py:FedPAC"
+
+
+def test_fedala_trains_its_weights_as_equation_6_says() -> None:
+    task, algorithm = small_task.task(), load("fedala.py:FedALA")(weight_lr=0.7, longest=1)
+    own, received = comparisons.model(1), comparisons.model(2)
+    batch, state = small_task.batch(0), algorithm.init_client(task, 0)
+    state = {**state, "model": own, "again": torch.tensor(1)}
+    data = comparisons.data_of({"weights0": [batch], "train": []})
+    found, up = algorithm.client_update(task, state, {"model": received}, data)
+    # By hand: the gradient of the head's parameters at W = 1, where the mix is the received model.
+    z = task.features(received, batch.x)
+    scores = task.logits(received["head"], z).softmax(1) - torch.eye(3)[batch.y]
+    slopes = {"weight": scores.mT @ z / len(z), "bias": scores.mean(0)}
+    for name, slope in slopes.items():
+        apart = received["head"][name] - own["head"][name]
+        weight = (1 - 0.7 * slope * apart).clamp(0, 1)
+        torch.testing.assert_close(tree.at(found, f"weights/head/{name}"), weight, rtol=0, atol=1e-6)
+        mixed = own["head"][name] + apart * weight
+        torch.testing.assert_close(tree.at(up["model"], f"head/{name}"), mixed, rtol=0, atol=1e-6)
+    assert comparisons.same(found["model"]["body"], received["body"]), "lower layers are the received ones"
+
+
+def test_fedala_trains_weights_until_they_converge_and_then_for_an_epoch(tmp_path: Path) -> None:
+    raw = quick_run.settings(
+        algorithm={"name": f"{ROOT}/examples/fedala.py:FedALA", "longest": 13},
+        training={"participation": 1.0},
+        runtime={"executor": "loop"},
+        checkpoint={"keep": 0},
+    )
+    quick_run.run(raw, tmp_path / "run")
+    due = [comparisons.state_of(tmp_path / "run", round) for round in range(4)]
+    assert [[set(one[f"clients/{name}"].tolist()) for name in ("again", "start")] for one in due] == [
+        [{0}, {0}],
+        [{1}, {1}],
+        [{1}, {0}],
+        [{1}, {0}],
+    ]
+    weights = [one["clients/weights/head/weight"] for one in due]
+    assert (weights[1] == 1).all() and (weights[2] < 1).any() and not np.array_equal(weights[2], weights[3])
+    assert all(((one >= 0) & (one <= 1)).all() for one in weights)
+
+
+def test_fedpac_combines_heads_with_the_best_weights() -> None:
+    task, algorithm = small_task.task(clients=3), load("fedpac.py:FedPAC")()
+    rng = np.random.default_rng(0)
+    labels, clients = torch.tensor([0, 1, 1, 2, 0]), torch.tensor([2, 2, 5, 5, 9])
+    counts, means = torch.tensor([3, 1, 2, 2, 4]), torch.from_numpy(rng.normal(size=(5, small_task.FEATURES)) * 0.3)
+    before = {"labels": labels, "means": means.float(), "clients": clients, "counts": counts}
+    variances = torch.tensor([0.4, 0.2, 0.7])
+    up = {"before": before, "variance": {"value": variances}}
+    found = algorithm.combination(task, up, np.array([2, 5, 9]))
+    h = np.zeros((3, 3, small_task.FEATURES))
+    h[0, 0], h[0, 1] = 0.75 * means[0], 0.25 * means[1]
+    h[1, 1], h[1, 2], h[2, 0] = 0.5 * means[2], 0.5 * means[3], means[4]
+
+    def worth(client: int, weights: np.ndarray) -> float:
+        bias = np.tensordot(weights, h[client] - h, 1)
+        return float((weights**2 * variances.numpy()).sum() + (bias**2).sum())
+
+    grid = [np.array([a, b, 1 - a - b]) for a, b in itertools.product(np.linspace(0, 1, 101), repeat=2) if a + b <= 1]
+    for client in range(3):
+        best = min(grid, key=lambda weights: worth(client, weights))
+        np.testing.assert_allclose(found[client], best, atol=0.011)
+        assert worth(client, found[client]) <= worth(client, best) + 1e-6
+    np.testing.assert_allclose(found.sum(1), 1)
+
+
+def test_fedpac_measures_the_variance_of_features_as_in_equation_7() -> None:
+    task, algorithm = small_task.task(), load("fedpac.py:FedPAC")()
+    batch, model = small_task.batch(0, size=40), comparisons.model(3)
+    data = small_task.data([batch])
+    found = algorithm._variance(task, model, class_means(task, model, data), data)
+    z, y = task.features(model, batch.x).double(), batch.y
+    n, expected = len(y), z.square().sum(1).mean()
+    for label in range(3):
+        share = (y == label).double().mean()
+        expected = expected - share**2 * z[y == label].mean(0).square().sum()
+    torch.testing.assert_close(found.double(), expected / n, rtol=1e-5, atol=0)
+
+
+def test_fedpac_trains_the_head_and_then_the_aligned_body(tmp_path: Path) -> None:
+    accuracies = []
+    for name in ("fedpac.py:FedPAC", "fedala.py:FedALA", "fedbabu.py:FedBABU"):
+        raw = quick_run.settings(
+            algorithm={"name": f"{ROOT}/examples/{name}"},
+            training={"participation": 1.0, "rounds": 8},
+            checkpoint={"every": 8},
+        )
+        quick_run.run(raw, tmp_path / name)
+        accuracies.append(float(run_folder.read_metrics(tmp_path / name, 8)["accuracy_mean"]))
+    assert min(accuracies) > 0.7, accuracies
+
+
+def test_each_is_one_file_with_one_algorithm() -> None:
+    for name in ("fedala", "fedbabu", "fedpac"):
+        module = outside._import_file(ROOT / "examples" / f"{name}.py", "")
+        assert isinstance(module, ModuleType)
+        own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+        assert len(own) == 1 and issubclass(own[0], Algorithm)

@@ -1,0 +1,237 @@
+"""Algorithms, models, datasets and partitions that are named from outside the package."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import own_code
+import quick_run
+from pflmpi.cli import main
+from pflmpi.config import load as configuration
+from pflmpi.config import yaml_file
+from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.outside import code_hash
+from pflmpi.run.stored_config import stored_config
+
+
+def run(config: Path, folder: Path, ranks: int = 1, *overrides: str) -> str:
+    return quick_run.run(configuration.load(config, overrides).resolved(), folder, ranks)
+
+
+def test_all_four_run_and_resume_anywhere_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = own_code.write(tmp_path / "code")
+    alone = run(config, tmp_path / "alone")
+    monkeypatch.chdir(tmp_path)
+    assert run(Path("code/own.yaml"), tmp_path / "three", 3) == alone
+    run(config, tmp_path / "parts", 2, "training.rounds=1")
+    monkeypatch.chdir("/")
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",)) == alone
+    stored = yaml_file.read(tmp_path / "parts" / "config.yaml")
+    assert stored["algorithm"] == {"name": f"{tmp_path}/code/mine.py:Mine", "weighting": "samples", "factor": 2.0}
+    assert stored["data"]["samples"] == 200 and stored["partition"]["step"] == 1 and stored["model"]["hidden"] == 9
+    assert sorted(stored["recorded"]["code"]) == ["algorithm", "data", "model", "partition"]
+
+
+def test_an_override_names_a_file_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = own_code.write(tmp_path / "code")
+    monkeypatch.chdir(tmp_path / "code")
+    shutil.copy("mine.py", tmp_path / "other.py")
+    found = configuration.load(config, ["algorithm.name=../other.py:Mine"])
+    assert found.resolved()["algorithm"]["name"] == f"{tmp_path}/other.py:Mine"
+
+
+def test_changed_code_is_said_and_asks_to_be_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = own_code.write(tmp_path / "code")
+    run(config, tmp_path / "run", 1, "training.rounds=1")
+    file = tmp_path / "code" / "mine.py"
+    file.write_text(file.read_text() + "\n# a comment\n")
+    with pytest.raises(PflmpiError, match=r"the code of algorithm has changed since .*--changed-code"):
+        quick_run.resume(tmp_path / "run", ("training.rounds=2",))
+    quick_run.resume(tmp_path / "run", ("training.rounds=2",), changed_code=True)
+    assert "the code of algorithm has changed" in caplog.text and "going on with the changed code" in caplog.text
+    quick_run.resume(tmp_path / "run", ("training.rounds=3",))  # what is recorded now is the changed code
+
+
+def test_a_file_that_was_moved_is_named_anew(tmp_path: Path) -> None:
+    config = own_code.write(tmp_path / "code")
+    whole = run(config, tmp_path / "whole")
+    run(config, tmp_path / "run", 1, "training.rounds=1")
+    (tmp_path / "code").rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"squares.py.*cannot be read.*algorithm.name="):
+        stored_config(tmp_path / "run", [])
+    names = {"algorithm": "mine.py:Mine", "model": "narrow.py:Narrow", "data": "squares.py:Squares"}
+    places = [f"{key}.name={tmp_path}/moved/{name}" for key, name in names.items()]
+    places.append(f"partition.name={tmp_path}/moved/in_turn.py:in_turn")
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3", *places)) == whole
+    assert quick_run.resume(tmp_path / "run") == whole
+
+
+def test_reading_a_run_executes_nothing_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = own_code.write(tmp_path / "code")
+    run(config, tmp_path / "run")
+    for file in (tmp_path / "code").glob("*.py"):
+        file.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'executed')!r}).touch()\n" + file.read_text())
+    here = str(tmp_path / "run")
+    for words in (
+        ["inspect", here],
+        ["inspect", here, "--verify"],
+        ["report", here, "--out", str(tmp_path / "page")],
+        ["export", here, "--client", "1", "-o", str(tmp_path / "model.npz")],
+        ["status", here],
+    ):
+        assert main(words) == 0, (words, capfd.readouterr())
+    assert not (tmp_path / "executed").exists()
+    assert "Mine" in capfd.readouterr().out or "Mine" in (tmp_path / "page" / "report.html").read_text()
+
+
+BROKEN = {
+    "no such file": ("./nothing.py:Mine", "", ["nothing.py cannot be read", "relative to the configuration"]),
+    "no class": ("./mine.py", "", ["names no class", "known: Mine"]),
+    "another class": ("./mine.py:Other", "", ["has no 'Other'", "known: Mine"]),
+    "a syntax error": ("./mine.py:Mine", "def f(:\n", ["mine.py:1: syntax error"]),
+    "an import error": ("./mine.py:Mine", "\nimport nothing_of_that_name\n", ["mine.py:2", "No module named 'nothing"]),
+    "an exit": ("./mine.py:Mine", "raise SystemExit(3)\n", ["mine.py:1", "SystemExit"]),
+    "no algorithm": ("./mine.py:Mine", "class Mine: pass\n", ["object", "expected a subclass of", "base.Algorithm"]),
+    "a function": ("./mine.py:Mine", "def Mine(): pass\n", ["function", "expected a subclass"]),
+    "a missing method": (
+        "./mine.py:Mine",
+        "from pflmpi.algorithms.base import Algorithm\nclass Mine(Algorithm):\n    summary = paper = 'x'\n",
+        ["Mine.client_update is missing", "expected client_update(self, task", "ONE client"],
+    ),
+    "no summary": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM.replace("    summary: ClassVar[str]", "    other: ClassVar[str]").replace(
+            "shared_parts import WeightedSharedParts", "shared_parts import SharedParts as WeightedSharedParts"
+        ),
+        ["Mine.summary is missing"],
+    ),
+    "no dataclass": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM.replace("@dataclass", "# @"),
+        ["factor", "@dataclass(frozen"],
+    ),
+    "another signature": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM + "\n    def client_update(self, task, client):\n        return client, {}\n",
+        ["Mine.client_update takes (self, task, client)", "expected (self, task, client, down, data)"],
+    ),
+    "a field of no type": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM.replace("factor: float = 1.0", "factor: tuple[int, ...] = (1, 2)"),
+        ["mine.py", "Mine.factor", "expected a number"],
+    ),
+    "a field of an unknown type": (
+        "./mine.py:Mine",
+        "from __future__ import annotations\n" + own_code.ALGORITHM.replace("factor: float", "factor: Flaot"),
+        ["mine.py", "Mine", "Flaot"],
+    ),
+    "a value that is refused": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM + "\n    def __post_init__(self):\n        raise ValueError('factor is too large')\n",
+        ["mine.py:22", "Mine.__post_init__", "factor is too large"],
+    ),
+    "a wrong declaration": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM + "\n    def uplink(self, task):\n        return {'body': task.nothing}\n",
+        ["mine.py:22", "Mine.uplink", "has no attribute 'nothing'"],
+    ),
+    "a wrong initial state": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM + "\n    def init_server(self, task):\n        return {}[1]\n",
+        ["mine.py:22", "Mine.init_server", "KeyError"],
+    ),
+    "a module that is not there": ("nothing_there.mine:Mine", "", ["no module 'nothing_there'", "PYTHONPATH"]),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_an_error_in_a_file_names_file_class_and_what_was_expected(case: str, tmp_path: Path) -> None:
+    name, text, expected = BROKEN[case]
+    config = own_code.write(tmp_path / "code", algorithm={"name": name})
+    if text:
+        (tmp_path / "code" / "mine.py").write_text(text)
+    with pytest.raises(PflmpiError) as raised:
+        run(config, tmp_path / "run")
+    for words in expected:
+        assert words in str(raised.value)
+
+
+def test_errors_of_data_and_partitions_are_named_too(tmp_path: Path) -> None:
+    config = own_code.write(tmp_path / "code")
+    for file, text, expected in (
+        ("in_turn", own_code.PARTITION.replace("return [", "return [x * 0.5 for x in ["), "SyntaxError|syntax error"),
+        ("in_turn", own_code.PARTITION.replace("client, len", "client, 3 * len"), "indices from 0 to .* from 0 to 199"),
+        ("in_turn", own_code.PARTITION.replace("clients: int, rng", "rng"), "takes .labels, rng.*expected"),
+        ("squares", own_code.DATA.replace("return assemble", "return str"), "Squares.read.*TypeError"),
+        ("squares", own_code.DATA.replace("return assemble", "return len(labels) or"), "returned a int.*assemble"),
+    ):
+        (tmp_path / "code" / f"{file}.py").write_text(text)
+        with pytest.raises(PflmpiError, match=f"(?s){file}.*{expected}"):
+            run(config, tmp_path / "run")
+        own_code.write(tmp_path / "code")
+
+
+def test_the_hash_covers_what_lies_beside_the_file_and_executes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import beside\nraise SystemExit\n")
+    (tmp_path / "beside.py").write_text("import json\n")
+    first = code_hash(f"{tmp_path}/mine.py:Mine")
+    (tmp_path / "other.py").write_text("")
+    assert code_hash(f"{tmp_path}/mine.py:Mine") == first
+    (tmp_path / "beside.py").write_text("import json  # changed\n")
+    assert code_hash(f"{tmp_path}/mine.py:Mine") != first
+
+
+def installed(folder: Path, name: str, lines: str) -> None:
+    """A package that is installed as far as Python can see, with entry points."""
+    folder.joinpath(f"{name}-1.0.dist-info").mkdir(parents=True)
+    folder.joinpath(f"{name}-1.0.dist-info", "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    )
+    folder.joinpath(f"{name}-1.0.dist-info", "entry_points.txt").write_text(lines)
+    folder.joinpath(f"{name}_module.py").write_text(own_code.ALGORITHM)
+
+
+def test_installed_packages_add_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pflmpi.algorithms import ALGORITHMS
+
+    installed(tmp_path / "site", "fedmine", "[pflmpi.algorithms]\nfedmine = fedmine_module:Mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(ALGORITHMS.__dict__, "installed", raising=False)
+    raw = quick_run.settings(algorithm={"name": "fedmine", "factor": 3.0})
+    quick_run.run(raw, tmp_path / "run")
+    stored = yaml_file.read(tmp_path / "run" / "config.yaml")
+    assert stored["algorithm"]["name"] == "fedmine" and list(stored["recorded"]["code"]) == ["algorithm"]
+    assert "fedmine" in list(ALGORITHMS)
+    installed(tmp_path / "site", "fedyours", "[pflmpi.algorithms]\nfedmine = fedyours_module:Mine\n")
+    monkeypatch.delitem(ALGORITHMS.__dict__, "installed")
+    with pytest.raises(
+        ConfigError, match=r"'fedmine' is registered twice: by the package fed.* and by the package fed"
+    ):
+        configuration.parse(raw)
+    monkeypatch.delitem(ALGORITHMS.__dict__, "installed", raising=False)
+
+
+def test_other_commands_know_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = own_code.write(tmp_path / "code")
+    assert main(["schema", f"{tmp_path}/code/mine.py:Mine"]) == 0 and "factor" in capsys.readouterr().out
+    assert main(["schema", f"{tmp_path}/code/squares.py:Squares"]) == 0 and "samples" in capsys.readouterr().out
+    assert main(["schema", f"{tmp_path}/code/in_turn.py:in_turn"]) == 0 and "step" in capsys.readouterr().out
+    assert main(["partition", str(config)]) == 0
+    assert main(["submit", str(config), "--dry-run", "--out", str(tmp_path / "job")]) == 0
+    table = {
+        "title": "t",
+        "source": "s",
+        "seeds": [0],
+        "base": yaml_file.read(config) | {"algorithm": {"name": "fedavg"}},
+        "columns": {"all": {}},
+        "rows": {"Mine": {"algorithm": {"name": "./mine.py:Mine"}}},
+    }
+    del table["base"]["seed"]  # type: ignore[attr-defined]
+    (tmp_path / "code" / "table.yaml").write_text(yaml_file.dump(table))
+    os.makedirs(tmp_path / "elsewhere")
+    assert main(["sweep", str(tmp_path / "code" / "table.yaml"), "--dry-run", "--out", str(tmp_path / "sweep")]) == 0
+    assert "Mine" in capsys.readouterr().out
