@@ -1,0 +1,262 @@
+"""What a GPU shows: the promises, and seconds per round of published workloads against a bare loop.
+
+    launch/gpu-check                    the tests that need a GPU, and then this: about ten minutes
+    python benchmarks/gpu.py [--only NAME ...] [--rounds N] [--device cuda]
+
+Promises: FedGMH on digits, with one digest for 1, 2 and 4 ranks that share the GPU, client by client and in lanes, and
+for a run that was stopped and continued; and scores close to the CPU's.
+
+Workloads: sizes and models as their sources say, on random images (seconds do not depend on them), one rank. Floor: the
+same SGD steps and test forwards in a loop of torch.autograd.grad over the same network, with the samples on the device
+and nothing else. Ratio = product / floor, of the medians of interleaved repetitions. Busy: the share of time with a
+kernel on the GPU, as nvidia-smi samples it.
+
+On a machine without a GPU, `--device cpu --tiny` shows that all of this runs.
+"""
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from torch.nn import functional as F
+
+from pflmpi import tree
+from pflmpi.config import load as configuration
+from pflmpi.data import dataset
+from pflmpi.data.federation import build
+from pflmpi.learning.task import Task
+from pflmpi.run.build import Experiment, assemble
+from pflmpi.run.execute import RankContext
+from pflmpi.run.start import start_prepared
+from pflmpi.runtime.devices import fix_kernels
+from pflmpi.runtime.progress import Progress
+from pflmpi.transports.inprocess import InProcessTransport
+
+CIFAR, FEMNIST = (3, 32, 32), (1, 28, 28)
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A published workload: clients, samples of each, participants of a round, batch size."""
+
+    source: str
+    shape: tuple[int, int, int]
+    classes: int
+    model: dict[str, object]
+    clients: int
+    samples: int
+    participants: int
+    batch: int
+    rounds: int = 20
+
+
+WORKLOADS = {
+    "cifar10-1000": Workload(
+        "pfl-research's CIFAR-10 benchmark",
+        CIFAR,
+        10,
+        {"name": "cnn"},
+        clients=1000,
+        samples=50,
+        participants=50,
+        batch=10,
+    ),
+    "femnist-3400": Workload(
+        "FLUTE's FEMNIST experiment", FEMNIST, 62, {"name": "cnn"}, clients=3400, samples=200, participants=10, batch=20
+    ),
+    "cifar10-100-cnn": Workload(
+        "BlazeFL's CIFAR-10 benchmark",
+        CIFAR,
+        10,
+        {"name": "cnn"},
+        clients=100,
+        samples=500,
+        participants=100,
+        batch=50,
+        rounds=5,
+    ),
+    "cifar10-100-resnet18": Workload(
+        "BlazeFL's CIFAR-10 benchmark",
+        CIFAR,
+        10,
+        {"name": "resnet18"},
+        clients=100,
+        samples=500,
+        participants=100,
+        batch=50,
+        rounds=3,
+    ),
+}
+
+
+def main() -> None:
+    """Print the device, the promises and the workloads."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", metavar="NAME", default=None, help=f"of {', '.join(WORKLOADS)}")
+    parser.add_argument("--rounds", type=int, help="rounds of each workload")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="few clients, one round: only to see that it runs")
+    options = parser.parse_args()
+    if unknown := set(options.only or ()) - set(WORKLOADS):
+        parser.error(f"--only {' '.join(sorted(unknown))}: known are {', '.join(WORKLOADS)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device here; `nvidia-smi` and `pflmpi doctor` say more")
+    print(f"device: {described(options.device)}; torch {torch.__version__}")
+    promises(options.device, *((["loop"], [1, 2]) if options.tiny else (["loop", "lanes"], [1, 2, 4])))
+    for name in WORKLOADS if options.only is None else options.only:
+        workload = WORKLOADS[name]
+        if options.tiny:
+            workload = replace(workload, clients=4, samples=40, participants=2, rounds=1)
+        measure(name, replace(workload, rounds=options.rounds or workload.rounds), torch.device(options.device))
+
+
+def described(device: str) -> str:
+    """The device, its memory and its driver."""
+    if device == "cpu":
+        return "CPU"
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    shown = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return shown or torch.cuda.get_device_name()
+
+
+def promises(device: str, executors: Sequence[str], ranks: Sequence[int]) -> None:
+    """Print for each promise whether it holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        for executor in executors:
+            digests = {number: run(Path(folder), device, executor, number) for number in ranks}
+            held = "yes" if len(set(digests.values())) == 1 else f"NO, {digests}"
+            print(f"{executor}: same bits on {', '.join(map(str, ranks))} ranks: {held}", flush=True)
+            resumed = run(Path(folder), device, executor, 1, stop_after=2)
+            print(f"{executor}: same bits after a continuation: {'yes' if resumed == digests[1] else 'NO'}", flush=True)
+
+
+def run(folder: Path, device: str, executor: str, ranks: int, stop_after: int | None = None) -> str:
+    """The digest of a run by the command line, or of one that is continued on another number of ranks."""
+    out = folder / f"{executor}-{ranks}-{stop_after}"
+    config = {
+        "data": {"name": "digits"},
+        "partition": {"name": "exdir", "clients": 20, "classes_per_client": 3, "alpha": 1.0},
+        "model": {"name": "cnn", "kernel": 3, "padding": 1, "hidden": 64},
+        "algorithm": {"name": "fedgmh"},
+        "training": {"rounds": 4, "participation": 0.5, "lr": 0.05},
+        "runtime": {"device": device, "executor": executor, "lanes": 4, "server": "shared"},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    pflmpi = [sys.executable, "-m", "pflmpi"]
+    words = ["run", str(folder / "config.yaml"), "--out", str(out), "--ranks", str(ranks), "--quiet"]
+    call([*pflmpi, *words, *(["-s", f"training.rounds={stop_after}"] if stop_after else [])])
+    if stop_after:
+        call([*pflmpi, "resume", str(out), "-s", "training.rounds=4", "--ranks", "2", "--quiet"])
+    return call([*pflmpi, "inspect", str(out), "--digest"]).strip()
+
+
+def call(command: list[str]) -> str:
+    """What a command prints; its errors are shown."""
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def measure(name: str, workload: Workload, device: torch.device) -> None:
+    """Print seconds per round of the product and of the floor."""
+    experiment = prepared(workload, device)
+    context = RankContext(InProcessTransport(), device, 1, ("GPU",) if device.type == "cuda" else ())
+    floors, rounds = [bare(experiment, workload)], []  # the first of each warms up
+    with tempfile.TemporaryDirectory() as folder, busy(device) as shares:
+        for repeat in range(REPEATS):
+            seen: list[Progress] = []
+            start_prepared(experiment, Path(folder) / str(repeat), context, seen.append)
+            rounds += [one.seconds["round"] for one in seen[1:] or seen]
+            floors.append(bare(experiment, workload))
+    product, floor = statistics.median(rounds), statistics.median(floors[1:])
+    busy_share = f"{statistics.mean(shares):.0f} %" if shares else "unknown"
+    print(
+        f"{name}: {product:.3f} s a round, floor {floor:.3f} s, ratio {product / floor:.2f}, busy {busy_share}; "
+        f"{experiment.config.runtime.executor}, {experiment.config.runtime.lanes} lanes; after {workload.source}",
+        flush=True,
+    )
+
+
+def prepared(workload: Workload, device: torch.device) -> Experiment:
+    """The experiment of a workload, on random images."""
+    config = configuration.parse(
+        {
+            "data": {"name": "cifar10"},
+            "partition": {"name": "iid", "clients": workload.clients},
+            "model": workload.model,
+            "algorithm": {"name": "fedavg"},
+            "training": {
+                "rounds": workload.rounds,
+                "participation": workload.participants / workload.clients,
+                "batch_size": workload.batch,
+                "lr": 0.01,
+            },
+            "evaluation": {"every": 10**6},
+            "checkpoint": {"every": 10**6},
+            "runtime": {"device": device.type},
+        }
+    )
+    rng, n = np.random.default_rng(0), workload.clients * workload.samples
+    images = rng.integers(0, 256, (n, *workload.shape), np.uint8)
+    data = dataset.assemble(
+        "random", images, np.arange(n) % workload.classes, np.zeros(n, bool), workload.classes, digest="0"
+    )
+    fix_kernels(device, config.runtime, config.training)
+    models = ("GPU",) if device.type == "cuda" else ()
+    return assemble(config, build(data, config.partition, config.data, 0), device, models)
+
+
+def bare(experiment: Experiment, workload: Workload) -> float:
+    """Seconds of a round's steps and nothing else: client after client, one network, the samples on the device."""
+    task, training = experiment.tasks[0], experiment.config.training
+    images = torch.from_numpy(experiment.federation.dataset.images[: 10 * workload.batch]).to(task.device)
+    labels = torch.from_numpy(experiment.federation.dataset.labels[: 10 * workload.batch]).to(task.device)
+    chosen = training.participants(0, 1, workload.clients)
+    steps = sum(training.num_steps(int(experiment.federation.num_train[client])) for client in chosen)
+    model = tree.to(task.init(), task.device)
+    leaves = [leaf.requires_grad_() for path, leaf in tree.leaves(model) if not path.startswith("stats")]
+    synchronise(task)
+    began = time.perf_counter()
+    for step in range(steps):
+        first = step % 10 * workload.batch
+        x, y = task.prepare(images[first : first + workload.batch]), labels[first : first + workload.batch]
+        gradients = torch.autograd.grad(F.cross_entropy(task.predict(model, x, training=True), y), leaves)
+        with torch.no_grad():
+            torch._foreach_add_(leaves, gradients, alpha=-training.lr)
+    synchronise(task)
+    return time.perf_counter() - began
+
+
+def synchronise(task: Task) -> None:
+    """Wait for the GPU."""
+    if task.device.type == "cuda":
+        torch.cuda.synchronize(task.device)
+
+
+@contextmanager
+def busy(device: torch.device) -> Iterator[list[float]]:
+    """Samples of the GPU's busy share, in percent, filled when the block ends; none without nvidia-smi."""
+    shares: list[float] = []
+    if device.type != "cuda" or shutil.which("nvidia-smi") is None:
+        yield shares
+        return
+    asked = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True) as sampler:
+        yield shares
+        sampler.terminate()
+        assert sampler.stdout is not None
+        shares += [float(line) for line in sampler.stdout if line.strip().isdecimal()]
+
+
+if __name__ == "__main__":
+    main()
