@@ -2,12 +2,13 @@
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pflmpi import __version__, outside
+from pflmpi import __version__, early_signals, outside
 from pflmpi.errors import PflmpiError, UserError, show
 
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
@@ -56,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and words[:1] in (["run"], ["resume"]):
+        early_signals.watch(os.environ)  # before what takes seconds to import
     whole = parser()
     options, others = whole.parse_known_args(words)
     if others and options.command != "submit":  # whose other arguments are for sbatch

@@ -16,6 +16,8 @@ Each message says what is wrong, the value found, what is allowed, and what to d
 
 import os
 import traceback
+from collections.abc import Mapping
+from pathlib import Path
 
 
 class PflmpiError(Exception):
@@ -71,3 +73,10 @@ def show(error: BaseException, debug: bool = False, rank: int = 0) -> None:
     text = str(error) if isinstance(error, PflmpiError) else f"internal error: {error!r}; --debug shows where"
     where = f"rank {rank}: " if rank else ""
     os.write(2, f"pflmpi: {where}{text}\n".encode())  # one write: lines of several ranks do not mix
+
+
+def write_exit_code(environ: Mapping[str, str], code: int) -> None:
+    """Leave the exit code in a file for a launcher that loses it (torchrun, mpirun --with-ft); for rank 0 to call."""
+    path = environ.get("PFLMPI_EXIT_FILE")
+    if path:
+        Path(path).write_text(f"{code}\n")

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from pflmpi import outside
+from pflmpi import early_signals, outside
 from pflmpi.commands.launch import check_ranks, num_ranks, spawn
 from pflmpi.commands.progress import RunProgress, show_summary
 from pflmpi.config.load import Config
-from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, show
+from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, show, write_exit_code
 from pflmpi.machine import cores, gpus
 from pflmpi.run.execute import RankContext
 from pflmpi.runtime.config import LEAST_TIMEOUT
@@ -28,7 +28,7 @@ from pflmpi.transports import introduce, open_transport, refuse_unless_fault_tol
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import Peer, ended
-from pflmpi.transports.process_exit import exit_process, write_exit_code
+from pflmpi.transports.process_exit import exit_process
 from pflmpi.transports.slurm import end_of_job
 
 # The configuration, the folder of the run, and what starts or continues the run there and returns the folder.
@@ -73,6 +73,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             RunProgress(config.training.rounds, quiet, options.bar) as progress,
             noted_signals(stop, lambda: bool(ended(context.transport.peers))),
         ):
+            early_signals.begun()
             run = start(config, folder, context, progress)
         if transport.rank == 0:
             show_summary(run, config)
@@ -89,13 +90,13 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
         _leave(transport, error.exit_code)
     except KeyboardInterrupt:
-        return _abort(transport, 130)
+        return _abort(transport, 130, launch.rank)
     except Exception as error:
         where = None if isinstance(error, PflmpiError) else outside.cause(error)
         if isinstance(error, TransportError) or (transport is None and launch.rank > 0):
             time.sleep(_HEAD_START)
         show(error if where is None else RunError(where), options.debug, launch.rank)
-        return _abort(transport, error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code)
+        return _abort(transport, error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code, launch.rank)
 
 
 def _connect(config: Config, launch: Launch) -> Transport:
@@ -130,12 +131,11 @@ def _leave(transport: Transport, code: int) -> NoReturn:
     exit_process(transport, code)
 
 
-def _abort(transport: Transport | None, code: int) -> int:
+def _abort(transport: Transport | None, code: int, rank: int) -> int:
     """End all ranks; alone, return the code."""
     sys.stdout.flush()
-    if transport is not None:
-        if transport.rank == 0:
-            write_exit_code(os.environ, code)
-        if transport.size > 1:
-            transport.abort(code)
+    if (rank if transport is None else transport.rank) == 0:
+        write_exit_code(os.environ, code)
+    if transport is not None and transport.size > 1:
+        transport.abort(code)
     return code

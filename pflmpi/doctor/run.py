@@ -20,13 +20,13 @@ from pflmpi.doctor.problems import Problem, line
 from pflmpi.doctor.requested import read_config
 from pflmpi.doctor.run_folder import inspect_folder
 from pflmpi.doctor.table import show, show_problems
-from pflmpi.errors import ConfigError, PflmpiError, UserError
+from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
 from pflmpi.text import first_line
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import Peer
-from pflmpi.transports.process_exit import exit_process, flush_output, write_exit_code
+from pflmpi.transports.process_exit import exit_process, flush_output
 from pflmpi.transports.text import from_root
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from pflmpi.early_signals import SIGNALS
 from pflmpi.errors import RunError, Stopped
 from pflmpi.messages.kinds import Call
 from pflmpi.transports.base import Transport
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the end of the job
 _SAME = 1.0  # seconds within which a launcher and Slurm may both send the same signal
 
@@ -69,8 +69,8 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
 
     def watch() -> None:
         first = 0.0

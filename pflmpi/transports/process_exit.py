@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 from typing import NoReturn
 
 from pflmpi.transports.base import Transport
@@ -26,10 +24,3 @@ def flush_output() -> None:
     """Flush stdout and stderr, which `os._exit` does not do."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-
-
-def write_exit_code(environ: Mapping[str, str], code: int) -> None:
-    """Leave the exit code in a file for a launcher that loses it (mpirun --with-ft); for rank 0 to call."""
-    path = environ.get("PFLMPI_EXIT_FILE")
-    if path:
-        Path(path).write_text(f"{code}\n")

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pflmpi import early_signals
+from pflmpi.errors import Stopped
+
 _SHUTDOWN = "8"  # seconds for the other ranks to end when one has died
 _FORWARDED = {signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
 
@@ -63,11 +66,15 @@ def _forwarding(signals: Mapping[signal.Signals, signal.Signals], command: Seque
     """Forward signals to the children of this process that run a command."""
 
     def send(number: int, _: object) -> None:
-        for child in _children(command):
+        children = _children(command)
+        if not children:
+            raise Stopped(f"{signal.Signals(number).name} came before the run had begun; start it again")
+        for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signals[signal.Signals(number)])
 
     before = {number: signal.signal(number, send) for number in signals}
+    early_signals.begun()
     try:
         yield
     finally:

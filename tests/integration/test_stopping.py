@@ -16,6 +16,7 @@ from pflmpi.errors import Stopped
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store import run_folder
 from pflmpi.transports.slurm import end_of_job
+from project import ROOT
 
 ROUNDS = 12
 
@@ -102,6 +103,24 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     process.communicate(timeout=processes.PATIENCE)  # closes its pipes
     assert process.returncode == Stopped.exit_code
     assert run_folder.newest_good(run) == (0, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_during_start_up_ends_a_run_that_has_not_begun(number: signal.Signals, tmp_path: Path) -> None:
+    """An import that waits inside a library, as torch's does, runs no handler of Python's."""
+    (tmp_path / "torch.py").write_text(
+        "import ctypes, sys\nprint('importing', flush=True)\n"
+        "while True: ctypes.CDLL(None).poll(None, 0, 60000)\n"  # a signal ends poll, and the loop begins it again
+    )
+    environment = {**processes.ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT}", "PFLMPI_EXIT_FILE": "code"}
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings()))
+    process = processes.launch([*processes.PFLMPI, "run", str(config)], env=environment, cwd=tmp_path)
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=processes.PATIENCE)
+    assert (process.returncode, err) == (75, f"pflmpi: {number.name} came before the run had begun; start it again\n")
+    assert (tmp_path / "code").read_text() == "75\n"
 
 
 def test_the_same_wish_sent_twice_is_one() -> None:
