@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show what a run will need; return 1 if that will not fit."""
+    began = time.perf_counter()
+
     from rich.console import Console
 
     from pflmpi.config.load import load
@@ -49,12 +52,13 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.forecast.forecast import predict
 
     resources, cache = _resources(options), Cache(cache_folder(os.environ), renew=options.calibrate)
-    forecast = predict(load(options.config, options.overrides), resources, cache)
+    config, imports = load(options.config, options.overrides), time.perf_counter() - began
+    forecast = predict(config, resources, cache)
     problems = advice.problems(forecast, Path("runs"))
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if known else _WIDTH)
     console.print(_ranks_table(forecast))
-    console.print(_run_table(forecast))
+    console.print(_run_table(forecast, imports))
     for problem in problems:
         console.print(f"will not fit: {problem}", markup=False, highlight=False, soft_wrap=True)
     for remark in (*advice.useless(forecast), *forecast.measured.remarks, *_assumed(options, forecast)):
@@ -113,8 +117,8 @@ def _ranks_table(forecast: "Forecast") -> "Table":
     return table
 
 
-def _run_table(forecast: "Forecast") -> "Table":
-    """What nodes, rounds and checkpoints take."""
+def _run_table(forecast: "Forecast", imports: float) -> "Table":
+    """What nodes, rounds and checkpoints take; `imports` is the seconds of one process before it reads data."""
     from rich.table import Table
 
     from pflmpi.forecast import advice
@@ -130,6 +134,7 @@ def _run_table(forecast: "Forecast") -> "Table":
         table.add_row(f"{way} per round: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
     table.add_row("a checkpoint: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
     table.add_row(f"{disk.count} checkpoints: most at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
+    table.add_row("seconds: start-up, about", f"{forecast.start_up(imports):.0f}")
     for name, text in _seconds(forecast):
         table.add_row(name, text)
     return table

@@ -21,23 +21,23 @@ def problems(forecast: Forecast, folder: Path) -> list[str]:
 
 def node_bytes(forecast: Forecast, node: int) -> float:
     """Bytes that the ranks of a node need; what they share counts once."""
-    ranks = [forecast.memory[rank] for rank in forecast.ranks.of_node(node)]
+    ranks = [forecast.memory[rank] for rank in forecast.ranks.of_node[node]]
     return sum(rank.total - rank.shared for rank in ranks) + max(rank.shared for rank in ranks)
 
 
 def gpu_bytes(forecast: Forecast) -> dict[tuple[int, int], float]:
     """Bytes that the ranks of each GPU need, by node and number."""
     needed: dict[tuple[int, int], float] = {}
-    for where, memory in zip(_gpu_of_ranks(forecast), forecast.memory, strict=True):
-        if where is not None:
-            needed[where] = needed.get(where, 0.0) + memory.device
+    for (node, number), memory in zip(forecast.ranks.device, forecast.memory, strict=True):
+        if number is not None:
+            needed[node, number] = needed.get((node, number), 0.0) + memory.device
     return needed
 
 
 def useless(forecast: Forecast) -> Iterator[str]:
     """Which ranks would have nothing to do, or would wait for others, and why."""
     count, cores, threads = forecast.ranks.count, forecast.resources.cores, forecast.ranks.runtime.threads
-    busy = [rank for rank in range(count) if any(one.training[rank] or one.testing[rank] for one in forecast.rounds)]
+    busy = {rank for rank in range(count) if any(one.training[rank] or one.testing[rank] for one in forecast.rounds)}
     idle = [rank for rank in range(1, count) if rank not in busy]
     if idle and forecast.rounds:
         yield f"{text.ranks(idle)} will have nothing to do: {_why_idle(forecast)}"
@@ -48,7 +48,7 @@ def useless(forecast: Forecast) -> Iterator[str]:
             f"({len(forecast.rounds[0].participants)} participants); fewer ranks would be as quick"
         )
     for node in range(forecast.resources.nodes):
-        on_cpu = [rank for rank in forecast.ranks.of_node(node) if rank in busy and forecast.ranks.gpu[rank] is None]
+        on_cpu = [rank for rank in forecast.ranks.of_node[node] if rank in busy and forecast.ranks.gpu[rank] is None]
         if len(on_cpu) * threads > cores:
             each = "1 thread" if threads == 1 else f"{threads} threads"
             yield (
@@ -83,7 +83,7 @@ def _nodes(forecast: Forecast) -> Iterator[str]:
 def _less_memory(forecast: Forecast, node: int) -> str:
     """What to change for less memory on a node: its largest part decides."""
     config = forecast.experiment.config
-    ranks = [forecast.memory[rank] for rank in forecast.ranks.of_node(node)]
+    ranks = [forecast.memory[rank] for rank in forecast.ranks.of_node[node]]
     parts = {name: sum(getattr(rank, name) for rank in ranks) for name in ("base", "state", "work", "data")}
     parts["state"] += sum(rank.checkpoint for rank in ranks)
     largest = max(parts, key=parts.__getitem__)
@@ -103,7 +103,7 @@ def _gpus(forecast: Forecast) -> Iterator[str]:
     if not needs or has is None or max(needs.values()) <= has:
         return
     (node, number), needed = max(needs.items(), key=lambda item: item[1])
-    sharing = _gpu_of_ranks(forecast).count((node, number))
+    sharing = forecast.ranks.device.count((node, number))
     fewer = f"; {sharing} ranks share it: take one rank per GPU" if sharing > 1 else ""
     change = f"lower {_batches(forecast.experiment.config)}{fewer}"
     yield f"GPU {number} of node {node} needs {size(needed)} and has {size(has)}: {change}"
@@ -129,9 +129,3 @@ def _batches(config: Config) -> str:
         f"{lanes}training.batch_size (now {config.training.batch_size}) or "
         f"evaluation.batch_size (now {config.evaluation.batch_size})"
     )
-
-
-def _gpu_of_ranks(forecast: Forecast) -> list[tuple[int, int] | None]:
-    """[R] node and number of each rank's GPU."""
-    places = zip(forecast.ranks.node, forecast.ranks.gpu, strict=True)
-    return [None if number is None else (node, number) for node, number in places]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import cache
 
 import numpy as np
 
@@ -37,8 +38,13 @@ class CallCost:
 
     def of(self, lanes: int, work: int) -> Cost:
         """Cost of a call."""
-        numbers = np.array([astuple(cost) for cost in (self.at, self.lane, self.each, self.both)])
-        return Cost(*np.maximum((1, lanes, work, lanes * work) @ numbers, 0).tolist())
+        return _cost(self, lanes, work)
+
+
+@cache  # the same few calls are asked for again and again
+def _cost(call: CallCost, lanes: int, work: int) -> Cost:
+    numbers = np.array([astuple(cost) for cost in (call.at, call.lane, call.each, call.both)])
+    return Cost(*np.maximum((1, lanes, work, lanes * work) @ numbers, 0).tolist())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What the checkpoints of a run take on disk: one of them, and all that stay; and seconds of the processor."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.checked_hdf5 import Checksum
-from pflmpi.store.layout import Layout
+from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.names import round_path, shard_name, shard_path
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.shard import write_shard
@@ -54,43 +54,75 @@ class Disk:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _Shards:
+    """Shards after each of S checkpoints; one is known by checkpoint * R + rank.
+
+    Attributes:
+        bytes: [S, R] of each shard.
+        newest: [S, N] the shard with the newest row of each client; -1 for none.
+        row: [S, N] the row in it.
+    """
+
+    bytes: np.ndarray
+    newest: np.ndarray
+    row: np.ndarray
+
+    def layout(self, number: int, saves: Sequence[RoundSchedule], cohort: np.ndarray) -> Layout:
+        """Layout after a checkpoint."""
+        newest, ranks = self.newest[number], self.bytes.shape[1]
+        used, file = np.unique(newest, return_inverse=True)
+        missing = int(used[0] == NOWHERE)
+        names = tuple(shard_name(saves[key // ranks].round, key % ranks) for key in used[missing:].tolist())
+        return Layout(Layout.unwritten(cohort).cohorts, file - missing, self.row[number], names)
+
+
 def disk(experiment: Experiment, setup: Setup, sizes: StateSizes) -> Disk:
     """What the checkpoints take, with `checkpoint.every` and `checkpoint.keep`."""
-    settings, cohort = setup.checkpoint, experiment.cohort
+    settings = setup.checkpoint
     count = 1 + -(-experiment.config.training.rounds // settings.every)
     saves = list(islice((one for one in schedule(setup, None) if one.saves), _LOOKED_AT))
     header, shard_seconds = _shard_header(experiment)
-    layout, layouts, written = Layout.unwritten(cohort), [], []
-    for save in saves:
-        layout = layout.updated(save.round, save.rows, cohort)
-        layouts.append(layout)
-        written.append(
-            {
-                shard_name(save.round, rank): int(sizes.client[clients].sum())
-                + _ROW * len(clients)
-                + header * len(np.unique(cohort[clients]))
-                for rank, clients in enumerate(save.rows)
-                if len(clients)
-            }
-        )
-    files, round_seconds = _round_files(experiment, saves, layouts, sizes)
-    each = [sum(shards.values()) + file for shards, file in zip(written, files, strict=True)]
-    stays = list(_stays(layouts, written, files, settings.keep or len(saves)))
-    most = max(before + size for before, size in zip([0, *stays], each, strict=False))
-    later = float(np.mean(each[1:])) if len(each) > 1 else 0.0
+    shards = _shards(experiment, setup, saves, sizes, header)
+    files, round_seconds = _round_files(experiment, saves, shards, sizes)
+    each = shards.bytes.sum(1) + files
+    stays = _stays(shards, files, settings.keep) if settings.keep else np.cumsum(each)
+    most = int((each + np.append(0, stays[:-1])).max())
+    later = float(each[1:].mean()) if len(each) > 1 else 0.0
     added = (count - len(saves)) * later if settings.keep == 0 else 0.0
-    return Disk(each[0], later, int(most + added), int(stays[-1] + added), count, shard_seconds + round_seconds)
+    return Disk(int(each[0]), later, int(most + added), int(stays[-1] + added), count, shard_seconds + round_seconds)
 
 
-def _stays(
-    layouts: Sequence[Layout], written: Sequence[dict[str, int]], files: Sequence[int], keep: int
-) -> Iterator[int]:
-    """Bytes that stay after each checkpoint: the newest round files, and the shards that they need."""
-    shards = {name: size for one in written for name, size in one.items()}
-    for newest in range(len(layouts)):
-        kept = range(max(0, newest - keep + 1), newest + 1)
-        names = {name for index in kept for name in layouts[index].files}
-        yield sum(files[index] for index in kept) + sum(shards[name] for name in names)
+def _shards(
+    experiment: Experiment, setup: Setup, saves: Sequence[RoundSchedule], sizes: StateSizes, header: int
+) -> _Shards:
+    """What each rank writes for each checkpoint: its clients that have changed."""
+    cohort, ranks, n = experiment.cohort, setup.placement.ranks, len(experiment.cohort)
+    home = np.zeros(n, np.int64) if setup.placement.home is None else setup.placement.home
+    found = _Shards(np.zeros((len(saves), ranks), np.int64), *np.full((2, len(saves), n), NOWHERE, np.int64))
+    for number, save in enumerate(saves):
+        if number:
+            found.newest[number], found.row[number] = found.newest[number - 1], found.row[number - 1]
+        changed = save.unsaved
+        part = home[changed] * len(experiment.tasks) + cohort[changed]  # rows are counted within a cohort of a shard
+        order = np.argsort(part, kind="stable")
+        first = np.flatnonzero(np.diff(part[order], prepend=-1))
+        found.row[number, changed[order]] = np.arange(len(changed)) - np.repeat(first, np.diff([*first, len(changed)]))
+        found.newest[number, changed] = number * ranks + home[changed]
+        rows = np.bincount(home[changed], sizes.client[changed] + _ROW, ranks)
+        found.bytes[number] = rows + header * np.bincount(home[changed[order[first]]], minlength=ranks)
+    return found
+
+
+def _stays(shards: _Shards, files: np.ndarray, keep: int) -> np.ndarray:
+    """Bytes [S] that stay after each checkpoint: the newest round files, and the shards that they need."""
+    found = []
+    for last in range(len(files)):
+        kept = slice(max(0, last - keep + 1), last + 1)
+        needed = np.zeros(shards.bytes.size + 1, bool)
+        needed[shards.newest[kept]] = True  # -1, for none, is the last
+        found.append(files[kept].sum() + shards.bytes.ravel()[needed[:-1]].sum())
+    return np.array(found)
 
 
 def _shard_header(experiment: Experiment) -> tuple[int, float]:
@@ -108,13 +140,13 @@ def _shard_header(experiment: Experiment) -> tuple[int, float]:
 
 
 def _round_files(
-    experiment: Experiment, saves: Sequence[RoundSchedule], layouts: Sequence[Layout], sizes: StateSizes
-) -> tuple[list[int], float]:
-    """Bytes of each round file, and the seconds of the processor to write one.
+    experiment: Experiment, saves: Sequence[RoundSchedule], shards: _Shards, sizes: StateSizes
+) -> tuple[np.ndarray, float]:
+    """Bytes [S] of each round file, and the seconds of the processor to write one.
 
     A few are written, with a small server's state; between them the sizes change evenly.
     """
-    described = attributes(experiment, InProcessTransport(), _RUN)
+    described, cohort = attributes(experiment, InProcessTransport(), _RUN), experiment.cohort
     templates = row_kinds(experiment.templates)
     server, messages = _stand_in(sizes.server), _stand_in(sizes.received)
     links = {path: server[target] for path, target in sizes.links.items()}
@@ -122,16 +154,16 @@ def _round_files(
     left_out = sizes.server_bytes + leaf_bytes(sizes.received) - written
 
     def write(index: int) -> tuple[int, float]:
-        content = _content(saves[index], server, messages | links)
+        content, layout = _content(saves[index], server, messages | links), shards.layout(index, saves, cohort)
+        checksums = dict.fromkeys(layout.files, Checksum(0, 0))
         with tempfile.TemporaryDirectory() as folder:
             began = thread_time()
-            checksums = dict.fromkeys(layouts[index].files, Checksum(0, 0))
-            write_round(Path(folder), content, layouts[index], templates, described, checksums)
+            write_round(Path(folder), content, layout, templates, described, checksums)
             return round_path(Path(folder), content.round).stat().st_size + left_out, thread_time() - began
 
     indices = np.unique(np.linspace(0, len(saves) - 1, _WRITTEN).astype(int))
     found, seconds = zip(*map(write, indices), strict=True)
-    return np.interp(np.arange(len(saves)), indices, found).astype(int).tolist(), float(np.median(seconds))
+    return np.interp(np.arange(len(saves)), indices, found).astype(np.int64), float(np.median(seconds))
 
 
 def _stand_in(leaves: Leaves) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Forecast of a run, from its configuration and the machines that it is to run on."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -70,6 +71,7 @@ class Forecast:
         seconds: of a round; None where nothing could be measured.
         transport: that moves the messages.
         measured: of this machine; remarks on all of it.
+        loading: seconds until data and setup were ready, alone on this machine.
     """
 
     resources: Resources
@@ -84,12 +86,21 @@ class Forecast:
     seconds: Seconds | None
     transport: TransportName
     measured: Measured
+    loading: float
 
     @property
     def gpu_memory(self) -> float | None:
         """Bytes of a GPU that the run may take; None where they are not known."""
         whole = self.resources.gpu_memory
         return None if whole is None else whole * self.ranks.runtime.gpu_memory
+
+    def start_up(self, imports: float) -> float:
+        """Seconds, about, until all ranks are ready: those of a node take turns on its cores.
+
+        Args:
+            imports: seconds that one process needs before it reads data.
+        """
+        return (imports + self.loading) * max(len(self.ranks.of_node[0]) / self.resources.cores, 1.0)
 
     def bytes_per_round(self) -> list[tuple[str, float, float]]:
         """For each way its name, logical bytes and bytes between ranks: the mean of the first rounds."""
@@ -107,11 +118,12 @@ def predict(config: Config, resources: Resources, cache: Cache) -> Forecast:
     Raises:
         UserError: a configuration that cannot run, data that is not there, ranks that do not fit the nodes.
     """
-    transport = _transport(config, resources.ranks)
+    transport, began = _transport(config, resources.ranks), time.perf_counter()
     ranks = lay_out(config.runtime, resources.ranks, resources.nodes, resources.gpus, resources.cores)
     on_gpu = any(number is not None for number in ranks.gpu)
     experiment, process = _load(replace(config, runtime=ranks.runtime), on_gpu)
     ready = setup(experiment, ranks.count, ranks.slots)
+    loading = time.perf_counter() - began
     sizes = state_sizes(experiment)
     looked_at = min(max(_LEAST, ready.evaluation.every), _MOST)
     opening, *rounds = islice(schedule(ready, None), 1 + looked_at)
@@ -125,9 +137,8 @@ def predict(config: Config, resources: Resources, cache: Cache) -> Forecast:
         network = resources.network(measured.link) if measured.link else None
         predicted = seconds(ranks, resources.cores, rounds, costs, network, transport, on_disk.seconds)
     memory = rank_memory(ready, ranks, rounds, sizes, costs, process)
-    return Forecast(
-        resources, experiment, ready, ranks, opening, rounds, sizes, memory, on_disk, predicted, transport, measured
-    )
+    plan = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, on_disk, predicted, transport)
+    return Forecast(*plan, measured, loading)
 
 
 def _transport(config: Config, ranks: int) -> TransportName:

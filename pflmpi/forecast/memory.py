@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pflmpi.forecast.bytes import StateSizes, leaf_bytes
 from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
-from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 
@@ -61,9 +62,10 @@ def rank_memory(
     """
     library = max(one.library for one in costs.calibrations.values()) if costs else 0.0
     hosted = sizes.hosted(setup.placement)
+    up = setup.declared.up_bytes(np.arange(setup.task.num_clients))
     found = []
     for rank, gpu in enumerate(ranks.gpu):
-        moments = [(0.0, 0.0), *(_fullest(one, rank, costs, gpu is not None) for one in rounds)]
+        moments = [(0.0, 0.0), *(_fullest(one, rank, up, costs, gpu is not None) for one in rounds)]
         work, device = (max(values) for values in zip(*moments, strict=True))
         computes = any(one.training[rank] or one.testing[rank] for one in rounds)
         state, received = float(hosted[rank]), 0
@@ -84,9 +86,11 @@ def rank_memory(
     return found
 
 
-def _fullest(now: RoundSchedule, rank: int, costs: GroupCosts | None, on_gpu: bool) -> tuple[float, float]:
-    """Bytes of a round at its fullest moment on the host and on the GPU, besides what stays."""
-    messages = float(now.setup.declared.up_bytes(clients_of(now.training[rank])).sum())
+def _fullest(
+    now: RoundSchedule, rank: int, up: np.ndarray, costs: GroupCosts | None, on_gpu: bool
+) -> tuple[float, float]:
+    """Bytes of a round at its fullest moment on the host and on the GPU, besides what stays; `up` [N] of a message."""
+    messages = float(sum(up[group].sum() for group in now.training[rank]))
     reply = float(sum(call.sizes[rank] for call in now.downlink))
     fold, serve = 2.0 * sum(call.sizes[rank] for call in now.uplink), reply  # parts, or sums, and what is sent
     train, test = (0.0, 0.0), (0.0, 0.0)

@@ -1,6 +1,7 @@
 """Where the ranks of a run would be: their nodes, their GPUs, and which share one."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from pflmpi.errors import ConfigError
 from pflmpi.machine import Gpu
@@ -30,13 +31,18 @@ class Ranks:
         """R."""
         return len(self.node)
 
-    def of_node(self, node: int) -> list[int]:
-        """Ranks of a node."""
-        return [rank for rank, where in enumerate(self.node) if where == node]
+    @cached_property
+    def of_node(self) -> list[list[int]]:
+        """Ranks of each node."""
+        found: list[list[int]] = [[] for _ in range(self.node[-1] + 1)]
+        for rank, node in enumerate(self.node):
+            found[node].append(rank)
+        return found
 
-    def sharing(self, rank: int) -> list[int]:
-        """Ranks that compute on the same GPU as this one, or on the CPU of the same node."""
-        return [other for other in self.of_node(self.node[rank]) if self.gpu[other] == self.gpu[rank]]
+    @cached_property
+    def device(self) -> list[tuple[int, int | None]]:
+        """[R] the node of each rank, and its GPU there or None for the CPU."""
+        return list(zip(self.node, self.gpu, strict=True))
 
 
 def lay_out(runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: int) -> Ranks:

@@ -1,5 +1,6 @@
 """Seconds per round: the slowest rank trains, messages move, rank 0 updates and stores, the slowest rank tests."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -73,9 +74,9 @@ def seconds(
 
 def _slowest(ranks: Ranks, cores: int, groups: list[list[ClientGroup]], cost: Callable[[ClientGroup], float]) -> float:
     """Seconds of the slowest rank for its groups, beside the ranks of its node that compute at the same time."""
-    found = []
-    for rank, mine in enumerate(groups):
-        busy = sum(bool(groups[other]) for other in ranks.sharing(rank))
-        turns = busy if ranks.gpu[rank] is not None else busy * ranks.runtime.threads / cores
-        found.append(max(turns, 1.0) * sum(map(cost, mine)))
-    return max(found)
+    busy = Counter(device for device, mine in zip(ranks.device, groups, strict=True) if mine)
+    slowest = 0.0
+    for device, mine in zip(ranks.device, groups, strict=True):
+        turns = busy[device] if device[1] is not None else busy[device] * ranks.runtime.threads / cores
+        slowest = max(slowest, max(turns, 1.0) * sum(map(cost, mine)))
+    return slowest

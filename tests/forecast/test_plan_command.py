@@ -90,6 +90,7 @@ def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine: Machine, t
         mean = [size(sum(each) / len(each)) for each in moved]
         assert row(shown, f"{way} per round: as papers count, on the wire") == mean
     assert float(row(shown, "seconds: a round, all 3")[0]) > 0
+    assert float(row(shown, "seconds: start-up, about")[0]) >= 0
 
 
 def test_measurements_are_stored_and_found_again(machine: Machine) -> None:
