@@ -3,7 +3,9 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
@@ -101,20 +103,20 @@ def _checkpoints(run: Path) -> list[int]:
 def _per_round(
     run: Path, lines: Sequence[dict[str, str]], checkpoints: Sequence[int], since: float | None
 ) -> float | None:
-    """Seconds per round: the longer of the metrics' average and the average time between checkpoints.
+    """Seconds per round: the longer of the median of the metrics and the median time between checkpoints.
 
     The metrics exclude the time that a round waits for the checkpoint before it. Checkpoints of an earlier job do not
-    count: between them and the newer ones the run stood still.
+    count: between them and the newer ones the run stood still. A median, because the first round of each process
+    warms up and may take many times as long.
     """
     seconds = [value for line in lines if (value := _number(line.get("seconds", ""))) is not None]
     if not seconds:
         return None
-    # The first round of a process warms up.
     recent = seconds[1:][-_WINDOW:] or seconds
     written = [(round, at) for round in checkpoints[-_WINDOW:] if (at := _written(names.round_path(run, round)))]
     written = [one for one in written if since is not None and one[1] > since]
-    between = (written[-1][1] - written[0][1]) / (written[-1][0] - written[0][0]) if len(written) > 1 else 0.0
-    return max(sum(recent) / len(recent), between)
+    between = [(at - before) / (round - last) for (last, before), (round, at) in pairwise(written)]
+    return max(median(recent), median(between or [0.0]))
 
 
 def _written(path: Path) -> float | None:

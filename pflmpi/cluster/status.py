@@ -46,8 +46,12 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a run, or of the runs of a sweep, even if Slurm is missing or does not answer."""
     jobs, note = [], ""
     try:
-        jobs = [job for job in queue.mine(environ, folder) if folder.resolve() in (_run(job), job.folder)]
+        near = queue.mine(environ, folder)
+        jobs = [job for job in near if folder.resolve() in (_run(job), job.folder)]
+        perhaps = [job for job in near if job.active and _run(job) is None]
         note = "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
+        if perhaps and not jobs:
+            note = f"job {perhaps[0].id} is {perhaps[0].state} and works in {perhaps[0].folder}, perhaps on this run"
     except ConfigError:
         pass  # there is no Slurm here
     except PflmpiError as error:

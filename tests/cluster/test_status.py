@@ -189,8 +189,17 @@ def test_time_between_checkpoints_counts_if_it_is_longer_than_the_rounds_and_of_
 
 
 def test_the_first_round_does_not_count_for_the_speed(tmp_path: Path) -> None:
-    write(tmp_path, rounds=9, done=3, first=50.0)
+    write(tmp_path, rounds=9, done=3, slow=1)
     state = run_status(tmp_path)
+    assert state is not None and state.per_round == 2.0
+
+
+def test_the_first_round_after_a_restart_does_not_count_for_the_speed(tmp_path: Path) -> None:
+    write(tmp_path, rounds=9, done=4, slow=3)
+    for round, at in ((2, 1000), (3, 1050), (4, 1052), (5, 1054)):
+        (tmp_path / f"round_{round:05d}.h5").touch()
+        os.utime(tmp_path / f"round_{round:05d}.h5", (at, at))
+    state = run_status(tmp_path, 900.0)
     assert state is not None and state.per_round == 2.0
 
 
@@ -235,14 +244,14 @@ def test_a_run_can_be_read_while_it_writes(tmp_path: Path) -> None:
     assert state is not None and state.done and seen == sorted(seen)
 
 
-def write(folder: Path, rounds: int, done: int, first: float = 2.0) -> None:
-    """Write the files of a run that status reads, two seconds for each round."""
+def write(folder: Path, rounds: int, done: int, slow: int = 0) -> None:
+    """Write the files of a run that status reads, two seconds for each round but a slow one."""
     raw = {"algorithm": {"name": "fedavg"}, "data": {"name": "digits"}, "training": {"rounds": rounds}}
     (folder / "config.yaml").write_text(yaml.safe_dump(raw))
     metrics_file.restart(folder, 0)
     for round in range(1, done + 1):
         line = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(round), "accuracy_mean": f"0.{round}"}
-        metrics_file.append(folder, list((line | {"seconds": str(first if round == 1 else 2.0)}).values()))
+        metrics_file.append(folder, list((line | {"seconds": "50.0" if round == slow else "2.0"}).values()))
 
 
 # --- in words -----------------------------------------------------------------------------------------------------
@@ -314,6 +323,18 @@ def test_a_run_whose_job_is_forgotten_is_shown_and_says_so(
     assert main(["status", str(run)]) == 0
     out = capsys.readouterr().out
     assert "round 3 of 3" in out and "Slurm forgets a job" in out
+
+
+def test_a_run_below_the_folder_of_an_array_names_the_job_that_may_run_it(
+    run: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An array of slurm/array.sbatch: which cell a task runs is not recorded."""
+    comment = jobs.comment_of(run.parent)
+    task = described(comment, id=13, array="ArrayJobId=12 ArrayTaskId=3 ")
+    says(fake, f"12\x1fx\x1f{comment}\n", task)
+    (run.parent / "other").mkdir()
+    assert main(["status", str(run)]) == 0
+    assert f"job 12_3 is RUNNING and works in {run.parent}, perhaps on this run" in capsys.readouterr().out
 
 
 def test_of_the_jobs_of_a_run_only_what_counts_is_shown(
