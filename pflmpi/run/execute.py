@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,12 +13,13 @@ from pflmpi.errors import CheckpointError, RankLost
 from pflmpi.run import build, stored_config
 from pflmpi.run.agreement import check_same_setup
 from pflmpi.run.build import Experiment
-from pflmpi.runtime import rounds, tensorboard
+from pflmpi.runtime import idle_ranks, rounds, tensorboard
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, from_flat, initialise
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.store import metrics_file, run_folder, run_identity
@@ -27,6 +29,7 @@ from pflmpi.transports.peers import names
 from pflmpi.tree import Tree
 
 T = TypeVar("T")
+_AHEAD = 20  # rounds in which ranks that have nothing to do are looked for
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +65,10 @@ def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: in
         try:
             setup = build.setup(experiment, transport.size, context.slots)
             check_same_setup(experiment, setup, transport)
+            if transport.rank == 0 and (
+                advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))
+            ):
+                _log.warning("%s", advice)
             population = allocate(experiment.cohort, setup.placement.hosted(transport.rank), setup.templates)
             if done is None:
                 server, layout = _begin(setup, population, transport)

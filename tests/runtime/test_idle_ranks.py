@@ -1,0 +1,37 @@
+"""A run says when most of its ranks would have nothing to do."""
+
+from pathlib import Path
+
+import pytest
+
+import quick_run
+from pflmpi.runtime.idle_ranks import advice
+from pflmpi.runtime.schedule import schedule
+from planned_run import planned
+
+MANY = {"partition": {"name": "iid", "clients": 20}, "training": {"rounds": 3, "participation": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "runtime", "said"),
+    [
+        (20, {"executor": "loop"}, "at most 4 of them at a time (4 participants); fewer ranks would be as quick"),
+        (
+            20,
+            {"executor": "lanes", "lanes": 10},
+            "in calls of up to 10); fewer ranks would be as quick, or set runtime",
+        ),
+        (5, {"executor": "loop"}, ""),
+        (3, {"executor": "lanes", "lanes": 20}, ""),  # so few that it does not matter
+    ],
+)
+def test_ranks_without_clients_to_train_are_counted(ranks: int, runtime: dict[str, object], said: str) -> None:
+    setup = planned(quick_run.settings(**MANY, runtime=runtime), ranks).setup
+    found = advice(setup, list(schedule(setup, None))[1:])
+    assert said in found and bool(said) == bool(found)
+
+
+def test_a_run_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw = quick_run.settings(**MANY, runtime={"executor": "lanes", "lanes": 20})
+    quick_run.run(raw, tmp_path / "run", ranks=5)
+    assert [one.message for one in caplog.records if "fewer ranks would be as quick" in one.message]
