@@ -35,6 +35,8 @@ _REFUSED = {
     "wrap": "submit writes the batch script itself",
 }
 
+_RESOLUTION = 60  # seconds: Slurm may send a signal as much earlier
+
 Options = Mapping[str, str | None]
 
 
@@ -90,6 +92,42 @@ def refuse_unknown(words: Sequence[str], ours: Sequence[str]) -> None:
         name = word.partition("=")[0]
         known = [*ours, *(f"--{name}" for name in _KNOWN if name not in _REFUSED)]
         raise ConfigError(unknown("option", name, known))
+
+
+def check_signal(options: Options) -> None:
+    """Raise if the ranks would not get the signal before the time limit, or as soon as the job starts."""
+    limit, given = time_limit(options.get("time") or ""), options.get("signal") or ""
+    batch_script, _, signal = given.rpartition(":")
+    if "B" in batch_script:
+        raise ConfigError(
+            f"--signal={given} warns the batch script, and the ranks have to know; write --signal={signal}"
+        )
+    seconds = signal.partition("@")[2] or "60"
+    if limit is None or not signal or not seconds.isdecimal():
+        return
+    needed = int(seconds) + _RESOLUTION
+    if limit <= needed:
+        raise ConfigError(
+            f"--signal={signal} with --time={options['time']}: Slurm sends it {seconds} s before the limit, or up to "
+            f"a minute earlier, so a job of {limit} s would be stopped as it starts; give a --time of more than "
+            f"{-(-needed // 60)} minutes, or a later signal (--signal=USR1@SECONDS)"
+        )
+
+
+def time_limit(text: str) -> int | None:
+    """Seconds in what `--time` takes; None for no limit, and for what is no time.
+
+    >>> time_limit("30"), time_limit("1:30"), time_limit("2:00:00"), time_limit("1-12"), time_limit("UNLIMITED")
+    (1800, 90, 7200, 129600, None)
+    """
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() for part in [*parts, *([days] if dash else [])]) or len(parts) > 3:
+        return None
+    # Minutes come first, unless there are three parts or days before.
+    units = [3600, 60, 1] if dash or len(parts) == 3 else [60, 1]
+    seconds = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
+    return seconds + 86400 * int(days or 0) or None  # 0 is no limit
 
 
 def words_of(options: Options) -> list[str]:

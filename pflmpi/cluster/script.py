@@ -17,13 +17,58 @@ export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi
 """
 
+_SETUP = """\
+# What the job needs besides, such as modules; it may choose another `python`.
+python={python}
+. {file} || exit 2
+"""
+
+# Also in launch/settings.
+FEWER_NODES = """\
+# fewer_nodes CODE: whether a run ended with CODE because Slurm took a lost node from the job; `nodes` are those left.
+fewer_nodes() {
+    case "$1" in 0 | 2 | 75) return 1 ;; esac
+    local left end=$((SECONDS + 600)) # Slurm gives a silent node up after SlurmdTimeout, usually 300 s
+    while [ "$SECONDS" -lt "$end" ]; do
+        left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D) && [ "$left" -lt "$nodes" ] && break
+        # With a task on every node, the fault was another one.
+        timeout 20 srun --overlap --mpi=none --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 true && return 1
+        sleep 2
+    done
+    [ "${left:-$nodes}" -lt "$nodes" ] || return 1
+    nodes=$left
+    echo "a node is lost; the run continues on $nodes" >&2
+}
+"""
+
+_SURVIVE = """\
+# A lost node ends the step, and not the job. --overlap: Slurm keeps its cores and memory for a while.
+nodes=$SLURM_JOB_NUM_NODES
+ranks=$((${{SLURM_NTASKS:-$nodes}} / nodes)) # of a node
+smaller=
+while :; do
+    {launcher} --no-kill=off --overlap $smaller {command}
+    ended_with $?
+    fewer_nodes "$code" || break
+    smaller="--nodes=$nodes --ntasks=$((nodes * ranks)) --ntasks-per-node=$ranks"
+done"""
+
+_CODE = f"""\
+# ended_with CODE: set `code` to that of the run. srun's own is that of ranks which it ended because another one had.
+export PFLMPI_EXIT_FILE="$PWD/.pflmpi-exit.$SLURM_JOB_ID"
+ended_with() {{
+    code=$1
+    if [ "$code" -eq 138 ]; then code={Stopped.exit_code}; fi # killed by USR1: the run had not begun
+    if [ -s "$PFLMPI_EXIT_FILE" ]; then code=$(cat "$PFLMPI_EXIT_FILE"); fi
+    rm -f "$PFLMPI_EXIT_FILE"
+}}
+"""
+
 _REQUEUE = f"""\
-code=$?
 if [ "$code" -eq {Stopped.exit_code} ]; then
     # Stopped in time, after a complete round: the same job continues when it is scheduled again.
     scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job; submit it again, and it continues" >&2
 fi
-exit "$code"
 """
 
 
@@ -38,6 +83,8 @@ class BatchScript:
         mpi: how srun connects the ranks: none, pmix, pmi2.
         array: whether each task runs one cell of a table.
         requeue: whether a run that was stopped in time requeues its job.
+        survive: whether the run continues on the other nodes when one is lost; needs `no-kill` in the options.
+        setup: a file that the batch script reads first, such as one that loads modules; "" for none.
     """
 
     options: Options
@@ -46,19 +93,31 @@ class BatchScript:
     mpi: str = "none"
     array: bool = False
     requeue: bool = False
+    survive: bool = False
+    setup: str = ""
 
 
 def script(batch: BatchScript) -> str:
     """Text of the batch script."""
+    setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
     directives = "".join(f"#SBATCH {shlex.quote(word)}\n" for word in words_of(batch.options))
+    head = f"#!/bin/bash\n{directives}\n{_HEAD}{setup}"
+    python = '"$python"' if batch.setup else shlex.quote(batch.python)
+    command = f"{python} -m pflmpi {shlex.join(batch.arguments)}"
     # Without the second option srun lets the other ranks run on when one has failed.
-    launcher = ["srun", f"--mpi={batch.mpi}", "--kill-on-bad-exit=1"]
-    command = shlex.join([batch.python, "-m", "pflmpi", *batch.arguments])
+    launcher = shlex.join(["srun", f"--mpi={batch.mpi}", "--kill-on-bad-exit=1"])
     if batch.array:
-        command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(shlex.join(launcher))}'
+        command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
+    elif batch.survive:
+        command = _SURVIVE.format(launcher=launcher, command=command)
     else:
-        command = f"{shlex.join(launcher)} {command}"
-    return f"#!/bin/bash\n{directives}\n{_HEAD}\n{command}\n{_REQUEUE if batch.requeue else ''}"
+        command = f"{launcher} {command}"
+    if not (batch.requeue or batch.survive):
+        return "\n".join([head, f"{command}\n"])
+    if not batch.survive:
+        command += "\nended_with $?"
+    functions = [_CODE, *([FEWER_NODES] if batch.survive else [])]
+    return "\n".join([head, *functions, f'{command}\n{_REQUEUE if batch.requeue else ""}exit "$code"\n'])
 
 
 def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pflmpi.cluster.queue import mine
 from pflmpi.cluster.sbatch import Options, words_of
+from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 
 
@@ -23,6 +24,20 @@ def refuse_second(out: Path, options: Options, environ: Mapping[str, str]) -> No
                 f"job {job.id} is {job.state} and works in {out} already; wait for it, end it (scancel {job.id}), "
                 f"choose another --out, or let this one wait for it (--dependency=afterany:{job.array or job.id})"
             )
+
+
+def refuse_transport(config: Config, mpi: str) -> None:
+    """Refuse what every rank would refuse when the job starts."""
+    if config.runtime.faults == "continue":
+        raise ConfigError(
+            "runtime.faults = 'continue', but a batch script by submit starts ranks with srun, which ends all when one "
+            "dies; use stop with --requeue, or write a batch script with launch/mpirun --ft"
+        )
+    if config.runtime.transport == "mpi" and mpi == "none":
+        raise ConfigError(
+            "runtime.transport = 'mpi', but with --mpi none every rank would be alone; give --mpi pmix (Open MPI) or "
+            "--mpi pmi2 (MPICH)"
+        )
 
 
 def submit(script: str, options: Options) -> str:

@@ -14,13 +14,10 @@ from pflmpi.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from pflmpi.cluster.sbatch import Options
     from pflmpi.cluster.script import BatchScript
-    from pflmpi.config.load import Config
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
-_OURS = (
-    "--out", "--array", "--jobs", "--mpi", "--requeue", "--dry-run", "--set", "--seeds", "--only", "--debug",
-    "--changed-code",
-)  # fmt: skip
+_OURS = ["--out", "--array", "--jobs", "--mpi", "--requeue", "--survive", "--setup", "--dry-run"]
+_OURS += ["--set", "--seeds", "--only", "--changed-code", "--debug"]  # of all commands that read configurations
 
 
 class Pending(NamedTuple):
@@ -56,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     requeue = "stop before the time limit, requeue the job and resume, until all rounds are done"
     parser.add_argument("--requeue", action="store_true", help=requeue)
+    parser.add_argument("--survive", action="store_true", help="when a node is lost, continue on the others")
+    setup = "shell commands that the job runs first, such as `module load`; may set `python`, the interpreter"
+    parser.add_argument("--setup", type=Path, metavar="FILE", help=setup)
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
     parser.epilog = (
         "any other --OPTION[=VALUE] is one of sbatch, such as --nodes=2 --ntasks=8 --gpus-per-task=1 --time=2:00:00"
@@ -113,22 +113,22 @@ def _check(options: argparse.Namespace, given: "Options") -> None:
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
     if options.jobs is not None and options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
+    if options.survive and options.array is not None:
+        raise ConfigError("--survive is for one run; the tasks of an array have nodes of their own: use --requeue")
     if options.requeue and "no-requeue" in given:
         raise ConfigError("--requeue and --no-requeue are both given; give one of them")
-    batch_script, _, signal = (given.get("signal") or "").rpartition(":")
-    if "B" in batch_script:
-        raise ConfigError(
-            f"--signal={given['signal']} warns the batch script, and the ranks have to know; write --signal={signal}"
-        )
+    if options.setup is not None and not options.setup.is_file():
+        raise ConfigError(f"--setup {options.setup}: there is no such file; give one with shell commands")
 
 
 def _pending_run(options: argparse.Namespace) -> Pending | None:
     """What is still to do of a run; None, and a line on the terminal, if it is done."""
+    from pflmpi.cluster.submission import refuse_transport
     from pflmpi.config.load import load
     from pflmpi.sweep.pending import run_state
 
     config = load(options.config, options.overrides)
-    _check_transport(config, options.mpi)
+    refuse_transport(config, options.mpi)
     out = options.out or Path("runs") / options.config.stem
     need = run_state(out, config, options.changed_code)
     if need.problem:
@@ -142,13 +142,14 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
 
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
+    from pflmpi.cluster.submission import refuse_transport
     from pflmpi.sweep import cells as listing
     from pflmpi.sweep.pending import cell_task
 
     out = listing.folder(options.array, options.out)
     works = []
     for cell, config in listing.selected(options.array, options.overrides, options.seeds, options.only):
-        _check_transport(config, options.mpi)
+        refuse_transport(config, options.mpi)
         works.append(cell_task(cell, config, out, None, options.changed_code))
         if works[-1].state == "other":
             raise CheckpointError(f"{cell.name}: {works[-1].problem}; or leave it out with --only")
@@ -160,22 +161,9 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     return Pending(out, words, tuple(work.cell.run(out).relative_to(out) for work in works), todo)
 
 
-def _check_transport(config: "Config", mpi: str) -> None:
-    """Refuse what every rank would refuse when the job starts."""
-    if config.runtime.faults == "continue":
-        raise ConfigError(
-            "runtime.faults = 'continue', but a batch script by submit starts ranks with srun, which ends all when one "
-            "dies; use stop with --requeue, or write a batch script with launch/mpirun --ft"
-        )
-    if config.runtime.transport == "mpi" and mpi == "none":
-        raise ConfigError(
-            "runtime.transport = 'mpi', but with --mpi none every rank would be alone; give --mpi pmix (Open MPI) or "
-            "--mpi pmi2 (MPICH)"
-        )
-
-
 def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "BatchScript":
     from pflmpi.cluster.jobs import comment_of
+    from pflmpi.cluster.sbatch import check_signal
     from pflmpi.cluster.script import BatchScript, tasks
 
     number = "%j" if options.array is None else "%A_%a"
@@ -190,6 +178,9 @@ def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "Ba
         ours["array"] = tasks(pending.todo, options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
+    if options.survive:
+        ours["no-kill"] = None
+    check_signal({**ours, **given})
     return BatchScript(
         options={**ours, **given},
         python=sys.executable,
@@ -197,4 +188,6 @@ def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "Ba
         mpi=options.mpi,
         array=options.array is not None,
         requeue=options.requeue,
+        survive=options.survive,
+        setup=str(options.setup.resolve()) if options.setup else "",
     )

@@ -1,6 +1,6 @@
 """Batch scripts: the text that `submit` writes, and the files in slurm/.
 
-After a wanted change of the text:  python tests/test_batch_scripts.py
+After a wanted change of the text:  python tests/cluster/test_batch_scripts.py
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pflmpi.cluster import sbatch
-from pflmpi.cluster.script import BatchScript, script, tasks
+from pflmpi.cluster.script import FEWER_NODES, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -36,6 +36,8 @@ JOBS = {
         mpi="pmi2",
         requeue=True,
     ),
+    "survive": BatchScript({"no-kill": None, "nodes": "2"}, "/env/bin/python", RUN, requeue=True, survive=True),
+    "setup": BatchScript({"job-name": "a"}, "/env/bin/python", RUN, setup="/home/me/first study/modules.sh"),
     "array": BatchScript(
         {"job-name": "b", **PLACE, "output": "sweeps/b.%A_%a.log", "array": tasks([0, 1, 2, 4, 7, 8], 3)},
         "/env/bin/python",
@@ -63,6 +65,10 @@ def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
     assert len(options) == len(JOBS[name].options) and max(options) < first
+
+
+def test_the_launch_wrapper_looks_for_lost_nodes_as_the_script_does() -> None:
+    assert FEWER_NODES in (ROOT / "launch" / "settings").read_text()
 
 
 def test_a_line_that_sbatch_would_misread_is_refused() -> None:
@@ -127,7 +133,7 @@ def test_every_option_of_this_slurm_is_known() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [*BATCH, *(ROOT / "launch").iterdir(), *(golden(name) for name in JOBS)],
+    [*BATCH, ROOT / "slurm" / "train.pbs", *(ROOT / "launch").iterdir(), *(golden(name) for name in JOBS)],
     ids=lambda path: f"{path.parent.name}/{path.name}",
 )
 def test_bash_can_read_it(path: Path) -> None:

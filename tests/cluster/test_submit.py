@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,6 +103,22 @@ def test_a_requeueing_job_is_warned_and_requeues_itself(folder: Path) -> None:
     assert "--requeue" not in directives(text) and "scontrol" not in text
 
 
+def test_a_warning_that_fits_the_time_limit_is_taken(folder: Path) -> None:
+    for time in ("--time=4", "--time=1-0", "--time=UNLIMITED", "--signal=USR1@20 --time=2"):
+        assert main(["submit", "small.yaml", "--requeue", "--dry-run", *time.split()]) == 0
+
+
+def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder: Path) -> None:
+    (folder / "modules.sh").write_text("python=/other/python; echo loaded")
+    assert main(["submit", "small.yaml", "--setup", "modules.sh"]) == 0
+    program("srun", 'echo "$@"')
+    text = (folder / "script").read_text()
+    shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert shown[0] == "loaded" and " /other/python -m pflmpi run small.yaml " in shown[1]
+    (folder / "modules.sh").write_text("false")
+    assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 2, "nothing starts without it"
+
+
 def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     quick_run.run(quick_run.settings(), folder / "run")
     assert main(["submit", "small.yaml", "--out", "run"]) == 0
@@ -125,6 +142,10 @@ def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixt
         (["small.yaml", "--only", "A/*"], "--only is for --array TABLE"),
         (["--array", "small.yaml", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["small.yaml", "--requeue", "--no-requeue"], "both given"),
+        (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
+        (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
+        (["small.yaml", "--signal=USR1@600", "--time=0-0:10"], "a job of 600 s would be stopped as it starts"),
+        (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "--signal=B:USR1@60"], "write --signal=USR1@60"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
         (["small.yaml", "-s", "runtime.faults=continue"], "launch/mpirun --ft"),

@@ -83,17 +83,70 @@ def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper: str, tmp_path:
         (["-n", "8"], {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, False, False),
         (["-n", "10"], {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, True, False),
         ([], {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "5"}, True, False),
+        (["-n", "8"], {"PBS_NODEFILE": "bin/nodes"}, False, False),
+        ([], {"PBS_NODEFILE": "bin/nodes"}, False, False),
+        (["-n", "9"], {"LSB_MCPU_HOSTS": "a 4 b 4", "LSB_DJOB_NUMPROC": "8"}, True, False),
+        ([], {"LSB_MCPU_HOSTS": "a 4 b 4", "LSB_DJOB_NUMPROC": "8"}, False, False),
+        ([], {"PE_HOSTFILE": "/spool/hosts", "NHOSTS": "1", "NSLOTS": "5"}, True, False),
     ],
 )
 def test_mpirun_binds_in_an_allocation_and_crowds_only_one_machine(
     words: list[str], variables: dict[str, str], binding: bool, crowded: bool, tmp_path: Path
 ) -> None:
-    code, _, rest = Bench(tmp_path, "mpirun").call(*words, "pflmpi", "run", "a.yaml", **variables)
+    bench = Bench(tmp_path, "mpirun")
+    (tmp_path / "bin" / "nodes").write_text("a\n" * 4 + "b\n" * 4)
+    code, _, rest = bench.call(*words, "pflmpi", "run", "a.yaml", **variables)
     assert code == 0
     assert ("PRTE_MCA_hwloc_default_binding_policy=none" in rest) == binding
     assert ("PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe" in rest) == crowded
     assert ("OMPI_MCA_btl=tcp,sm,self" in rest) == crowded
     assert "OMPI_MCA_mpi_yield_when_idle=1" in rest
+
+
+@pytest.mark.parametrize(("home", "other"), [(True, False), (False, False), (False, True)])
+def test_mpirun_of_a_module_wins_over_the_one_of_venv(home: bool, other: bool, tmp_path: Path) -> None:
+    """.venv, which is used where no environment is active, may bring an mpirun that knows nothing of the cluster."""
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    for folder, name in ((".venv", "own"), ("module", "module")):
+        (tmp_path / folder / "bin").mkdir(parents=True)
+        program = tmp_path / folder / "bin" / "mpirun"
+        program.write_text(f'#!/bin/bash\n[ "$1" = --version ] || {{ echo {name} mpirun "$@"; env; }}\n')
+        program.chmod(0o755)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(f"PATH={tmp_path}/.venv/bin:$PATH")
+    (tmp_path / "module" / "lib").mkdir()
+    (tmp_path / "module" / "lib" / "libmpi.so.40").touch()
+    if other:  # not a module's folder: /usr/bin, say
+        (tmp_path / "module" / "bin" / "python3").touch()
+    where = {"MPI_HOME": f"{tmp_path}/module"} if home else {}
+    path = "/usr/bin:/bin" if home else f"{tmp_path}/module/bin:/usr/bin:/bin"
+    command = [str(tmp_path / "launch" / "mpirun"), "-n", "2", "pflmpi", "run", "a.yaml"]
+    done = processes.call(command, env={"PATH": path, **where}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    used, unused = (".venv", "module") if other else ("module", ".venv")
+    assert done.stdout.startswith(f"{'own' if other else 'module'} mpirun -n 2 pflmpi run a.yaml\n")
+    assert f"launch/mpirun: uses {tmp_path}/{used}/bin/mpirun, not {tmp_path}/{unused}/bin/mpirun" in done.stderr
+    assert (f"MPI4PY_LIBMPI={tmp_path}/module/lib\n" in done.stdout) != other
+
+
+def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "mpirun")
+    (tmp_path / "launch").symlink_to(ROOT / "launch")
+    bench.program("timeout", 'echo "$@"; while [[ "$1" = -* ]]; do shift; done; shift; "$@"')
+    bench.program("mpirun", FAKE_RUN + 'echo "$@"; exit 75')
+    bench.program("qsub", 'echo submits "$@"')
+    variables = {"CONFIG": "a.yaml", "OUT": "runs/a", "PBS_O_WORKDIR": str(tmp_path)}
+    script = ["bash", str(ROOT / "slurm" / "train.pbs")]
+    done = processes.call(script, env={**bench.environment, **variables})
+    run = "pflmpi run a.yaml --out runs/a --continue"
+    assert (done.returncode, done.stdout.splitlines()) == (
+        75,
+        [
+            f"--foreground --preserve-status --signal=USR1 235m launch/mpirun {run}",
+            f"-x OMP_NUM_THREADS {run}",
+            "submits -v CONFIG=a.yaml,OUT=runs/a,MINUTES=235 slurm/train.pbs",
+        ],
+    )
+    assert processes.call(script, env=bench.environment).returncode == 2
 
 
 FAKE_RUN = '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }\n'
@@ -125,6 +178,16 @@ def test_mpirun_of_another_library_gets_no_option_of_open_mpi(tmp_path: Path) ->
     assert bench.call("-n", "3", "pflmpi", "run", "a.yaml")[:2] == (0, "-n 3 pflmpi run a.yaml ")
 
 
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_launcher_that_has_no_rank_yet_has_begun_nothing(wrapper: str, tmp_path: Path) -> None:
+    """mpirun and srun are killed by USR1 before they watch for it; torchrun has no children to hand it on to."""
+    bench = Bench(tmp_path, wrapper)
+    waits = "import time; print('ready', flush=True); time.sleep(60)"
+    bench.program(wrapper, f'{FAKE_RUN}exec python3 -c "{waits}"')
+    assert stopped(bench, [signal.SIGUSR1])[0] == 75
+    assert bench.left() == []
+
+
 @pytest.mark.parametrize("said, own, expected", [("75", 1, 75), ("2", 1, 2), ("", 1, 1), ("", 0, 0)])
 def test_torchrun_ends_with_what_rank_0_has_left(said: str, own: int, expected: int, tmp_path: Path) -> None:
     bench = Bench(tmp_path, "torchrun")
@@ -153,7 +216,9 @@ def test_torchrun_in_a_batch_script_starts_itself_once_on_each_node(tmp_path: Pa
     _, first, rest = bench.call("--nproc-per-node=4", "-m", "pflmpi", "run", "a.yaml", **job)
     assert "--nodes=2 --ntasks-per-node=1" in first
     assert first.endswith(f"{ROOT}/launch/torchrun --nproc-per-node=4 -m pflmpi run a.yaml")
-    assert "SLURM_NTASKS=" not in rest and "SLURM_GPUS_PER_TASK=" not in rest
+    assert "SLURM_NTASKS=" not in rest and "SLURM_GPUS_PER_TASK=" not in rest and "--gpu" not in first
+    first = bench.call("-m", "pflmpi", "run", "a.yaml", **job, SLURM_GPUS_ON_NODE="4")[1]
+    assert "--gpus-per-node=4 --gpu-bind=none" in first, "a step of one task on a node would get one GPU"
 
 
 def test_srun_gets_the_cores_per_task_of_the_job_and_ends_all_ranks_with_one(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def section(title: str) -> str:
 
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
 SCRIPTS = COMMANDS[:2]
-RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|mpirun|torchrun|srun)\b.* run ", line)]
-WRAPPED = [line for line in COMMANDS[2:] if line.startswith("launch/")]
+RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|launch/mpirun -n|torchrun|srun)\b.* run ", line)]
+WRAPPED = [line for line in COMMANDS if re.match(r"launch/.* run ", line) and line not in RUNS]
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
@@ -85,7 +85,7 @@ def packages(environment: dict[str, str]) -> tuple[str, bool]:
 def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
     assert len(README.read_text().splitlines()) <= 200
     assert COMMANDS[:2] == ["launch/quickstart", "launch/test"] == SCRIPTS
-    assert [line.split()[0] for line in RUNS] == ["pflmpi", "mpirun", "torchrun", "srun"]
+    assert [line.split()[0] for line in RUNS] == ["pflmpi", "launch/mpirun", "torchrun", "srun"]
     folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
     assert len(set(folders)) == len(folders), "each run has a folder of its own"
     assert [line.split()[1] for line in TABLES] == ["sweep", "report"]
@@ -126,7 +126,8 @@ def test_srun_gives_the_digest_of_the_quickstart(request: pytest.FixtureRequest,
 def test_advice_is_given(
     command: str, request: pytest.FixtureRequest, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for name in ("configs", "launch"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     if "status" in command:
         request.getfixturevalue("slurm")
     done = processes.call(shlex.split(command), env=environment, cwd=tmp_path)

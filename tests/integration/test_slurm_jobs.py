@@ -1,5 +1,6 @@
 """Jobs on a real Slurm: the files in slurm/, and `submit` from the script to the result."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -122,6 +123,7 @@ def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
     completed(job, folder / "log")
     assert quick_run.digest(folder / "run") == plain(folder)
     assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
+    assert testbed.fields(job)["Comment"] == f"pflmpi:{folder}/run", "by which status finds it"
 
 
 def test_scaling_shows_a_line_for_each_number_of_ranks(folder: Path) -> None:
@@ -215,6 +217,53 @@ def test_three_requeues_in_one_run_lose_nothing(folder: Path) -> None:
     assert log.read_text().count("SIGUSR1 came: stopped after round") == 2
     assert testbed.fields(job)["Restarts"] == "3"
     assert quick_run.digest(folder / "run") == plain(folder)
+
+
+def test_a_signal_during_start_up_requeues_the_job(folder: Path) -> None:
+    job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--ntasks=2")
+    try:
+        testbed.wait_until(job, "RUNNING", timeout=PATIENCE)
+        for _ in range(20):  # before the ranks exist, while Python starts, and while it imports
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # scancel repeats what a step that ends does not answer
+                subprocess.run(["scancel", "--signal=USR1", job], timeout=1)
+            time.sleep(0.1)
+        requeued(job, 1)
+        assert not (folder / "run" / "metrics.csv").exists(), "the run has not begun"
+    finally:
+        subprocess.run(["scancel", job], check=True, timeout=30)
+
+
+def test_torchrun_in_a_job_sees_all_gpus_of_each_node(folder: Path) -> None:
+    """With --gpus-per-task=1 in the job, the step with one task per node would get one."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "torchrun").write_text('#!/bin/bash\necho "$SLURMD_NODENAME sees $CUDA_VISIBLE_DEVICES"\n')
+    (folder / "bin" / "torchrun").chmod(0o755)
+    script = f"PATH={folder}/bin:$PATH launch/torchrun --nproc-per-node=2 -m pflmpi run a.yaml"
+    options = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", "--output=log"]
+    completed(sbatch(folder, *options, f"--wrap={script}"), folder / "log")
+    seen = re.findall(r"(node\d) sees (\S*)", (folder / "log").read_text())
+    assert len({node for node, _ in seen}) == 2 and [gpus for _, gpus in seen] == ["0,1", "0,1"]
+
+
+def test_a_lost_node_ends_the_step_and_not_the_job(folder: Path) -> None:
+    job, _ = submit(folder, write(folder, MANY), "--out=run", "--survive", "--nodes=3", "--ntasks-per-node=1")
+    reach(folder / "run", 2)
+    batch, nodes = testbed.fields(job)["BatchHost"], testbed.fields(job)["NodeList"]
+    other = next(node for node in testbed.expand(nodes) if node != batch)
+    log = folder / f"run.{job}.log"
+    try:
+        for process in testbed.node_processes(other):
+            os.kill(process, signal.SIGKILL)
+        time.sleep(3)  # the others find their connections closed at once; Slurm misses the node after ten seconds
+        shorten(folder)
+        completed(job, log)
+        assert "the run continues on 2" in log.read_text() and testbed.fields(job)["Restarts"] == "0"
+    finally:
+        testbed.rebuild()
+    assert quick_run.digest(folder / "run") == plain(folder)
+    assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
 
 
 def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
