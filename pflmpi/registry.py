@@ -8,15 +8,16 @@ from typing import TypeVar
 
 from pflmpi import outside
 from pflmpi.errors import ConfigError
+from pflmpi.text import shown
 
 T = TypeVar("T")
 
 
 def unknown(kind: str, name: str, known: list[str]) -> str:
     """Error text for an unknown name, with the nearest known one."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name[:100], known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
-    return f"unknown {kind} {name!r}{hint} known: {', '.join(sorted(known))}"
+    return f"unknown {kind} {shown(name)}{hint} known: {', '.join(sorted(known))}"
 
 
 class Registry(Mapping[str, T]):

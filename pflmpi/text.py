@@ -60,16 +60,41 @@ def scaled_bytes(largest: float) -> tuple[float, str]:
     return 1024**power, _UNITS[power]
 
 
-def some(names: Collection[str], most: int = 4) -> str:
+def some(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
     """Names, or the first of them and how many more there are.
 
     >>> some(["a", "b"]), some(["a", "b", "c"], most=2)
     ('a, b', 'a, b and 1 more')
     """
-    first = ", ".join(list(names)[:most])
+    first = separator.join(list(names)[:most])
     return first if len(names) <= most else f"{first} and {len(names) - most} more"
 
 
 def first_line(error: BaseException) -> str:
     """First line of an error's text, or its class where it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def shown(value: object, most: int = 120) -> str:
+    """A value as Python writes it, on one line, cut where it is long.
+
+    >>> shown("fast"), shown(list(range(99)), most=20)
+    ("'fast'", '[0, 1, 2, 3, 4, 5, 6... (386 characters)')
+    """
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
+def spreadsheet_safe(text: str) -> str:
+    """Text for a cell of a CSV file that no spreadsheet takes for a formula; numbers stay as they are.
+
+    >>> spreadsheet_safe("-0.03"), spreadsheet_safe("=1+2"), spreadsheet_safe("-x")
+    ('-0.03', "'=1+2", "'-x")
+    """
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text

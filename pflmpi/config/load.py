@@ -12,7 +12,7 @@ from pflmpi import outside
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.config.fields import fields_model, filled
-from pflmpi.config.sections import KEYS, located, mapping, override, section
+from pflmpi.config.sections import KEYS, check_numbers, located, mapping, override, section
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.partitions import PARTITIONS, section_model
@@ -23,6 +23,7 @@ from pflmpi.models import MODELS
 from pflmpi.models.base import Model
 from pflmpi.registry import Registry, unknown
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
+from pflmpi.text import shown
 
 T = TypeVar("T")
 
@@ -79,12 +80,14 @@ def parse(raw: Mapping[str, Any]) -> Config:
 
 
 def _parse(raw: Mapping[str, Any]) -> Config:
-    for key in raw:
+    for key, value in raw.items():
         if key not in KEYS:
             raise ConfigError(unknown("key", str(key), list(KEYS)))
+        if key != "seed":
+            check_numbers(key, value)
     seed = raw.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"seed = {seed!r}: must be a whole number of at least 0")
+        raise ConfigError(f"seed = {shown(seed)}: must be a whole number of at least 0")
     sections = {name: section(name, kind, raw.get(name, {})) for name, kind in SECTIONS.items() if name != "data"}
     model = raw.get("model", {"name": "cnn"})
     models = model if isinstance(model, list) else [model]
@@ -109,10 +112,10 @@ def partition(value: object) -> PartitionConfig:
             others = ", ".join(f"partition.{key}" for key in sorted(values))
             raise ConfigError(f"partition.path must be the only key: a saved partition has everything; remove {others}")
         if not isinstance(path, str) or not path:
-            raise ConfigError(f"partition.path = {path!r} is not a file name; give the path of a saved partition")
+            raise ConfigError(f"partition.path = {shown(path)} is not a file name; give the path of a saved partition")
         return PartitionConfig(path=path)
     if not isinstance(values.get("name"), str):
-        found = f"= {values['name']!r} is not a name" if "name" in values else "is missing"
+        found = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
         raise ConfigError(
             f"partition.name {found}; known: {', '.join(PARTITIONS)}; or give partition.path, a saved partition"
         )
@@ -125,7 +128,8 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
     """The object described by a section: its class by `name`, and values for its fields."""
     values = mapping(name, value)
     if not isinstance(values.get("name"), str):
-        raise ConfigError(f"{name}.name is missing; known: {', '.join(registry)}")
+        found = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
+        raise ConfigError(f"{name}.name {found}; known: {', '.join(registry)}")
     kind = registry[values.pop("name")]
     return filled(name, kind, section(name, fields_model(kind), values))
 

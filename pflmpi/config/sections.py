@@ -10,9 +10,12 @@ from pflmpi import outside
 from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
+from pflmpi.text import shown, some
 
 Section = TypeVar("Section", bound=BaseModel)
 
+_LARGEST_INT = 2**31 - 1  # which every array and library can count to
+_LARGEST_FLOAT = 3.4e38  # of float32, in which models are
 KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluation", "checkpoint", "output", "runtime")
 _NAMED = ("data", "partition", "model", "algorithm")
 
@@ -31,7 +34,8 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
         if before is not None and isinstance(value, Mapping) and "name" not in value:
             if not isinstance(before, Mapping):
                 raise ConfigError(
-                    f"{name} = {value!r} cannot be merged with {before!r}; give the whole section, with its name"
+                    f"{name} = {shown(value)} cannot be merged with {shown(before)}; "
+                    "give the whole section, with its name"
                 )
             value = {**before, **value}
         result[name] = value
@@ -62,18 +66,21 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         path, equals, value = text.partition("=")
         section, _, key = path.partition(".")
         if not equals or not path:
-            raise ConfigError(f"override {text!r} is not of the form section.key=value")
+            raise ConfigError(f"override {shown(text)} is not of the form section.key=value")
         if section not in KEYS:
             raise ConfigError(unknown("section", section, list(KEYS)))
-        parsed = yaml_file.parse(value, f"override {text!r}: the value")
+        parsed = yaml_file.parse(value, f"override {shown(text)}: the value")
         if not key:
             result[section] = parsed
-        elif isinstance(result.get(section, {}), dict):
-            result[section] = {**result.get(section, {}), key: parsed}
-        else:
+        elif isinstance(result.get(section) or {}, dict) and section != "seed":
+            result[section] = {**(result.get(section) or {}), key: parsed}
+        elif isinstance(result.get(section), list):
             raise ConfigError(
-                f"override {text!r}: {section} is a list; give the whole list, as {section}=[{{name: ...}}, ...]"
+                f"override {shown(text)}: {section} is a list; give the whole list, as {section}=[{{name: ...}}, ...]"
             )
+        else:
+            instead = f"give it without a key, as {section}=..."
+            raise ConfigError(f"override {shown(text)}: {section} is a single value and has no keys; {instead}")
     return result
 
 
@@ -89,12 +96,23 @@ def section(name: str, kind: type[Section], value: object) -> Section:
         raise ConfigError(_explain(name, kind, error)) from error
 
 
+def check_numbers(where: str, value: object) -> None:
+    """Raise `ConfigError` for a number below `value` that is not finite, or too large for any key."""
+    if isinstance(value, Mapping | list):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            check_numbers(f"{where}.{key}", item)
+    elif isinstance(value, int | float):
+        most = _LARGEST_INT if isinstance(value, int) else _LARGEST_FLOAT
+        if not abs(value) <= most:  # nor NaN
+            raise ConfigError(f"{where} = {value}: must be a number from -{most} to {most}")
+
+
 def mapping(name: str, value: object) -> dict[str, Any]:
     """Keys and values of a section; null is an empty one."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} = {value!r}: must be a mapping, such as {{name: ...}}")
+        raise ConfigError(f"{name} = {shown(value)}: must be a mapping, such as {{name: ...}}")
     return {str(key): item for key, item in value.items()}
 
 
@@ -116,5 +134,5 @@ def _explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
             lines.append(f"{where} is missing: {about or 'give a value'}")
         else:
             allowed = problem["msg"].replace("Input should be", "must be")
-            lines.append(f"{where} = {problem['input']!r}: {allowed[0].lower()}{allowed[1:]}")
-    return "; ".join(lines)
+            lines.append(f"{where} = {shown(problem['input'])}: {allowed[0].lower()}{allowed[1:]}")
+    return some(lines, separator="; ")

@@ -8,14 +8,26 @@ from typing import Any
 import yaml
 
 from pflmpi.errors import ConfigError
+from pflmpi.text import first_line
 
 _MOST_BYTES = 16 << 20
+_MOST_BITS = 63
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as everybody expects."""
+    """YAML in which 1e-3 is a number, as everybody expects, and whole numbers have at most 63 bits."""
 
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value: int = loader.construct_yaml_int(node) if len(node.value) < 99 else 1 << 99
+    if value.bit_length() > _MOST_BITS:
+        raise ValueError(f"the whole number in line {node.start_mark.line + 1} has more than {_MOST_BITS} bits")
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -56,11 +68,22 @@ def parse(text: str, where: str) -> Any:
         if node is None:
             return None
         _check(node, where, {})
-        return loader.construct_document(node)
+        return _value(loader, node, where)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{where} is nested too deeply; a configuration has three levels") from error
+
+
+def _value(loader: _Loader, node: yaml.Node, where: str) -> Any:
+    try:
+        return loader.construct_document(node)
+    except (yaml.YAMLError, RecursionError):
+        raise
+    except Exception as error:  # the library raises anything for what looks like a date or number, such as 2026-99-99
+        raise ConfigError(
+            f"{where} has a value that cannot be read: {first_line(error)}; mend it, or quote it if it is text"
+        ) from error
 
 
 def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
@@ -70,6 +93,10 @@ def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
             raise ConfigError(f"{where}: line {node.start_mark.line + 1} refers to itself; write the values out")
         return sizes[id(node)]
     sizes[id(node)] = 0  # until it is known
+    if isinstance(node, yaml.ScalarNode) and _UNSTORABLE.search(node.value):
+        raise ConfigError(
+            f"{where}: line {node.start_mark.line + 1} has a character that no file can hold; leave it out"
+        )
     below: list[yaml.Node] = []
     if isinstance(node, yaml.SequenceNode):
         below = node.value

@@ -61,13 +61,18 @@ class RuntimeConfig(BaseModel):
     lanes: Annotated[int | None, Field(ge=1, description="most clients in one call; null chooses by their number")] = (
         None
     )
-    threads: Annotated[int, Field(ge=1, description="CPU threads of each rank")] = 1
+    threads: Annotated[int, Field(ge=1, le=1024, description="CPU threads of each rank")] = 1
     timeout: Annotated[
         float | None,
-        Field(gt=0, description="seconds a rank waits for the others; null: 20 of the longest rounds, at least 600 s"),
+        Field(
+            gt=0,
+            le=2_000_000,  # 23 days; poll() counts milliseconds in 31 bits
+            description="seconds a rank waits for the others; null: 20 of the longest rounds, at least 600 s",
+        ),
     ] = None
     spare: Annotated[
-        float, Field(ge=0, description="seconds left for the last checkpoint before a batch job's time limit")
+        float,
+        Field(ge=0, le=2_000_000, description="seconds left for the last checkpoint before a batch job's time limit"),
     ] = 30.0
     server: Annotated[
         Literal["auto", "shared", "dedicated"],

@@ -26,7 +26,7 @@ from pflmpi.registry import unknown
 # YAML reads names and patterns such as 10 or 0.5 as numbers, and people write 80.4 for [80.4].
 Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) in (int, float) else name)]
 Published = Annotated[
-    list[float],
+    list[Annotated[float, Field(allow_inf_nan=False)]],
     BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
     Field(min_length=1, max_length=2),
 ]

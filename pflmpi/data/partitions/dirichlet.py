@@ -20,7 +20,7 @@ def dirichlet(
         bool, Field(description="give nothing more to a client that has its even share of all samples")
     ] = False,
     min_samples: Annotated[int, Field(ge=1, description="samples that every client has at least")] = 10,
-    max_tries: Annotated[int, Field(ge=1, description="draws before giving up")] = 1000,
+    max_tries: Annotated[int, Field(ge=1, le=1_000_000, description="draws before giving up")] = 1000,
 ) -> list[np.ndarray]:
     """All labels for all clients, in proportions from Dir(beta), drawn for each class.
 

@@ -21,7 +21,7 @@ def exdir(
         bool, Field(description="give nothing more to a client that has its even share of all samples")
     ] = True,
     min_samples: Annotated[int, Field(ge=1, description="samples that every client has at least")] = 10,
-    max_tries: Annotated[int, Field(ge=1, description="draws of each level before giving up")] = 5000,
+    max_tries: Annotated[int, Field(ge=1, le=1_000_000, description="draws of each level before giving up")] = 5000,
 ) -> list[np.ndarray]:
     """Few labels for each client, and proportions from Dir(alpha) among the holders of a label.
 
