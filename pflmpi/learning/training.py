@@ -1,7 +1,7 @@
 """The `training` section of a configuration, and what follows from it alone: who takes part, in which order."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -39,8 +39,10 @@ class TrainingConfig(BaseModel):
 
     rounds: Annotated[int, Field(ge=0, description="communication rounds")] = 30
     participation: Annotated[float, Field(gt=0, le=1, description="share of the clients that train in a round")] = 1.0
-    epochs: Annotated[int, Field(ge=0, description="local epochs per round")] = 1
-    steps: Annotated[int | None, Field(ge=1, description="local steps per round, instead of epochs")] = None
+    epochs: Annotated[int, Field(ge=0, le=1_000_000, description="local epochs per round")] = 1
+    steps: Annotated[int | None, Field(ge=1, le=1_000_000, description="local steps per round, instead of epochs")] = (
+        None
+    )
     batch_size: Annotated[int, Field(ge=1, description="samples per step")] = 10
     drop_last: Annotated[bool, Field(description="leave out the last batch of an epoch when it is not full")] = False
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of the first round")] = 0.01
@@ -113,6 +115,14 @@ def batch_order(
     return batches[:wanted]
 
 
+def num_samples(samples: int, length: Pass) -> int:
+    """How many of a client's training samples a pass is over."""
+    if not length.held_out or samples < 2:
+        return samples
+    apart = min(max(1, round_half_up(length.held_out * samples)), samples - 1)
+    return apart if length.side == "held_out" else samples - apart
+
+
 def samples_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
     """The samples that a pass is over, in stored order.
 
@@ -124,9 +134,8 @@ def samples_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> n
     """
     if not length.held_out or len(samples) < 2:
         return samples
-    count = min(max(1, round_half_up(length.held_out * len(samples))), len(samples) - 1)
     apart = np.zeros(len(samples), bool)
-    apart[rng.permutation(len(samples))[:count]] = True
+    apart[rng.permutation(len(samples))[: num_samples(len(samples), replace(length, side="held_out"))]] = True
     return samples[apart if length.side == "held_out" else ~apart]
 
 

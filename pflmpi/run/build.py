@@ -16,6 +16,7 @@ from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
+from pflmpi.run.pass_lengths import check_passes
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.contract import check_cohorts, check_declarations
 from pflmpi.runtime.devices import choose_executor
@@ -82,6 +83,7 @@ def assemble(
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
     algorithm.check(tasks[0], len(training.participants(config.seed, 1, n)))
+    check_passes(training, algorithm.passes(tasks[0], 1), federation.num_train)
     runtime = choose_executor(config.runtime, tasks, n, on_gpu=bool(gpu_models))
     if runtime.executor == "lanes":
         for number, task in enumerate(tasks):

@@ -1,5 +1,6 @@
 """Whether an algorithm keeps its contract: declarations before the start, results while it runs, errors by name."""
 
+import dataclasses
 import random
 import re
 import traceback
@@ -17,7 +18,8 @@ from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.personal import NotAModel, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Uplink
-from pflmpi.text import spans
+from pflmpi.models.base import Architecture
+from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -69,7 +71,7 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     if len(tasks) > 1 and not algorithm.unlike_models:
         raise ConfigError(
             f"{type(algorithm).__name__} sends whole models or bodies and needs one architecture; "
-            f"the configuration has {len(tasks)}: {', '.join(str(task.architecture.name) for task in tasks)}"
+            f"the configuration has {len(tasks)}: {some(_told_apart([task.architecture for task in tasks]))}"
         )
     first = tasks[0]
     for task in tasks[1:]:
@@ -126,6 +128,13 @@ def check_scores(algorithm: Algorithm, scores: Tensor, samples: int, num_classes
             f"{type(algorithm).__name__}.predict returned scores of shape {list(scores.shape)} for {samples} samples "
             f"and {num_classes} classes; allowed is [{samples}, {num_classes}]"
         )
+
+
+def _told_apart(architectures: Sequence[Architecture]) -> list[str]:
+    """The name of each, with the values that are not the same in all."""
+    every = [dataclasses.asdict(architecture) for architecture in architectures]
+    keys = [key for key in every[0] if key != "name" and any(one.get(key) != every[0][key] for one in every)]
+    return [f"{one['name']} ({', '.join(f'{key} = {shown(one.get(key))}' for key in keys)})" for one in every]
 
 
 def _shape(kind: Uplink | Downlink) -> object:
