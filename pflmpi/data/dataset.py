@@ -49,29 +49,46 @@ def assemble(
         digest: if already known; None computes it.
 
     Raises:
-        DataError: arrays of different lengths, or labels out of range.
+        DataError: arrays of different lengths, labels that are no classes, or anything else that is no whole number.
     """
     count = len(images)
-    sizes = {
-        "labels": len(labels),
-        "official_test": len(official_test),
-        "writers": count if writers is None else len(writers),
-    }
-    for what, size in sizes.items():
-        if size != count:
-            raise DataError(f"dataset {name!r} has {count} images but {size} {what}; its files do not belong together")
+    try:
+        labels, official_test = whole("labels", labels), whole("official_test", official_test)
+        writers = None if writers is None else whole("writers", writers)
+    except ValueError as error:
+        raise DataError(f"dataset {name!r}: {error}; its files are damaged") from error
+    for what, array in {"labels": labels, "official_test": official_test, "writers": writers}.items():
+        if array is not None and len(array) != count:
+            raise DataError(
+                f"dataset {name!r} has {count} images but {len(array)} {what}; its files do not belong together"
+            )
     assert images.dtype == np.uint8 and images.ndim == 4, (images.dtype, images.shape)
-    labels = np.asarray(labels, dtype=np.int64)
-    if count == 0:
-        raise DataError(f"dataset {name!r} has no samples; its files are empty")
+    if images.size == 0:
+        raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
     if labels.min() < 0 or labels.max() >= num_classes:
         found = f"{labels.min()}..{labels.max()}"
         raise DataError(f"dataset {name!r} has labels {found}, allowed are 0..{num_classes - 1}; its files are damaged")
-    official_test = np.asarray(official_test, dtype=bool)
-    writers = None if writers is None else np.asarray(writers, dtype=np.int64)
+    if official_test.min() < 0 or official_test.max() > 1:
+        raise DataError(f"dataset {name!r} has official_test other than 0 and 1; its files are damaged")
+    official_test = official_test.astype(bool)
     digest = digest or content_digest(images, labels, official_test, writers, num_classes)
     middle = (0.5,) * images.shape[1]
     return Dataset(name, images, labels, official_test, writers, num_classes, middle, middle, digest)
+
+
+def whole(what: str, values: object) -> np.ndarray:
+    """The values as int64 [n]; `ValueError` unless they are whole numbers, which may be stored as floats, or flags."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{what} have shape {list(array.shape)}, not [n]")
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{what} are no numbers, but {array.dtype}")
+    good = (array > -(2.0**53)) & (array < 2.0**53) & (array == np.rint(array))
+    if not good.all():
+        raise ValueError(f"{what} must be whole numbers, and one is {array[np.argmin(good)]}")
+    return array.astype(np.int64)
 
 
 def content_digest(

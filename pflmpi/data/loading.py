@@ -14,6 +14,7 @@ from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
+from pflmpi.text import shown
 
 
 def load(config: DataConfig, seed: int, cache: Path | None = None) -> Dataset:
@@ -77,13 +78,18 @@ def _from_folder(source: Source, config: DataConfig, cache: Path | None) -> Data
     folder = _folder(config)
     if not folder:
         raise DataError(f"dataset {config.name!r} is read from files, and no data folder is set; {SHARED_FOLDER}")
-    root = Path(folder).expanduser()
-    if config.download:
-        try:
-            source.files(root)
-        except DataError:
-            source.fetch(root)
-    return cached(source.name, source.files(root), lambda: source.read(root), cache)
+    try:
+        root = Path(folder).expanduser()
+        if config.download:
+            try:
+                source.files(root)
+            except DataError:
+                source.fetch(root)
+        files = source.files(root)
+    except (OSError, RuntimeError) as error:  # too long a name, no right to look, the home of nobody
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"the data folder {shown(folder)} cannot be read ({reason}); {SHARED_FOLDER}") from error
+    return cached(source.name, files, lambda: source.read(root), cache)
 
 
 def _folder(config: DataConfig) -> str | None:

@@ -1,10 +1,14 @@
 """Sources of data: one suite that every source passes, and what is particular to each. No network is used."""
 
 import functools
+import gzip
 import hashlib
 import http.server
 import json
+import os
 import threading
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -200,8 +204,19 @@ def test_leaf_folders_are_found_as_leaf_lays_them_out(tmp_path: Path, root: Path
         ({"x": [[0.0] * 783]}, "images of 783 values, not 784"),
         ({"x": [[0.0] * 784] * 2}, "2 images with 1 labels"),
         ({"x": [[255.0] * 784]}, "values outside 0..1"),
-        ({"x": None}, "None"),
-        ({"y": ["a"]}, "invalid literal"),
+        ({"x": None}, "images are no list"),
+        ({"y": ["a"]}, "labels are no numbers"),
+        ({"y": [5.5]}, "labels must be whole numbers, and one is 5.5"),
+        ({"y": [float("nan")]}, "labels must be whole numbers, and one is nan"),
+        ({"y": [1e400]}, "labels must be whole numbers, and one is inf"),
+        ({"y": [10**30]}, "labels are no numbers"),
+        ({"y": [[3]]}, "labels have shape [1, 1]"),
+        ({"y": 3}, "labels have shape []"),
+        ({"y": [62]}, "labels 62..62, allowed are 0..61"),
+        ({"y": [-1]}, "labels -1..-1"),
+        ({"x": [["a"] * 784]}, "could not convert"),
+        ({"x": [[0.5, [1]]]}, "inhomogeneous"),
+        ({"x": [[float("nan")] * 784]}, "values outside 0..1"),
     ],
 )
 def test_leaf_json_with_impossible_content_is_refused(change: dict[str, object], reason: str, root: Path) -> None:
@@ -211,6 +226,131 @@ def test_leaf_json_with_impossible_content_is_refused(change: dict[str, object],
     with pytest.raises(DataError) as caught:
         SOURCES["femnist"].read(root)
     assert str(path) in str(caught.value) and reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100000, "recursion"),
+        ("[]", "list indices"),
+        ("5", "not subscriptable"),
+        ('{"users": "f0001", "user_data": {}}', "`users` is no list of names"),
+        ('{"users": [["a"]], "user_data": {}}', "`users` is no list of names"),
+        ('{"users": ["a", "a"], "user_data": {"a": {"x": [], "y": []}}}', "a user is named twice"),
+        ('{"users": ["a"], "user_data": {}}', "no 'a' in it"),
+        ('{"users": ["a"], "user_data": {"a": []}}', "list indices"),
+        ("\ud800", "cannot be read"),
+    ],
+)
+def test_a_leaf_file_of_another_form_is_named(text: str, reason: str, root: Path) -> None:
+    path = root / "femnist" / "train" / "all_data_0.json"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(DataError, match=reason) as caught:
+        SOURCES["femnist"].read(root)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_user_without_samples_in_a_part_is_nobody_there(root: Path) -> None:
+    before = SOURCES["femnist"].read(root)
+    path = root / "femnist" / "train" / "all_data_0.json"
+    content = json.loads(path.read_text())
+    content["users"].append("f0099")
+    content["user_data"]["f0099"] = {"x": [], "y": []}
+    path.write_text(json.dumps(content))
+    assert alike(SOURCES["femnist"].read(root), before)
+
+
+def test_a_pipe_among_the_leaf_files_is_left_alone(root: Path) -> None:
+    before = SOURCES["femnist"].read(root)
+    os.mkfifo(root / "femnist" / "train" / "all_data_7.json")
+    assert alike(SOURCES["femnist"].read(root), before)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"labels": np.full(30, 5.5)}, "labels must be whole numbers, and one is 5.5"),
+        ({"labels": np.full(30, "a")}, "labels are no numbers"),
+        ({"labels": np.int64(3)}, "labels have shape []"),
+        ({"labels": np.full(30, 62)}, "labels 62..62"),
+        ({"test": np.full(30, 7)}, "official_test other than 0 and 1"),
+        ({"test": np.full(30, np.nan)}, "official_test must be whole numbers"),
+        ({"writer": np.full(30, 0.5)}, "writers must be whole numbers"),
+        ({"labels": np.full(29, 5)}, "30 images but 29 labels"),
+        ({"images": np.zeros((30, 28, 28))}, "images are float64"),
+        ({"images": np.zeros((0, 28, 28), np.uint8)}, "0 images but 30 labels"),
+    ],
+)
+def test_a_sample_file_with_impossible_content_is_refused(
+    change: dict[str, np.ndarray], reason: str, tmp_path: Path
+) -> None:
+    write_sample(tmp_path / "FEMNIST")
+    path = tmp_path / "FEMNIST" / "femnist-sample.npz"
+    with np.load(path) as archive:
+        content = dict(archive) | change
+    np.savez(path, **content)
+    with pytest.raises(DataError) as caught:
+        SOURCES["femnist"].read(tmp_path)
+    assert str(path) in str(caught.value) and reason in str(caught.value)
+
+
+def test_labels_stored_as_whole_floats_are_labels(tmp_path: Path) -> None:
+    write_sample(tmp_path / "FEMNIST")
+    before = SOURCES["femnist"].read(tmp_path)
+    path = tmp_path / "FEMNIST" / "femnist-sample.npz"
+    with np.load(path) as archive:
+        content = dict(archive)
+    np.savez(path, **content | {name: content[name].astype(np.float64) for name in ("labels", "test", "writer")})
+    assert alike(SOURCES["femnist"].read(tmp_path), before)
+
+
+def test_no_more_is_unpacked_than_the_head_of_an_idx_file_says(root: Path) -> None:
+    path = root / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
+    good = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(good) + gzip.compress(bytes(1 << 28), 9))  # 256 MiB in 256 KiB
+    tracemalloc.start()
+    with pytest.raises(DataError, match="its head says 30 values, and it has more"):
+        SOURCES["mnist"].read(root)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (bytes([0, 0, 8, 1]) + b"\xff" * 4 + bytes(9), "unpacks to 4 GiB|its head says 4294967295 values, .* fewer"),
+        (bytes([0, 0, 8, 1, 0, 0]), "unpack requires"),
+        (bytes([0, 0, 9, 1, 0, 0, 0, 1, 0]), "no idx file of unsigned bytes"),
+        (bytes([0, 0, 8, 3, 0, 0, 0, 1]) + bytes(9), "no idx file of unsigned bytes with 1 dim"),
+        (b"", "begins with b''"),
+    ],
+)
+def test_an_idx_file_that_is_none_is_named(content: bytes, reason: str, root: Path) -> None:
+    path = root / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=reason) as caught:
+        SOURCES["fashion_mnist"].read(root)
+    assert str(path) in str(caught.value)
+
+
+def test_idx_images_with_a_vast_head_are_refused_unread(root: Path) -> None:
+    path = root / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
+    path.write_bytes(bytes([0, 0, 8, 3]) + b"\xff" * 12 + bytes(99))
+    with pytest.raises(DataError, match=r"it unpacks to .* TiB, and this node has .* of memory"):
+        SOURCES["fashion_mnist"].read(root)
+
+
+def test_an_array_longer_than_its_head_says_is_refused(tmp_path: Path) -> None:
+    write_sample(tmp_path / "FEMNIST")
+    path = tmp_path / "FEMNIST" / "femnist-sample.npz"
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["labels.npy"] += bytes(1 << 26)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(DataError, match=r"the array 'labels' has .* bytes, and its head says"):
+        SOURCES["femnist"].read(tmp_path)
 
 
 def test_half_of_leaf_is_refused(root: Path) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.dataset import Dataset, assemble, whole
 from pflmpi.data.npz import read_npz
 from pflmpi.data.sources.base import missing, unreadable
 from pflmpi.errors import DataError
+from pflmpi.text import first_line, shown
 
 FOLDERS = ("femnist", "FEMNIST")
 SAMPLE = "femnist-sample.npz"
@@ -38,7 +39,9 @@ class Femnist:
     def files(self, root: Path) -> list[Path]:
         """LEAF's JSON files, training first, else the one-file sample."""
         for folder in (root / name / below for name in FOLDERS for below in ("", "data")):
-            train, test = (sorted((folder / part).glob("*.json")) for part in ("train", "test"))
+            train, test = (
+                sorted(path for path in (folder / part).glob("*.json") if path.is_file()) for part in ("train", "test")
+            )
             if train and test:
                 return train + test
             if train or test:
@@ -64,7 +67,7 @@ class Femnist:
             images, labels, test, writers = read_npz(path, ("images", "labels", "test", "writer"))
         except (OSError, ValueError) as error:
             raise unreadable(self.name, path, error) from error
-        if images.dtype != np.uint8 or images.shape[1:] != (SIDE, SIDE):
+        if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (SIDE, SIDE):
             raise unreadable(self.name, path, f"images are {images.dtype} {list(images.shape)}, not uint8 [n, 28, 28]")
         try:
             return assemble(self.name, images[:, None], labels, test, NUM_CLASSES, writers)
@@ -91,19 +94,29 @@ def _users(name: str, path: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """(user, uint8 [m, 1, 28, 28], int64 [m]) for every user of one JSON file, in the file's order."""
     try:
         content = json.loads(path.read_bytes())
-        return [(user, *_samples(content["user_data"][user])) for user in content["users"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"no {error} in it" if isinstance(error, KeyError) else error
+        users = content["users"]
+        if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
+            raise ValueError("`users` is no list of names")
+        if len(set(users)) < len(users):
+            raise ValueError("a user is named twice")
+        return [(user, *_samples(content["user_data"][user])) for user in users]
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        reason = f"no {shown(error.args[0])} in it" if isinstance(error, KeyError) else first_line(error)
         raise unreadable(name, path, reason) from error
 
 
 def _samples(data: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    x = np.array(data["x"], dtype=np.float64).reshape(len(data["x"]), -1)
-    y = np.array(data["y"], dtype=np.int64)
-    if len(x) and x.shape[1] != SIDE * SIDE:
-        raise ValueError(f"images of {x.shape[1]} values, not {SIDE * SIDE}")
+    x = np.array(data["x"], dtype=np.float64)
+    y = whole("labels", data["y"])
+    if x.ndim == 0:
+        raise ValueError("images are no list")
     if len(x) != len(y):
         raise ValueError(f"{len(x)} images with {len(y)} labels")
+    x = x.reshape(len(y), -1) if len(y) else np.zeros((0, SIDE * SIDE))
+    if x.shape[1] != SIDE * SIDE:
+        raise ValueError(f"images of {x.shape[1]} values, not {SIDE * SIDE}")
     if not np.all((x >= 0) & (x <= 1)):
         raise ValueError("values outside 0..1")
+    if len(y) and not 0 <= y.min() <= y.max() < NUM_CLASSES:
+        raise ValueError(f"labels {y.min()}..{y.max()}, allowed are 0..{NUM_CLASSES - 1}")
     return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE), y

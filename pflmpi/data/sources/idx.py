@@ -1,24 +1,24 @@
-"""The MNIST family: idx files, plain or compressed, read by torchvision."""
+"""The MNIST family: idx files, plain or compressed."""
 
 import gzip
-import shutil
-import tempfile
-import zlib
+import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from pflmpi.data.dataset import Dataset, assemble
-from pflmpi.data.npz import read_npz
+from pflmpi.data.dataset import Dataset, assemble, whole
+from pflmpi.data.npz import check_memory, read_npz
 from pflmpi.data.sources.base import missing, unreadable
 from pflmpi.data.sources.download import downloading
 from pflmpi.errors import DataError
+from pflmpi.text import first_line
 
 PARTS = ("train", "t10k")
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
-# What gzip, torchvision's parser and numpy raise for files that are truncated or hold something else.
-DAMAGE = (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, IndexError, AssertionError, RuntimeError)
+UNSIGNED_BYTES = 0x08  # the type of the values, in the third byte of the file
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class IdxSource:
         files = self.files(root)
         train_x, train_y, test_x, test_y = (self._read(path) for path in files[:4])
         for path, x, y in ((files[1], train_x, train_y), (files[3], test_x, test_y)):
-            if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+            if len(x) != len(y):
                 raise unreadable(self.name, path, f"labels {list(y.shape)} for images {list(x.shape)}")
             if y.max(initial=0) >= self.num_classes:
                 raise unreadable(self.name, path, f"label {y.max()}, allowed are 0..{self.num_classes - 1}")
@@ -67,20 +67,11 @@ class IdxSource:
         return assemble(self.name, images, labels, np.arange(len(labels)) >= len(train_y), self.num_classes, writers)
 
     def _read(self, path: Path) -> np.ndarray:
-        from torchvision.datasets import mnist
-
-        reader = mnist.read_image_file if "images" in path.name else mnist.read_label_file
         try:
-            if path.suffix != ".gz":
-                return np.asarray(reader(str(path)).numpy())
-            # torchvision unpacks beside the archive; the data folder may be read-only.
-            with tempfile.NamedTemporaryFile() as plain:
-                with gzip.open(path) as packed:
-                    shutil.copyfileobj(packed, plain)
-                plain.flush()
-                return np.asarray(reader(plain.name).numpy())
-        except DAMAGE as error:
-            raise unreadable(self.name, path, error) from error
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                return _array(file, 3 if "images" in path.name else 1)
+        except Exception as error:  # gzip raises many kinds for damaged bytes
+            raise unreadable(self.name, path, first_line(error)) from error
 
     def _writers(self, path: Path, train_y: np.ndarray, test_y: np.ndarray) -> np.ndarray:
         """Writer of each sample int64 [n], training first, after checking that the file describes these labels."""
@@ -94,7 +85,24 @@ class IdxSource:
                 raise DataError(
                     f"dataset {self.name!r}: {path} describes other samples than the idx files beside it; delete it"
                 )
-        return np.concatenate([train, test]).astype(np.int64)
+        try:
+            return np.concatenate([whole("writers", train), whole("writers", test)])
+        except ValueError as error:
+            raise unreadable(self.name, path, error) from error
+
+
+def _array(file: BinaryIO | gzip.GzipFile, dimensions: int) -> np.ndarray:
+    """The unsigned bytes in an idx file; its head says how many there are, and no more are unpacked."""
+    head = file.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2:] != bytes([UNSIGNED_BYTES, dimensions]):
+        raise ValueError(f"it is no idx file of unsigned bytes with {dimensions} dimensions: it begins with {head!r}")
+    shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+    length = math.prod(shape)
+    check_memory(length)
+    content = file.read(length)
+    if len(content) < length or file.read(1):
+        raise ValueError(f"its head says {length} values, and it has {'more' if len(content) == length else 'fewer'}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 MNIST = IdxSource(
