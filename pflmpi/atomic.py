@@ -26,7 +26,7 @@ def replacing(path: Path) -> Iterator[int]:
     try:
         path.parent.mkdir(exist_ok=True)
         try:
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
             try:
                 yield descriptor
                 os.fsync(descriptor)

@@ -3,9 +3,11 @@
     FOLDER/<source>-<key>/images.npy labels.npy official_test.npy [writers.npy] entry.json
 
 The key covers source, paths, sizes and modification times of the raw files. An entry appears by rename and is
-checked against its digest whenever it is opened, so a damaged one is detected and rebuilt.
+checked whenever it is opened: every file must be this user's own and nobody else's to write, and the content must have
+the digest it was written with; any other entry is rebuilt.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -17,11 +19,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from pflmpi import atomic
 from pflmpi.data.dataset import Dataset, assemble, content_digest
+from pflmpi.errors import DataError
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +34,34 @@ ARRAYS = ("images", "labels", "official_test", "writers")
 
 
 def private_folder() -> Path:
-    """This user's cache folder, created with mode 0700; `PermissionError` if another user owns it."""
-    folder = Path(tempfile.gettempdir()) / f"pflmpi-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    # The temporary folder is shared: a link or another user's folder there cannot be trusted.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to user {found.st_uid} or is a link")
-    if stat.S_IMODE(found.st_mode) != 0o700:
-        folder.chmod(0o700)
-    return folder
+    """This user's cache folder, with mode 0700, among the folders for temporary files, which all users share.
+
+    Its name may be taken, by another user's folder or a link, or others may have been able to write to it: then it has
+    another name, which nobody can foresee.
+
+    Raises:
+        OSError: no folder can be made.
+    """
+    shared, name = Path(tempfile.gettempdir()), f"pflmpi-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        (shared / name).mkdir(mode=0o700)
+    if (found := _own_folder(shared, name)) is None:
+        tempfile.mkdtemp(prefix=f"{name}-cache-", dir=shared)
+        found = _own_folder(shared, name)  # the same for ranks that do this at one time
+    if found is None:
+        raise PermissionError(f"{shared} gives new folders to another user")
+    return found
+
+
+def _own_folder(shared: Path, name: str) -> Path | None:
+    """First folder of these names that is this user's own and that nobody else can write to, made private."""
+    for folder in (shared / name, *sorted(shared.glob(f"{name}-cache-*"))):
+        with contextlib.suppress(FileNotFoundError):
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+                folder.chmod(0o700)
+                return folder
+    return None
 
 
 def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: Path | None = None) -> Dataset:
@@ -74,12 +96,14 @@ def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
     dataset = read()
     try:
         for leftover in entry.parent.glob(f"{entry.name}.tmp-*"):  # of a process that died: we hold the lock
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
         try:
             _write(temporary, dataset)
-            if entry.exists():  # damaged; existing mappings stay valid
-                shutil.rmtree(entry)
+            if entry.exists():  # damaged, or with files that somebody planted; existing mappings stay valid
+                aside = entry.with_name(f"{temporary.name}-old")
+                entry.rename(aside)
+                shutil.rmtree(aside, ignore_errors=True)
             temporary.rename(entry)
             atomic.flush_folder(entry.parent)
         finally:
@@ -101,11 +125,11 @@ def _write(folder: Path, dataset: Dataset) -> None:
     for name in ARRAYS:
         array = getattr(dataset, name)
         if array is not None:
-            with (folder / f"{name}.npy").open("wb") as file:
+            with open(folder / f"{name}.npy", "wb", opener=_private) as file:
                 np.save(file, array, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-    with (folder / "entry.json").open("w") as file:
+    with open(folder / "entry.json", "w", opener=_private) as file:
         json.dump({"digest": dataset.digest, "num_classes": dataset.num_classes}, file)
         file.flush()
         os.fsync(file.fileno())
@@ -114,27 +138,51 @@ def _write(folder: Path, dataset: Dataset) -> None:
 def _open(entry: Path, source: str) -> Dataset | None:
     """The entry with its images mapped; None if there is none or it is damaged."""
     try:
-        about = json.loads((entry / "entry.json").read_text())
-        # np.asarray drops the memmap class and keeps the mapping: slices are then ordinary arrays.
-        images = np.asarray(np.load(entry / "images.npy", mmap_mode="r", allow_pickle=False))
-        labels, official_test = (np.load(entry / f"{name}.npy", allow_pickle=False) for name in ARRAYS[1:3])
-        path = entry / "writers.npy"
-        writers = np.load(path, allow_pickle=False) if path.exists() else None
+        with _own_file(entry / "entry.json") as file:
+            about = json.load(file)
+        images, labels, official_test = (_mapped(entry / f"{name}.npy") for name in ARRAYS[:3])
+        writers = _mapped(entry / "writers.npy") if (entry / "writers.npy").exists() else None
         found = content_digest(images, labels, official_test, writers, about["num_classes"])
         if found != about["digest"]:
             raise ValueError(f"its digest is {found[:12]}, written was {about['digest'][:12]}")
         return assemble(source, images, labels, official_test, about["num_classes"], writers, about["digest"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, DataError) as error:
         logger.warning("cache entry %s is damaged and will be rewritten: %s", entry, error)
         return None
+
+
+def _private(path: str, flags: int) -> int:
+    """Opener of a file that only this user can read and write, whatever the umask."""
+    return os.open(path, flags, 0o600)
+
+
+@contextmanager
+def _own_file(path: Path) -> Iterator[BinaryIO]:
+    """A file, opened to read; `PermissionError` for a link, and where another user could have written it."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise PermissionError(f"{path} is not this user's own file, or others can write to it")
+        yield file
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """An array mapped from its file."""
+    with _own_file(path) as file:
+        np.lib.format.read_magic(file)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        if dtype.hasobject:
+            raise ValueError(f"{path} holds objects")
+        # np.asarray drops the memmap class and keeps the mapping: slices are then ordinary arrays.
+        return np.asarray(np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C"))
 
 
 @contextmanager
 def _locked(entry: Path) -> Iterator[None]:
     # Released by the kernel when the process ends, however it ends.
-    lock = os.open(entry.with_name(f"{entry.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(entry.with_name(f"{entry.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -124,16 +124,90 @@ def test_the_users_own_folder_is_private(
     reader.load(None)
     folder = tmp_path / f"pflmpi-{os.getuid()}"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and entry(folder)
-    folder.chmod(0o777)
-    assert stat.S_IMODE(private_folder().stat().st_mode) == 0o700, "made private again"
-    folder.rename(tmp_path / "of somebody else")
-    folder.symlink_to(tmp_path / "of somebody else")
-    with pytest.raises(PermissionError, match="or is a link"):
-        private_folder()
+    folder.chmod(0o755)
+    assert private_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700, "made private again"
+
+
+@pytest.mark.parametrize("taken", ["a link", "a file", "open to all", "another user's"])
+def test_a_folder_that_somebody_made_first_does_not_block_the_cache(
+    taken: str, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    user = os.getuid()
+    folder = tmp_path / f"pflmpi-{user}"
+    if taken == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    elif taken == "a file":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if taken == "open to all" else 0o755)
+    if taken == "another user's":
+        owned_by(folder, user + 1, monkeypatch)
+        owned_by(tmp_path / f"{folder.name}-cache-0000", user + 1, monkeypatch).mkdir()
     with caplog.at_level(logging.WARNING):
-        assert alike(reader.load(None), reader())
-    assert "data cache not used" in caplog.text
-    monkeypatch.setattr(os, "getuid", lambda: folder.parent.stat().st_uid + 1)
-    (tmp_path / f"pflmpi-{folder.parent.stat().st_uid + 1}").mkdir()
-    with pytest.raises(PermissionError, match="belongs to user"):
-        private_folder()
+        results = [reader.load(None) for _ in range(3)]
+    assert reader.calls == 1 and not caplog.text and all(alike(one, results[0]) for one in results)
+    own = private_folder()
+    assert own != folder and own.name.startswith(f"{folder.name}-cache-") and entry(own)
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700 and private_folder() == own
+
+
+@pytest.mark.parametrize("file", ["images.npy", "entry.json"])
+@pytest.mark.parametrize("how", ["another user's", "writable by all", "a link", "a pipe"])
+def test_a_planted_file_is_refused_and_the_entry_rebuilt(
+    file: str,
+    how: str,
+    reader: Reader,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reader.load(tmp_path / "cache")
+    path = entry(tmp_path / "cache") / file
+    good = path.read_bytes()
+    if how == "another user's":
+        owned_by(path, os.getuid() + 1, monkeypatch)
+    elif how == "writable by all":
+        path.chmod(0o666)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere") if how == "a link" else os.mkfifo(path)
+    with caplog.at_level(logging.WARNING):
+        assert alike(reader.load(tmp_path / "cache"), reader())
+    assert reader.calls == 3 and "will be rewritten" in caplog.text
+    assert path.read_bytes() == good and not path.is_symlink()
+
+
+def test_files_of_the_cache_are_private_whatever_the_umask(reader: Reader, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        reader.load(tmp_path / "cache")
+    finally:
+        os.umask(before)
+    found = {stat.S_IMODE(path.stat().st_mode) for path in entry(tmp_path / "cache").iterdir()}
+    assert found == {0o600}
+    reader.load(tmp_path / "cache")
+    assert reader.calls == 1
+
+
+def owned_by(path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a path that exists, or will, look as if another user owned it, until it is replaced."""
+    real_fstat, real_lstat = os.fstat, Path.lstat
+    inode = path.stat().st_ino if path.exists() else None
+
+    def changed(found: os.stat_result) -> os.stat_result:
+        return os.stat_result([*found[:4], user, *found[5:]])
+
+    def fstat(descriptor: int) -> os.stat_result:
+        found = real_fstat(descriptor)
+        return changed(found) if found.st_ino == inode else found
+
+    def lstat(self: Path) -> os.stat_result:
+        found = real_lstat(self)
+        return changed(found) if self == path else found
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    monkeypatch.setattr(Path, "lstat", lstat)
+    return path
