@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pflmpi import __version__, early_signals, outside
-from pflmpi.errors import PflmpiError, UserError, show
+from pflmpi import __version__, early_signals, outside, terminal
+from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
 
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
@@ -56,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    if arguments is None:
+        terminal.outlive_readers()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and words[:1] in (["run"], ["resume"]):
         early_signals.watch(os.environ)  # before what takes seconds to import
@@ -66,17 +68,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.words = words
     logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level, format="pflmpi: %(message)s")
     try:
+        _check(words)
         with outside.blamed():
             code: int = options.function(options)
+        if code == 0 and (problem := terminal.output_problem()):
+            raise RunError(f"the output could not be written: {problem}")
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except ModuleNotFoundError as error:
-        if error.name not in _MAY_BE_MISSING:
-            raise
-        what = f"{options.command} needs {error.name}, which is not installed"
-        show(UserError(f"{what}; report, inspect and export do without torch"), options.debug)
-        return UserError.exit_code
-    except PflmpiError as error:
+    except Exception as caught:
+        error = _of_user(caught, options.command)
         show(error, options.debug)
-        return error.exit_code
+        return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
     return code
+
+
+def _check(words: Sequence[str]) -> None:
+    """Raise `ConfigError` for an argument that can be no text and no name of a file."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"the argument {word!a} is no text in UTF-8; rename the file, or type it anew") from None
+        if "\0" in word:
+            raise ConfigError(f"the argument {word!a} holds a zero byte; leave that out")
+
+
+def _of_user(error: Exception, command: str) -> Exception:
+    """An error that says what the user can do, where there is something; others as they are."""
+    if isinstance(error, ModuleNotFoundError) and error.name in _MAY_BE_MISSING:
+        what = f"{command} needs {error.name}, which is not installed"
+        return UserError(f"{what}; report, inspect and export do without torch")
+    return explained(error)

@@ -14,6 +14,7 @@
 Each message says what is wrong, the value found, what is allowed, and what to do.
 """
 
+import contextlib
 import os
 import traceback
 from collections.abc import Mapping
@@ -72,7 +73,9 @@ def show(error: BaseException, debug: bool = False, rank: int = 0) -> None:
         traceback.print_exception(error)
     text = str(error) if isinstance(error, PflmpiError) else f"internal error: {error!r}; --debug shows where"
     where = f"rank {rank}: " if rank else ""
-    os.write(2, f"pflmpi: {where}{text}\n".encode())  # one write: lines of several ranks do not mix
+    line = f"pflmpi: {where}{text}\n".encode(errors="backslashreplace")
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        os.write(2, line)  # one write: lines of several ranks do not mix
 
 
 def write_exit_code(environ: Mapping[str, str], code: int) -> None:
@@ -80,3 +83,12 @@ def write_exit_code(environ: Mapping[str, str], code: int) -> None:
     path = environ.get("PFLMPI_EXIT_FILE")
     if path:
         Path(path).write_text(f"{code}\n")
+
+
+def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:
+    """An error of that kind for a file that the system refuses, as for too long a name; others as they are."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        found = kind(f"{os.fsdecode(error.filename)}: {error.strerror}; choose another path, or make it accessible")
+        found.__cause__ = error
+        return found
+    return error

@@ -25,6 +25,7 @@ FLOORS = {
         "outside",
         "source_code",
         "class_checks",
+        "terminal",
     },
     1: {"transports", "models", "data"},
     2: {"messages", "learning"},
@@ -94,6 +95,11 @@ def test_a_library_has_one_door(library: str) -> None:
             assert relative in DOORS[library] or relative.split("/")[0] in DOORS[library], (
                 f"{relative} imports {library}"
             )
+
+
+def test_rich_prints_text_as_it_is() -> None:
+    found = [str(path) for path in modules() if path.stem != "terminal" and "rich.console.Console" in imports(path)]
+    assert not found, f"{found}: use `pflmpi.terminal.console`, in which names are no markup"
 
 
 def test_no_import_circle() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pflmpi.analysis.table import LAST, Entry, Percent
 from pflmpi.sweep.table import SweepTable
+from pflmpi.text import spreadsheet_safe
 
 _METRICS = {
     "mean": "accuracy, mean over clients",
@@ -66,7 +67,7 @@ def comma_separated(table: SweepTable, entries: Sequence[Entry]) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({key: spreadsheet_safe(str(value)) for key, value in line.items()} for line in lines)
     return file.getvalue()
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pflmpi.text import spreadsheet_safe
+
 Line = Sequence[str | int | float]
 
 
@@ -185,4 +187,4 @@ def comma_separated(lines: Iterable[Line]) -> str:
 def _text(value: str | int | float) -> str:
     if isinstance(value, float):
         return "" if np.isnan(value) else f"{value:.10g}"
-    return str(value)
+    return spreadsheet_safe(str(value))

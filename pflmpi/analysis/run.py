@@ -147,9 +147,12 @@ def _attributes(folder: Path, there: list[int]) -> Mapping[str, Any]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        return yaml_file.read(path)
+        config = yaml_file.read(path)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
+    if not isinstance(config.get("recorded", {}), dict):
+        raise CheckpointError(f"{path} is damaged: its key `recorded` is no mapping; put it back from a copy")
+    return config
 
 
 def _recorded(attributes: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pflmpi.commands import arguments
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.terminal import console
 from pflmpi.text import size, spans
 
 if TYPE_CHECKING:
@@ -46,16 +47,15 @@ def run(options: argparse.Namespace) -> int:
 
 def _show_round(run: Path, round: int | None, digest_only: bool) -> None:
     """Show a checkpoint, the newest good one by default, or only its digest."""
-    from rich.console import Console
     from rich.table import Table
 
     from pflmpi.analysis.run import open_run
     from pflmpi.store import run_folder
 
     newest, passed_over = run_folder.newest_good(run)
-    console = Console()
+    terminal = console()
     for problem in passed_over if not digest_only else []:
-        console.print(f"damaged: {problem}", style="red")
+        terminal.print(f"damaged: {problem}", style="red")
     chosen = newest if round is None else round
     if chosen not in (there := run_folder.rounds(run)):
         raise CheckpointError(f"{run} has no checkpoint of round {chosen}; it has {', '.join(map(str, there))}")
@@ -72,14 +72,13 @@ def _show_round(run: Path, round: int | None, digest_only: bool) -> None:
         for path, array in sorted(getattr(opened, group).items()):
             value = f" = {array.item():.6g}" if array.ndim == 0 else ""
             table.add_row(f"{group}/{path}{value}", str(list(array.shape)), str(array.dtype), size(array.nbytes))
-    console.print(table)
-    console.print(f"checkpoints: {', '.join(map(str, there))}")
-    console.print(f"digest: {digest}", soft_wrap=True)
+    terminal.print(table)
+    terminal.print(f"checkpoints: {', '.join(map(str, there))}")
+    terminal.print(f"digest: {digest}", soft_wrap=True)
 
 
 def _show_difference(run: Path, before: int, after: int) -> None:
     """Show how far each leaf moved between two rounds."""
-    from rich.console import Console
     from rich.table import Table
 
     from pflmpi.analysis.difference import difference
@@ -95,9 +94,9 @@ def _show_difference(run: Path, before: int, after: int) -> None:
         table.add_column(name, overflow="fold")
     for change in changes:
         table.add_row(*_row(change, before, after))
-    console = Console()
-    console.print(table)
-    console.print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
+    terminal = console()
+    terminal.print(table)
+    terminal.print(f"changed: {sum(change.changed > 0 for change in changes)} of {len(changes)} arrays")
 
 
 def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
@@ -117,15 +116,13 @@ def _row(change: "Change", before: int, after: int) -> tuple[str, ...]:
 
 def _verify(run: Path) -> None:
     """Read every byte of every file of a run, and name each problem."""
-    from rich.console import Console
-
     from pflmpi.analysis import integrity
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.progress import bar
     from pflmpi.store import run_folder
 
     open_run(run)  # raises if it is none
-    console = Console()
+    terminal = console()
     count, found, bytes, bad = len(integrity.files(run)), 0, 0, 0
     with bar("files") as update:
         for found, checked in enumerate(integrity.check(run), 1):
@@ -133,7 +130,7 @@ def _verify(run: Path) -> None:
             bytes += checked.bytes
             bad += bool(checked.problems)
             for problem in checked.problems:
-                console.print(f"damaged: {problem}", style="red", soft_wrap=True, markup=False, highlight=False)
+                terminal.print(f"damaged: {problem}", style="red", soft_wrap=True, highlight=False)
     there = run_folder.rounds(run)
     if not there:
         raise CheckpointError(f"{run} has no checkpoint to check")
@@ -143,4 +140,4 @@ def _verify(run: Path) -> None:
         raise CheckpointError(
             f"{bad} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
         )
-    console.print(f"good: {text}", markup=False, highlight=False)
+    terminal.print(f"good: {text}", highlight=False)

@@ -35,18 +35,17 @@ def run(options: argparse.Namespace) -> int:
     if options.markdown:
         print(_markdown())
         return 0
-    from rich.console import Console
-
     from pflmpi.data import SOURCES
     from pflmpi.data.partitions import PARTITIONS
     from pflmpi.models import MODELS
+    from pflmpi.terminal import console
 
     partitions = {name: _summary(rule) for name, rule in PARTITIONS.items()}
-    console = Console()
-    console.print(_algorithms())
-    console.print(_table("dataset", {name: _summary(source) for name, source in SOURCES.items()}))
-    console.print(_table("partition", partitions))
-    console.print(_table("model", {name: kind.summary for name, kind in MODELS.items()}))
+    terminal = console()
+    terminal.print(_algorithms())
+    terminal.print(_table("dataset", {name: _summary(source) for name, source in SOURCES.items()}))
+    terminal.print(_table("partition", partitions))
+    terminal.print(_table("model", {name: kind.summary for name, kind in MODELS.items()}))
     return 0
 
 

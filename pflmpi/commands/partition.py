@@ -14,17 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the partition, and save it if asked; return the exit code."""
-    from rich.console import Console
-
     from pflmpi.config.load import load
     from pflmpi.data.federation import save
     from pflmpi.data.picture import picture
     from pflmpi.run.build import load_federation
+    from pflmpi.terminal import console
 
     federation = load_federation(load(options.config, options.overrides))
-    console = Console()
-    console.print(picture(federation, console.width))
+    terminal = console()
+    terminal.print(picture(federation, terminal.width))
     if options.save is not None:
         save(federation, options.save)
-        console.print(f"saved: partition: {{path: {options.save}}}")
+        terminal.print(f"saved: partition: {{path: {options.save}}}")
     return 0

@@ -44,25 +44,24 @@ def run(options: argparse.Namespace) -> int:
     """Show what a run will need; return 1 if that will not fit."""
     began = time.perf_counter()
 
-    from rich.console import Console
-
     from pflmpi.config.load import load
     from pflmpi.forecast import advice
     from pflmpi.forecast.cache import Cache, cache_folder
     from pflmpi.forecast.forecast import predict
+    from pflmpi.terminal import console
 
     resources, cache = _resources(options), Cache(cache_folder(os.environ), renew=options.calibrate)
     config, imports = load(options.config, options.overrides), time.perf_counter() - began
     forecast = predict(config, resources, cache)
     problems = advice.problems(forecast, Path("runs"))
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    console = Console(width=None if known else _WIDTH)
-    console.print(_ranks_table(forecast))
-    console.print(_run_table(forecast, imports))
+    terminal = console(width=None if known else _WIDTH)
+    terminal.print(_ranks_table(forecast))
+    terminal.print(_run_table(forecast, imports))
     for problem in problems:
-        console.print(f"will not fit: {problem}", markup=False, highlight=False, soft_wrap=True)
+        terminal.print(f"will not fit: {problem}", highlight=False, soft_wrap=True)
     for remark in (*advice.useless(forecast), *forecast.measured.remarks, *_assumed(options, forecast)):
-        console.print(f"note: {remark}", markup=False, highlight=False, soft_wrap=True)
+        terminal.print(f"note: {remark}", highlight=False, soft_wrap=True)
     return _DOES_NOT_FIT if problems else 0
 
 

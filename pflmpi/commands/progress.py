@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from pflmpi.store import metrics_file
+from pflmpi.terminal import console
 from pflmpi.text import size
 
 if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without it
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # neither is there without torch, and `bar` is needed without
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yield `update(done, total)`, which shows a bar on a terminal and nothing elsewhere."""
-    console = Console(stderr=True)
+    terminal = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
@@ -43,10 +43,10 @@ class RunProgress:
         self._quiet = quiet
         self._accuracy = "-"
         self._moved = [0, 0]
-        console = Console(stderr=True, force_terminal=True if bar else None)
+        terminal = console(stderr=True, force_terminal=True if bar else None)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        hidden = quiet or not console.is_terminal
-        self._bar = Progress(*columns, console=console, refresh_per_second=4, disable=hidden)
+        hidden = quiet or not terminal.is_terminal
+        self._bar = Progress(*columns, console=terminal, refresh_per_second=4, disable=hidden)
         self._task = self._bar.add_task("round", total=rounds)
 
     def __enter__(self) -> "RunProgress":
@@ -92,7 +92,7 @@ def show_summary(run: Path, config: "Config") -> None:
         table.add_row(f"{way}: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
     seconds = sum(float(row["seconds"]) for row in rows)
     table.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
-    Console().print(table)
+    console().print(table)
     print(f"run: {run}", flush=True)
 
 

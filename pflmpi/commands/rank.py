@@ -15,7 +15,16 @@ from pflmpi import early_signals, outside
 from pflmpi.commands.launch import check_ranks, num_ranks, spawn
 from pflmpi.commands.progress import RunProgress, show_summary
 from pflmpi.config.load import Config
-from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, show, write_exit_code
+from pflmpi.errors import (
+    PflmpiError,
+    RunError,
+    Stopped,
+    TransportError,
+    UserError,
+    explained,
+    show,
+    write_exit_code,
+)
 from pflmpi.machine import cores, gpus
 from pflmpi.run.execute import RankContext
 from pflmpi.runtime.config import LEAST_TIMEOUT
@@ -91,12 +100,13 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         _leave(transport, error.exit_code)
     except KeyboardInterrupt:
         return _abort(transport, 130, launch.rank)
-    except Exception as error:
-        where = None if isinstance(error, PflmpiError) else outside.cause(error)
-        if isinstance(error, TransportError) or (transport is None and launch.rank > 0):
+    except Exception as caught:
+        where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
+        fault = RunError(where) if where else explained(caught, UserError if transport is None else RunError)
+        if isinstance(fault, TransportError) or (transport is None and launch.rank > 0):
             time.sleep(_HEAD_START)
-        show(error if where is None else RunError(where), options.debug, launch.rank)
-        return _abort(transport, error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code, launch.rank)
+        show(fault, options.debug, launch.rank)
+        return _abort(transport, fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code, launch.rank)
 
 
 def _connect(config: Config, launch: Launch) -> Transport:

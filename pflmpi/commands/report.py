@@ -54,13 +54,13 @@ def _report_runs(options: argparse.Namespace) -> int:
 
 def _report_table(options: argparse.Namespace) -> None:
     """Print the table and write it in three formats."""
-    from rich.console import Console
     from rich.table import Table
 
     from pflmpi.analysis import formats
     from pflmpi.analysis.table import entries
     from pflmpi.sweep import cells as listing
     from pflmpi.sweep import table as tables
+    from pflmpi.terminal import console
 
     path = options.paths[0]
     table = tables.load(path)
@@ -75,15 +75,15 @@ def _report_table(options: argparse.Namespace) -> None:
         "tex": formats.latex(table, found, commands),
     }
     written = _write(options.write or out, path.stem, texts)
-    console = Console(markup=False, highlight=False)
-    console.print(table.title)
+    terminal = console(highlight=False)
+    terminal.print(table.title)
     for matrix in formats.printed(table, found):
         shown = Table("", *matrix.columns, title=matrix.caption, title_justify="left", title_style="")
         for row in matrix.rows:
             shown.add_row(*row)
-        console.print(shown)
+        terminal.print(shown)
     for line in (f"published: {table.source}", *table.notes):
-        console.print(line)
+        terminal.print(line)
     for file in written:
         print(file)
 

@@ -41,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
             who = "--continue" if options.resume else "torchrun --max-restarts"
             raise ConfigError(f"{who} without --out: a run that is started again must find its folder; give --out DIR")
         folder = options.out or Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder.exists()  # raises for a name that no file can have
         go = partial(start_or_resume, changed_code=options.changed_code) if resumes else start
         return load(options.config, options.overrides), folder, go
 

@@ -20,15 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table for each section, and for each choice within a section; return the exit code."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from pflmpi.terminal import console
+
+    terminal = console()
     for title, rows in _sections() if options.name is None else _one(options.name):
         table = Table("key", "type", "default", "meaning", title=title, title_justify="left")
         for row in rows:
             table.add_row(*row)
-        console.print(table)
+        terminal.print(table)
     return 0
 
 

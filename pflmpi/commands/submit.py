@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi.commands import arguments
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.terminal import print_surely
 
 if TYPE_CHECKING:
     from pflmpi.cluster.sbatch import Options
@@ -96,11 +97,11 @@ def run(options: argparse.Namespace) -> int:
     what = f", {len(pending.todo)} of {len(pending.cells)} cells" if pending.cells else ""
     means = {"%%": "%", "%j": number, "%A": number, "%a": "*"}
     shown = re.sub("%[%jAa]", lambda found: means[found[0]], str(log))
-    print(f"job {number}: {pending.out}{what}")
-    print(f"log: {shown}")
-    print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, shown.split('*')))}")
     if pending.cells:
         cells_file(pending.out, number).write_text("".join(f"{cell}\n" for cell in pending.cells))
+    print_surely(f"job {number}: {pending.out}{what}")
+    print(f"log: {shown}")
+    print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, shown.split('*')))}")
     return 0
 
 

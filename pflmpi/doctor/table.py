@@ -3,11 +3,11 @@
 import shutil
 from collections.abc import Callable, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Problem, by, line, numbers
+from pflmpi.terminal import console
 from pflmpi.text import counted, scaled_bytes, size, some, spans
 
 _ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
@@ -18,9 +18,9 @@ def show(everyone: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
     """Print the tables and the problems."""
     # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
     width = shutil.get_terminal_size((_WIDTH, 0)).columns
-    console = Console(force_terminal=False, width=width, highlight=False, markup=False, emoji=False)
-    console.print(_ranks(everyone))
-    console.print(_common(everyone))
+    terminal = console(force_terminal=False, width=width, highlight=False)
+    terminal.print(_ranks(everyone))
+    terminal.print(_common(everyone))
     show_problems(everyone, problems)
 
 

@@ -102,11 +102,11 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
 
 def _create(folder: Path, experiment: Experiment, transport: Transport) -> str:
     """Make the folder of a new run, and return its name and `_same` in lines; a folder that holds a run is refused."""
-    if (folder / "config.yaml").exists():
-        raise ConfigError(
-            f"{folder} holds a run already; continue it with `pflmpi resume {folder}` or choose another --out"
-        )
     try:
+        if (folder / "config.yaml").exists():
+            raise ConfigError(
+                f"{folder} holds a run already; continue it with `pflmpi resume {folder}` or choose another --out"
+            )
         (folder / "shards").mkdir(parents=True, exist_ok=True)
         stored_config.write(folder, experiment, transport, run_identity.new_run_id())
         metrics_file.restart(folder, 0)

@@ -20,6 +20,7 @@ from pflmpi.run.build import Experiment
 from pflmpi.run.code import changes, code_hashes, renamed
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import partition_file, run_folder
+from pflmpi.text import shown
 from pflmpi.transports.base import Transport
 
 _AND = " + "  # between the models of devices
@@ -109,12 +110,16 @@ def check_round(run: Path, round: int, config: Config) -> None:
 def check_same_data(run: Path, experiment: Experiment) -> None:
     """Raise `CheckpointError` unless the data and the partition are those that a run was made with."""
     recorded = _stored(run).get("recorded", {})
+    if not isinstance(recorded, dict):
+        raise CheckpointError(
+            f"{run / 'config.yaml'} is damaged: recorded = {shown(recorded)} is no mapping; put it back from a copy"
+        )
     found = {"data": experiment.federation.dataset.digest, "partition": experiment.federation.digest}
     for key, value in found.items():
         if recorded.get(key, value) != value:
             raise CheckpointError(
-                f"the {key} has changed since {run} was written: hash {recorded[key][:12]} then, {value[:12]} now; "
-                "put back the same files, or start a new run"
+                f"the {key} has changed since {run} was written: hash {str(recorded[key])[:12]} then, "
+                f"{value[:12]} now; put back the same files, or start a new run"
             )
 
 

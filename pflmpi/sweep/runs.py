@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pflmpi.errors import Stopped
 from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.processes import LoggedCommand, run_all
+from pflmpi.terminal import console
 
 _WINDOW = 1800.0  # seconds over which the speed is measured: rounds of different cells differ in length
 
@@ -101,7 +101,7 @@ class SweepProgress:
         self._tasks = {task.cell.name: task for task in tasks}
         self._out = out
         self._ended = sum(not task.command for task in tasks)
-        self._console = Console(stderr=True)
+        self._console = console(stderr=True)
         text = TextColumn("{task.description}", markup=False)
         self._bars = Progress(
             *(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
@@ -141,7 +141,7 @@ class SweepProgress:
         if name in self._bar:
             self._bars.remove_task(self._bar.pop(name))
         line = f"[{self._ended}/{len(self._tasks)}] {name}: {text}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, soft_wrap=True)
         self._show_all()
 
     def _show_all(self) -> None:

@@ -13,6 +13,7 @@ import quick_run
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
+from pflmpi.run.build import load_federation
 from pflmpi.run.stored_config import stored_config
 from pflmpi.store import run_folder
 
@@ -24,6 +25,11 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"training": {"participation": 1.5}}, ["training.participation = 1.5", "less than or equal to 1"]),
     ({"training": {"rounds": -1}}, ["training.rounds = -1"]),
     ({"training": {"batch_size": 0}}, ["training.batch_size = 0"]),
+    (
+        {"training": {"drop_last": True, "batch_size": 500}},
+        ["batch_size = 500", "the largest, client", "drop_last: false"],
+    ),
+    ({"training": {"epochs": 1000000, "batch_size": 1}}, ["steps in one round", "training.epochs"]),
     ({"training": {"precision": "fp8"}}, ["training.precision = 'fp8'", "'fp32'", "'bf16'"]),
     ({"training": {"precision": "tf32"}}, ["tf32", "CUDA"]),
     ({"training": {"rounds": True}}, ["training.rounds = True"]),
@@ -55,8 +61,14 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"checkpoint": {"every": 0}}, ["checkpoint.every = 0"]),
     (
         {"model": [{"name": "mlp"}, {"name": "mlp", "hidden": 7}], "algorithm": {"name": "fedavg"}},
-        ["FedAvg", "one architecture"],
+        ["FedAvg", "one architecture", "mlp (num_features = 100), mlp (num_features = 7)"],
     ),
+    ({"model": {"name": 5}}, ["model.name = 5 is not a name"]),
+    ({"data": {"name": "mnist", "root": "x" * 300}}, ["data folder", "File name too long"]),
+    ({"data": {"name": "mnist", "root": "~nobody-here/x"}}, ["data folder", "home"]),
+    ({"partition": {"path": "x" * 300}}, ["File name too long"]),
+    ({"runtime": {"threads": 100000}}, ["runtime.threads = 100000", "1024"]),
+    ({"runtime": {"timeout": 1e30}}, ["runtime.timeout = 1e+30", "2000000"]),
     (
         {"model": [{"name": "mlp"}, {"name": "mlp", "hidden": 7}], "algorithm": {"name": "fedproto"}},
         ["'means'", "100", "7", "same number of features"],
@@ -96,6 +108,30 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
 def test_wrong_overrides_are_refused(text: str) -> None:
     with pytest.raises(PflmpiError, match=r"override|unknown section"):
         configuration.parse(configuration.override(quick_run.QUICK, [text]))
+
+
+def test_clients_that_train_nothing_are_counted_in_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw = quick_run.settings(training={"drop_last": True, "batch_size": 50})
+    quick_run.run(raw, tmp_path / "run")
+    few = int((load_federation(configuration.parse(raw)).num_train < 50).sum())
+    assert 0 < few < 7
+    assert f"{few} of 7 clients have fewer training samples than training.batch_size = 50" in caplog.text
+    caplog.clear()
+    quick_run.run(quick_run.settings(training={"drop_last": True, "batch_size": 1}), tmp_path / "other")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("recorded", ["[1, 2]", "5", "{run: [1], data: 3}", "null", "{versions: 1}"])
+def test_a_changed_record_of_a_run_is_one_error(
+    recorded: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    quick_run.run(quick_run.settings(), tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().partition("recorded:")[0] + f"recorded: {recorded}\n")
+    for words in (["resume", "--ranks", "1"], ["inspect"], ["inspect", "--verify"], ["report", "--out", str(tmp_path)]):
+        code = quick_run.command([*words, str(tmp_path / "run")])
+        shown = capfd.readouterr().err
+        assert code in (0, 1, 2) and "internal error" not in shown and "Traceback" not in shown, (words, shown)
 
 
 def test_exponents_are_numbers(tmp_path: Path) -> None:

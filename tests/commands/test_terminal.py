@@ -1,0 +1,113 @@
+"""What reaches the terminal: names as they are, nothing lost when nobody reads, words that no file can have refused."""
+
+import csv
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import processes
+import quick_run
+import table_file
+from pflmpi.analysis.plots import comma_separated
+from pflmpi.cli import main
+from pflmpi.store import run_folder
+
+MARKUP = "[/b] :smile: [red]x"
+
+
+def closed_pipe() -> int:
+    """The writing end of a pipe whose reader has left, as `head` does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    quick_run.run(quick_run.settings(training={"rounds": 1}), Path(MARKUP))
+    assert main(["inspect", MARKUP]) == 0
+    assert f"{MARKUP}, round 1" in capfd.readouterr().out
+    assert main(["inspect", "[/b]"]) == 2
+    assert "[/b]" in capfd.readouterr().err
+    Path("c.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    assert main(["partition", "c.yaml", "--save", f"{MARKUP}.npz"]) == 0
+    assert f"{{path: {MARKUP}.npz}}" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", os.fsdecode(b"\xff"), "c.yaml/below", "p/" * 3000])
+@pytest.mark.parametrize("command", ["run", "resume", "inspect", "partition", "report", "sweep"])
+def test_a_name_that_no_file_can_have_is_one_error(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table_file.write(tmp_path)
+    Path("c.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    words = {
+        "run": ["run", "c.yaml", "--ranks", "1", "--out", name],
+        "partition": ["partition", "c.yaml", "--save", name],
+        "sweep": ["sweep", "small.yaml", "--out", name],
+    }
+    assert quick_run.command(words.get(command, [command, name])) == 2
+    shown = capfd.readouterr().err
+    assert shown.count("\n") == 1 and shown.startswith("pflmpi: ") and "internal error" not in shown
+
+
+def test_a_run_outlives_those_who_read_its_output(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings()))
+    writer = closed_pipe()
+    command = [*processes.PFLMPI, "run", str(config), "--ranks", "1", "--out", str(tmp_path / "run")]
+    done = processes.call(command, stdout=writer, stderr=writer)
+    os.close(writer)
+    assert done.returncode == 0
+    assert run_folder.newest_good(tmp_path / "run")[0] == 3
+
+
+@pytest.mark.parametrize("words", [["list"], ["--help"]])
+def test_a_command_ends_quietly_when_nobody_reads(words: list[str]) -> None:
+    writer = closed_pipe()
+    done = processes.call([*processes.PFLMPI, *words], stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_under_the_output_is_an_error() -> None:
+    with open("/dev/full", "w") as full:
+        done = processes.call([*processes.PFLMPI, "list", "--markdown"], stdout=full)
+    assert done.returncode == 3 and "the output could not be written: No space left" in done.stderr
+
+
+def test_closed_descriptors_are_opened_before_a_file_can_have_their_numbers() -> None:
+    code = "import os; from pflmpi.terminal import outlive_readers; outlive_readers(); os.write(3, b''); "
+    probe = f"{code} raise SystemExit(10 + os.open('/dev/null', os.O_RDONLY))"
+    shell = f'exec {processes.PFLMPI[0]} -c "{probe}" 3>/dev/null <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", shell], timeout=60, check=False).returncode == 14
+
+
+def test_what_must_not_be_lost_goes_to_stderr_when_nobody_reads() -> None:
+    code = "from pflmpi import terminal; terminal.outlive_readers(); terminal.print_surely('job 7')"
+    writer = closed_pipe()
+    done = processes.call([processes.PFLMPI[0], "-c", code], stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "job 7\n")
+
+
+def test_no_cell_of_a_table_is_a_formula() -> None:
+    lines = [["=1+2", "+x", "-x", "@x", "\tx"], ["-0.5", -0.5, "x=1", "+3", 7]]
+    text, numbers = csv.reader(comma_separated(lines).splitlines())
+    assert text == ["'=1+2", "'+x", "'-x", "'@x", "'\tx"]
+    assert numbers == ["-0.5", "-0.5", "x=1", "+3", "7"]
+
+
+def test_no_row_of_a_sweep_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"=cmd|' /C calc'!A0": {"algorithm": {"name": "fedavg"}}}
+    table = table_file.write(tmp_path, rows=rows, published={next(iter(rows)): {"few": [50.0]}})
+    assert main(["report", str(table), "--write", str(tmp_path)]) == 0
+    with open(tmp_path / "small.csv") as file:
+        assert [line["row"] for line in csv.DictReader(file)] == ["'=cmd|' /C calc'!A0"] * 2
