@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pflmpi import atomic
-from pflmpi.errors import CheckpointError
+from pflmpi.errors import CheckpointError, PflmpiError
 from pflmpi.store.hdf5 import File, Group, h5py
 from pflmpi.store.target import Target
 
@@ -26,7 +26,6 @@ _HEAD_BYTES = 512
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
 _CHUNK = 1 << 24
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
-_HDF5_ERRORS = (OSError, KeyError, ValueError, RuntimeError)
 
 
 class Checksum(NamedTuple):
@@ -126,9 +125,11 @@ def reading(path: Path) -> Iterator[File]:
                     f"{FORMAT_VERSION}; update pflmpi"
                 )
             yield file
+    except PflmpiError:
+        raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except _HDF5_ERRORS as error:
+    except Exception as error:  # of a file of another form there may be any kind
         raise CheckpointError(f"{path} cannot be read: {_line(error)}") from error
 
 

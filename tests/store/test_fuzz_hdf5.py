@@ -1,0 +1,110 @@
+"""Damaged files of a run are found, and no file of another form ends in anything but one line that names it."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import quick_run
+from damage import damaged
+from pflmpi.analysis.run import open_run
+from pflmpi.errors import CheckpointError
+from pflmpi.store import checked_hdf5, run_folder
+
+fuzz = settings(
+    derandomize=True, max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz") / "run"
+    quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}), folder)
+    return folder
+
+
+def files(run: Path) -> list[Path]:
+    return sorted([*run.glob("round_*.h5"), *run.glob("shards/*.h5")])
+
+
+@fuzz
+@given(st.integers(0, 2**32))
+def test_any_damage_to_a_file_is_found(run: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    path = rng.choice(files(run))
+    good = path.read_bytes()
+    changed = damaged(good, rng)
+    path.write_bytes(changed)
+    try:
+        problems = run_folder.verify(run, 1) + run_folder.verify(run, 0)
+        assert bool(problems) == (changed != good)
+        assert all("\n" not in problem for problem in problems)
+    finally:
+        path.write_bytes(good)
+
+
+@fuzz
+@given(st.integers(0, 2**32))
+def test_a_file_of_another_form_is_one_error(run: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """The checksums are right, as in a file that somebody made or changed with a tool."""
+    rng = random.Random(seed)
+    copy = tmp_path_factory.mktemp("copy") / "run"
+    shutil.copytree(run, copy)
+    path = rng.choice(files(copy))
+    _rewritten(path, rng)
+    for read in _readers(copy):
+        try:
+            read()
+        except CheckpointError as error:
+            assert "\n" not in str(error) and str(copy) in str(error)
+
+
+def _readers(run: Path) -> list[Callable[[], object]]:
+    return [
+        lambda: run_folder.verify(run, 1),
+        lambda: run_folder.newest_good(run),
+        lambda: run_folder.digest(run, 1),
+        lambda: run_folder.read_clients(run, 1, np.arange(7)),
+        lambda: run_folder.read_server(run, 1),
+        lambda: open_run(run).round().personal,
+        lambda: open_run(run).round().diagnostics,
+        lambda: {path: np.asarray(rows[:]) for path, rows in open_run(run).round().clients.items()},
+        lambda: dict(open_run(run).round().metrics),
+    ]
+
+
+def _rewritten(path: Path, rng: random.Random) -> None:
+    """Write a file anew with one group, array or attribute of it removed or replaced."""
+
+    def fill(target: h5py.File) -> None:
+        with h5py.File(path, "r") as source:
+            for name in source:
+                source.copy(name, target)
+            for name, value in source.attrs.items():
+                target.attrs[name] = value
+            places: list[str] = []
+            source.visit(places.append)
+        place = rng.choice([*places, ""])
+        attributes = target[place].attrs if place else target.attrs
+        kind = rng.randrange(3)
+        odd = rng.choice((5, -1, 2**62, "x", "{}", "[1]", np.zeros(3), np.nan, b"\xff"))
+        if kind == 0 and len(attributes):
+            attributes[rng.choice(list(attributes))] = odd
+        elif kind == 1 and len(attributes):
+            del attributes[rng.choice(list(attributes))]
+        elif place:
+            del target[place]
+            if rng.random() < 0.6:
+                target[place] = odd
+            elif rng.random() < 0.5:
+                target.create_group(place)
+
+    other = path.with_suffix(".new")
+    checked_hdf5.write(other, fill)
+    other.replace(path)
