@@ -1,5 +1,6 @@
 """The device, the executor, the threads and the kernels of a rank."""
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pflmpi.data.cache import private_folder
 from pflmpi.errors import ConfigError
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
@@ -69,6 +71,10 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     """Fix thread count and kernels of this process, so that the same input gives the same bits."""
     torch.set_num_threads(runtime.threads)
     _keep_freed_memory()
+    with contextlib.suppress(OSError):
+        # For its compiler, which nothing here uses, torch otherwise makes a folder with a name that all users know in
+        # the one for temporary files, and fails where somebody has made a file of that name first.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(private_folder() / "torch"))
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without

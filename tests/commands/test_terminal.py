@@ -1,6 +1,7 @@
 """What reaches the terminal: names as they are, nothing lost when nobody reads, words that no file can have refused."""
 
 import csv
+import getpass
 import os
 import subprocess
 from pathlib import Path
@@ -111,3 +112,18 @@ def test_no_row_of_a_sweep_is_a_formula(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["report", str(table), "--write", str(tmp_path)]) == 0
     with open(tmp_path / "small.csv") as file:
         assert [line["row"] for line in csv.DictReader(file)] == ["'=cmd|' /C calc'!A0"] * 2
+
+
+def test_names_that_others_know_in_the_temporary_folder_block_no_run(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    user = getpass.getuser()
+    for name in (f"torchinductor_{user}", f"pflmpi-{os.getuid()}"):
+        (shared / name).write_text("somebody else's")
+    config = tmp_path / "c.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings(runtime={"executor": "lanes"})))
+    environment = {**processes.ENVIRONMENT, "TMPDIR": str(shared)}
+    command = [*processes.PFLMPI, "run", str(config), "--ranks", "1", "--out", str(tmp_path / "run"), "--quiet"]
+    done = processes.call(command, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (shared / f"torchinductor_{user}").read_text() == "somebody else's"
