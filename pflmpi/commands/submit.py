@@ -95,8 +95,7 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
     number = submit(script(job), job.options)
     what = f", {len(pending.todo)} of {len(pending.cells)} cells" if pending.cells else ""
-    means = {"%%": "%", "%j": number, "%A": number, "%a": "*"}
-    shown = re.sub("%[%jAa]", lambda found: means[found[0]], str(log))
+    shown = re.sub("%[%jAa]", lambda found: {"%%": "%", "%a": "*"}.get(found[0], number), str(log))
     if pending.cells:
         cells_file(pending.out, number).write_text("".join(f"{cell}\n" for cell in pending.cells))
     print_surely(f"job {number}: {pending.out}{what}")
