@@ -14,6 +14,7 @@ from pflmpi import early_signals
 from pflmpi.errors import Stopped
 
 _SHUTDOWN = "8"  # seconds for the other ranks to end when one has died
+_HERE = "127.0.0.1"  # other machines cannot connect to it
 _FORWARDED = {signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
 
 
@@ -31,20 +32,30 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
     Signals that ask for a stop are forwarded to the ranks as SIGUSR1 or SIGUSR2. Ranks receive SIGTERM only when one
     of them has died.
     """
+    from torch._C._distributed_c10d import TCPStore
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from pflmpi.transports.torch_store import listen
+
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its failure report is a page long
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise the launcher sets it and warns
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN)
+    if Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    listening = listen(_HERE, 0)
+    port = listening.getsockname()[1]
+    # The launcher opens this store again by its port; left to itself, it would open one that listens on all addresses.
+    store = TCPStore(_HERE, port, is_master=True, multi_tenant=True, master_listen_fd=listening.detach())
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
         run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_backend="static",
+        rdzv_endpoint=f"{store.host}:{store.port}",
+        rdzv_configs={"rank": 0},
         max_restarts=0,
         monitor_interval=0.1,
         start_method="spawn",

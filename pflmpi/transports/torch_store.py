@@ -1,15 +1,20 @@
 """What ranks exchange through torch's key-value store: how far each has come."""
 
+import errno
+import ipaddress
 import os
+import socket
 import threading
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed does not declare them
 
 from pflmpi.transports.detect import Launch
+from pflmpi.transports.waiting import TimeIsUp, within
 
 _INTERVAL = 1.0  # seconds between two notes; the shortest time limit that can name ranks is a little longer
-_ANSWER = timedelta(seconds=3)
+_ANSWER = 3.0  # seconds for the store to answer
+_BACKLOG = 2048  # connections that wait to be accepted: many ranks come at once
 
 
 def connect(launch: Launch, timeout: float) -> Store:
@@ -19,9 +24,47 @@ def connect(launch: Launch, timeout: float) -> Store:
     own prefix. (torch's own rendezvous does not separate them and fails after a restart, up to 2.15 at least.)
     """
     host, _, port = (launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}").rpartition(":")
-    hosted = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = TCPStore(host, int(port), is_master=hosted, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+    hosted = launch.rank == 0 and in_rank_0()
+    store = TCPStore(
+        host,
+        int(port),
+        is_master=hosted,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=listen(host, int(port)).detach() if hosted else None,
+    )
     return PrefixStore(f"pflmpi/{launch.restarts}", store)
+
+
+def in_rank_0() -> bool:
+    """Whether rank 0 hosts the store; under torchrun its agent does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens where the ranks connect to, and nowhere else.
+
+    A name of this machine that stands for a loopback address here (Debian's 127.0.1.1), or for an address that it has
+    behind a translation, may be another one for the other nodes: then the socket listens on all addresses.
+
+    Args:
+        port: 0 for any that is free.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        loopback = ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        if loopback and host not in (address[0], "localhost"):
+            continue
+        try:
+            return socket.create_server(address, family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 class Arrivals:
@@ -33,7 +76,6 @@ class Arrivals:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store = store.clone()  # the thread below must not share the main thread's connection
-        self._store.set_timeout(_ANSWER)
         self._rank = rank
         self._size = size
         self._number = 0
@@ -47,13 +89,16 @@ class Arrivals:
     def absent(self) -> list[int]:
         """The ranks that have not entered this rank's newest call."""
         try:
-            return [rank for rank in range(self._size) if rank != self._rank and self._noted(rank) < self._number]
-        except RuntimeError:  # the store lives in rank 0, unless torchrun hosts it
-            return [0]
+            return within(_ANSWER, self._late)
+        except (TimeIsUp, RuntimeError):  # torch's calls wait for ever where the store's process hangs
+            return [0] if in_rank_0() else []
 
     def close(self) -> None:
         """Stop taking notes."""
         self._closed.set()
+
+    def _late(self) -> list[int]:
+        return [rank for rank in range(self._size) if rank != self._rank and self._noted(rank) < self._number]
 
     def _noted(self, rank: int) -> int:
         return int(self._store.get(f"call/{rank}")) if self._store.check([f"call/{rank}"]) else 0

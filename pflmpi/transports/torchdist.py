@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from pflmpi.errors import TransportError
 from pflmpi.transports.base import Transport, chunks
@@ -19,10 +20,11 @@ from pflmpi.transports.gpu_group import Backend, GpuGroup
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.ring import piece, sum_bytes
-from pflmpi.transports.torch_store import Arrivals, connect
-from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
+from pflmpi.transports.torch_store import Arrivals, connect, in_rank_0
+from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait, within
 
 _DYING = 0.5  # seconds from the end of a connection to that of the process
+_LEEWAY = 1.0  # seconds after its own time limit in which the store says so, unless its process hangs
 
 
 class TorchTransport(Transport):
@@ -44,10 +46,8 @@ class TorchTransport(Transport):
         self._arrivals: Arrivals | None = None
         self._gpus: GpuGroup | None = None
         with self._translated_errors("the start"):
-            store = connect(launch, timeout)
-            dist.init_process_group(
-                "gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=timedelta(seconds=timeout)
-            )
+            store = within(timeout + _LEEWAY, lambda: connect(launch, timeout))
+            within(timeout + _LEEWAY, lambda: _start_gloo(store, launch, timeout))
         self._arrivals = Arrivals(store, launch.rank, launch.size)
 
     def use_gpus(self, ranks: Sequence[int], device: torch.device, backend: Backend = "nccl") -> None:
@@ -149,13 +149,21 @@ class TorchTransport(Transport):
             raise TransportError(text) from error
 
     def _late(self, operation: str, waited: float) -> str:
-        absent = self._arrivals.absent() if self._arrivals is not None else []
+        if self._arrivals is not None:
+            absent = self._arrivals.absent()
+        else:  # the start: all wait for rank 0, where it hosts the store
+            absent = [0] if self.rank != 0 and in_rank_0() else []
         return timed_out(operation, waited, names(absent, self.peers))
 
 
 def _tensor(chunk: np.ndarray) -> Tensor:
     """The chunk as a tensor on the same memory."""
     return torch.from_numpy(chunk if chunk.flags.writeable else chunk.copy())  # torch warns of read-only memory
+
+
+def _start_gloo(store: Store, launch: Launch, timeout: float) -> None:
+    limit = timedelta(seconds=timeout)
+    dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=limit)
 
 
 def _set_timeout(timeout: timedelta) -> None:

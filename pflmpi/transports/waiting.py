@@ -1,8 +1,12 @@
 """Waiting for other ranks without burning the core that they may need, and the errors when they do not come."""
 
 import re
+import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _SPIN = 0.0005  # seconds of polling without a pause: a small message between ready ranks takes less
 SHORTEST = 50e-6  # seconds of a pause
@@ -38,6 +42,32 @@ def wait(done: Callable[[], bool], timeout: float, longest: float = LONGEST) -> 
             time.sleep(0)  # lets another rank on this core go first
         else:
             time.sleep(min(longest, max(SHORTEST, _SHARE * waited)))
+
+
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """The result of a call that may never return; it is then left behind in its thread.
+
+    Raises:
+        TimeIsUp: it has not returned in time.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except Exception as error:
+            errors.append(error)
+
+    start = time.monotonic()
+    thread = threading.Thread(target=call, name="pflmpi-within", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeIsUp(time.monotonic() - start)
+    return results[0]
 
 
 def timed_out(operation: str, waited: float, absent: str) -> str:

@@ -1,4 +1,4 @@
-"""One rank of a real launch: `mpirun -n 3 python transport_worker.py WHAT`, or torchrun; rank 1 goes wrong."""
+"""One rank of a real launch: `mpirun -n 3 python transport_worker.py WHAT`, or torchrun; rank 1 goes wrong, or 0."""
 
 import os
 import signal
@@ -56,10 +56,12 @@ def check_messages_between_gpus(transport: Transport) -> None:
 
 def go_wrong(transport: Transport, how: str) -> None:
     transport.barrier()
-    if how == "late":
+    if how in ("late", "stopped server"):
         transport.timeout = 1.5
     try:
-        if transport.rank == 1:
+        if transport.rank == 0 and how == "stopped server":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif transport.rank == 1 and how != "stopped server":
             if how == "abort":
                 transport.abort(3)
             elif how == "raise":
@@ -75,10 +77,35 @@ def go_wrong(transport: Transport, how: str) -> None:
         transport.abort(3)
 
 
+def stop_at_the_start(rank: int, folder: Path) -> None:
+    """Let rank 0 stop once it hosts torch's store."""
+    from pflmpi.transports import torchdist
+
+    (folder / f"{rank} has imported torch").touch()
+    while len(list(folder.glob("* has imported torch"))) < 3:
+        time.sleep(0.01)
+    if rank == 0:
+        connect = torchdist.connect
+
+        def stopping(*arguments: object) -> object:
+            store = connect(*arguments)  # type: ignore[arg-type]
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return store
+
+        setattr(torchdist, "connect", stopping)  # noqa: B010
+
+
 if __name__ == "__main__":
     what, folder = sys.argv[1], Path(sys.argv[2])
     (folder / str(os.getpid())).touch()
-    transport = open_transport("auto", detect(os.environ), timeout=LONG)
+    launch, early = detect(os.environ), what == "connected"
+    if early:
+        stop_at_the_start(launch.rank, folder)
+    try:
+        transport = open_transport("auto", launch, timeout=3.0 if early else LONG)
+    except TransportError as error:
+        say(f"rank {launch.rank}: {error}")
+        os._exit(3)
     introduce(transport, Peer.here([0], []))
     if what == "check":
         check(transport)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -83,6 +84,32 @@ def test_a_missing_rank_is_an_error_after_the_time_limit(way: str, tmp_path: Pat
     assert code == (3 if way == "mpi" else 1), err
     assert re.search(r"maximum did not end within \d\.\d s: rank 1 \(host \S+, process \d+\) did not come to it", out)
     wait_until_all_have_ended(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["connected", "stopped server"])
+def test_a_stopped_rank_0_that_hosts_the_store_is_named_after_the_time_limit(moment: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "3"}
+    ranks = [
+        processes.launch(
+            [sys.executable, WORKER, moment, str(tmp_path)],
+            env={**processes.ENVIRONMENT, **meeting, "RANK": str(rank), "PYTHONPATH": str(ROOT)},
+        )
+        for rank in range(3)
+    ]
+    try:
+        for rank in ranks[1:]:
+            out, err = rank.communicate(timeout=60)
+            assert rank.returncode == 3, err
+            assert re.search(
+                r"did not end within \d\.\d s: rank 0( \(host \S+, process \d+\))? did not come to it", out
+            )
+        assert ranks[0].poll() is None, "the stopped rank was still there when the others ended"
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
 
 
 @pytest.mark.slow
