@@ -32,14 +32,18 @@ def bar(what: str) -> Iterator[Callable[[int, int], None]]:
 class RunProgress:
     """Shows rounds as they end: on a terminal in a bar, elsewhere (a batch job's log) in a line each.
 
+    Every rank has one, and rank 0, or the one that takes the server over from it, calls it.
+
     Args:
         rounds: of the whole run.
         quiet: show nothing.
         bar: show the bar also where this seems to be no terminal.
+        rank: of this process; rank 0 shows the bar at once.
     """
 
-    def __init__(self, rounds: int, quiet: bool, bar: bool) -> None:
+    def __init__(self, rounds: int, quiet: bool, bar: bool, rank: int) -> None:
         self._rounds = rounds
+        self._rank = rank
         self._quiet = quiet
         self._accuracy = "-"
         self._moved = [0, 0]
@@ -50,11 +54,13 @@ class RunProgress:
         self._task = self._bar.add_task("round", total=rounds)
 
     def __enter__(self) -> "RunProgress":
-        self._bar.start()
+        if self._rank == 0:
+            self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:
+            self._bar.stop()
 
     def __call__(self, round: "Round") -> None:
         """Show the end of a round."""
@@ -63,6 +69,7 @@ class RunProgress:
         up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
         self._moved = [self._moved[0] + up, self._moved[1] + down]
         if not self._bar.disable:
+            self._bar.start()
             moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}"
             self._bar.update(self._task, completed=round.round, description=f"accuracy {self._accuracy}  {moved}")
         elif not self._quiet:
@@ -87,6 +94,8 @@ def show_summary(run: Path, config: "Config") -> None:
         table.add_row("last accuracy, over all samples", _percent(last["accuracy_weighted"]))
         table.add_row("best accuracy, mean over clients", f"{_percent(best['accuracy_mean'])} (round {best['round']})")
         table.add_row("spread over clients at the end", _percent(last["accuracy_std"]))
+    if skipped := sum(int(row["skipped"]) for row in rows):
+        table.add_row("updates skipped, as clients failed", str(skipped))
     for way in ("up", "down"):
         logical, wire = (sum(int(row[f"{key}_bytes"]) for row in rows) for key in (way, f"wire_{way}"))
         table.add_row(f"{way}: as papers count, on the wire", f"{size(logical)}, {size(wire)}")

@@ -7,9 +7,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
+
+import numpy as np
 
 from pflmpi import early_signals, outside
 from pflmpi.commands.launch import check_ranks, num_ranks, spawn
@@ -26,7 +29,7 @@ from pflmpi.errors import (
     write_exit_code,
 )
 from pflmpi.machine import cores, gpus
-from pflmpi.run.execute import RankContext
+from pflmpi.run.execute import RankContext, retry_after_rank_loss
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, refuse_on_cpu
 from pflmpi.runtime.faults import CollectiveError, all_or_none
@@ -75,11 +78,10 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             transport.use_gpus(placed.gpu_ranks, device)
         if placed.serves_only:
             config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
-        stop = Stop(end_of_job(os.environ) if transport.rank == 0 else None, config.runtime.spare)
+        stop = Stop(_end_of_job(transport), config.runtime.spare)
         context = RankContext(transport, device, placed.slots, placed.models, stop)
-        quiet = options.quiet or transport.rank != 0
         with (
-            RunProgress(config.training.rounds, quiet, options.bar) as progress,
+            RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
             noted_signals(stop, lambda: bool(ended(context.transport.peers))),
         ):
             early_signals.begun()
@@ -96,7 +98,8 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             if options.debug:
                 traceback.print_exception(reason)
             show(error)
-        transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
+        with suppress(TransportError):
+            transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
         _leave(transport, error.exit_code)
     except KeyboardInterrupt:
         return _abort(transport, 130, launch.rank)
@@ -115,7 +118,7 @@ def _connect(config: Config, launch: Launch) -> Transport:
     timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
     transport = open_transport(runtime.transport, launch, timeout, fault_tolerant=runtime.faults == "continue")
     seen = () if runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-    introduce(transport, Peer.here(cores(), seen))
+    retry_after_rank_loss(transport, lambda: introduce(transport, Peer.here(cores(), seen)))
     return transport
 
 
@@ -128,15 +131,26 @@ def _place(config: Config, transport: Transport) -> GpuPlacement:
             refuse_on_cpu(config.training)
         return placed
 
-    placed = all_or_none(transport, place)
+    placed = retry_after_rank_loss(transport, lambda: all_or_none(transport, place))
     if transport.rank == 0 and placed.remark():
         _log.warning("%s", placed.remark())
     return placed
 
 
+def _end_of_job(transport: Transport) -> float | None:
+    """End of this batch job; one rank asks, because a thousand would overwhelm the queue manager."""
+
+    def ask() -> float:
+        end = end_of_job(os.environ) if transport.rank == 0 else None
+        return float(transport.maximum(np.array([-np.inf if end is None else end]))[0])
+
+    end = retry_after_rank_loss(transport, ask)
+    return None if end == -np.inf else end
+
+
 def _leave(transport: Transport, code: int) -> NoReturn:
     """End in order with the other ranks."""
-    if transport.rank == 0:
+    if transport.rank == 0 or transport.fault_tolerant:  # rank 0 may die now
         write_exit_code(os.environ, code)
     exit_process(transport, code)
 

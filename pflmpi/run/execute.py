@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from pflmpi.errors import CheckpointError, RankLost
+from pflmpi.errors import CheckpointError, RankLost, Stopped
 from pflmpi.run import build, stored_config
 from pflmpi.run.agreement import check_same_setup
 from pflmpi.run.build import Experiment
@@ -22,7 +22,7 @@ from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
-from pflmpi.store import metrics_file, run_folder, run_identity
+from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
@@ -52,17 +52,23 @@ class RankContext:
     stop: Stop = field(default_factory=Stop)
 
 
-def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: int | None, observe: Observer) -> None:
+def run_rounds(
+    experiment: Experiment, run: Path, run_id: str, context: RankContext, done: int | None, observe: Observer
+) -> None:
     """Run the rounds after `done`, or a new run if it is None, on all ranks.
 
-    Where the transport can continue without a rank, the others take its clients over and repeat the rounds after the
-    newest complete checkpoint.
+    Where the transport can continue without a rank, the others take its clients over, and the first of them the server
+    after rank 0, and repeat the rounds after the newest complete checkpoint.
+
+    Raises:
+        Stopped: on all ranks, after a complete round, when one of them was asked to stop.
     """
     transport = context.transport
-    run_id = retry_after_rank_loss(transport, lambda: on_root(transport, lambda: run_identity.run_id(run) or ""))
     while True:
         checkpoints: Checkpoints | None = None
+        stopped, lost = None, False
         try:
+            transport.counter.take("data")
             setup = build.setup(experiment, transport.size, context.slots)
             check_same_setup(experiment, setup, transport)
             if transport.rank == 0 and (
@@ -79,22 +85,36 @@ def run_rounds(experiment: Experiment, run: Path, context: RankContext, done: in
             wanted = experiment.config.output.tensorboard and transport.rank == 0
             with tensorboard.writing(run, wanted, observe) as observer:
                 rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop)
-            return
-        except RankLost as loss:
-            done = _recover(run, transport, checkpoints, loss)
+        except Stopped as reason:
+            stopped = reason
+        except RankLost:
+            lost = True
         except BaseException:
             if checkpoints is not None:
                 checkpoints.close()
             raise
+        if transport.all_well(not lost):
+            if stopped is not None:
+                raise stopped
+            return
+        done = _recover(run, transport, checkpoints)
 
 
 def retry_after_rank_loss(transport: Transport, function: Callable[[], T]) -> T:
-    """Call `function`; survivors retry after losing a rank."""
+    """Call `function` on all ranks; when one is lost in it, all that are left call it again.
+
+    Raises:
+        TransportError: the transport cannot continue without a rank.
+    """
     while True:
+        lost = False
         try:
-            return function()
-        except RankLost as loss:
-            _drop(transport, loss)
+            result = function()
+        except RankLost:
+            lost = True
+        if transport.all_well(not lost):
+            return result
+        _drop(transport)
 
 
 def newest(run: Path) -> int:
@@ -133,12 +153,14 @@ def _restore(run: Path, setup: Setup, population: Population, transport: Transpo
     if transport.rank == 0:
         run_folder.discard_after(run, done)
         history = run_folder.read_history(run, done)
-        metrics_file.restart(run, done) if history is None else metrics_file.restore(run, history)
+        if history is not None:
+            metrics_file.restore(run, history)
+        metrics_file.restart(run, done)
     transport.barrier()
     return state
 
 
-def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None, loss: RankLost) -> int | None:
+def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None) -> int | None:
     """Drop the lost ranks; return the newest round that is complete on disk, None without any."""
 
     def complete() -> int | None:
@@ -153,19 +175,20 @@ def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None, l
         except CheckpointError:
             return ""
 
-    peers = transport.peers
-    gone = _drop(transport, loss)
+    _drop(transport)
     done = retry_after_rank_loss(transport, complete)
     if checkpoints is not None:
         checkpoints.close()
     if transport.rank == 0:
-        _log.warning("%s died; %d ranks go on, from round %d", names(gone, peers), transport.size, done or 0)
+        _log.warning("the run goes on from round %d", done or 0)
         if done is None:
             metrics_file.restart(run, 0)
     return done
 
 
-def _drop(transport: Transport, loss: RankLost) -> list[int]:
+def _drop(transport: Transport) -> None:
+    peers = transport.peers
+    gone = names(transport.drop_lost(), peers)
     if transport.rank == 0:
-        _log.warning("%s", loss)
-    return transport.drop_lost()
+        logging.getLogger().setLevel(logging.WARNING)  # the other ranks are silent, and this may have been one
+        _log.warning("%s died; %d ranks go on", gone, transport.size)

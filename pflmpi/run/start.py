@@ -1,9 +1,10 @@
 """Start a run in a new folder, or resume the one in a folder, on all ranks."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -20,6 +21,7 @@ from pflmpi.runtime.progress import Observer
 from pflmpi.store import metrics_file, run_folder, run_identity
 from pflmpi.transports.base import Transport
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -35,15 +37,17 @@ def start(config: Config, folder: Path, context: RankContext, observe: Observer)
 
 def start_prepared(experiment: Experiment, folder: Path, context: RankContext, observe: Observer) -> Path:
     """Run an experiment in a new folder; return the folder."""
-    text = on_root(context.transport, lambda: _create(folder, experiment, context.transport))
+    transport = context.transport
+    run_id = _from_root(transport, run_identity.new_run_id)
+    text = _from_root(transport, lambda: _create(folder, experiment, transport, run_id))
     run, *same = text.rsplit("\n", 3)
     for what, here, there in zip(("data", "partition", "code"), _same(experiment), same, strict=True):
         if here != there:
             raise DataError(
                 f"the {what} differs between ranks (hash {there[:12]} on rank 0, {here[:12]} on rank "
-                f"{context.transport.rank}); every rank must read the same files and draw nothing at random on its own"
+                f"{transport.rank}); every rank must read the same files and draw nothing at random on its own"
             )
-    run_rounds(experiment, Path(run), context, None, observe)
+    run_rounds(experiment, Path(run), run_id, context, None, observe)
     return Path(run)
 
 
@@ -53,13 +57,13 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer, *
     Args:
         changed_code: continue too where code from outside the package has changed.
     """
-    for change in all_or_none(context.transport, lambda: stored_config.changed_code(run, config, changed_code)):
+    transport = context.transport
+    for change in _together(transport, lambda: stored_config.changed_code(run, config, changed_code)):
         _log.warning("%s; going on with the changed code", change)
     experiment = _prepare(config, context, run)
-    done = int(on_root(context.transport, lambda: str(_newest_matching(run, experiment))))
-    if context.transport.rank == 0:
-        stored_config.write(run, experiment, context.transport, run_identity.run_id(run) or run_identity.new_run_id())
-    run_rounds(experiment, run, context, done, observe)
+    run_id = _from_root(transport, lambda: run_identity.run_id(run) or run_identity.new_run_id())
+    done = int(_from_root(transport, lambda: _rewrite(run, experiment, transport, run_id)))
+    run_rounds(experiment, run, run_id, context, done, observe)
     return run
 
 
@@ -68,11 +72,9 @@ def start_or_resume(
 ) -> Path:
     """Start the run in a folder, or resume it if it has a checkpoint; see `resume`."""
     transport = context.transport
-    if on_root(transport, lambda: "resume" if run_folder.rounds(run) else ""):
-        config = all_or_none(transport, lambda: stored_config.resumed_config(run, config))
-        return resume(config, run, context, observe, changed_code=changed_code)
-    if transport.rank == 0:
-        (run / "config.yaml").unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
+    if _from_root(transport, lambda: _kept(run)):
+        stored = _together(transport, lambda: stored_config.resumed_config(run, config))
+        return resume(stored, run, context, observe, changed_code=changed_code)
     return start(config, run, context, observe)
 
 
@@ -97,18 +99,28 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
         stored_config.check_same_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
-    return retry_after_rank_loss(context.transport, lambda: all_or_none(context.transport, make))
+    return _together(context.transport, make)
 
 
-def _create(folder: Path, experiment: Experiment, transport: Transport) -> str:
-    """Make the folder of a new run, and return its name and `_same` in lines; a folder that holds a run is refused."""
+def _together(transport: Transport, function: Callable[[], T]) -> T:
+    """The result of a function that succeeds on all ranks; see `all_or_none`."""
+    return retry_after_rank_loss(transport, lambda: all_or_none(transport, function))
+
+
+def _from_root(transport: Transport, function: Callable[[], str]) -> str:
+    """The text of a function on rank 0, on every rank; where rank 0 dies, the next one calls it again."""
+    return retry_after_rank_loss(transport, lambda: on_root(transport, function))
+
+
+def _create(folder: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
+    """Make the folder of a new run, and return its name and `_same` in lines; a folder with another run is refused."""
     try:
-        if (folder / "config.yaml").exists():
+        if (folder / "config.yaml").exists() and run_identity.run_id(folder) != run_id:
             raise ConfigError(
                 f"{folder} holds a run already; continue it with `pflmpi resume {folder}` or choose another --out"
             )
         (folder / "shards").mkdir(parents=True, exist_ok=True)
-        stored_config.write(folder, experiment, transport, run_identity.new_run_id())
+        stored_config.write(folder, experiment, transport, run_id)
         metrics_file.restart(folder, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}; choose another --out") from error
@@ -119,6 +131,21 @@ def _same(experiment: Experiment) -> tuple[str, str, str]:
     """What must be the same on every rank: hashes of the data, the partition, and code from outside the package."""
     federation = experiment.federation
     return federation.dataset.digest, federation.digest, "".join(code_hashes(experiment.config).values())
+
+
+def _rewrite(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
+    """Write the configuration with which a run is resumed; gives its newest good round."""
+    done = _newest_matching(run, experiment)
+    stored_config.write(run, experiment, transport, run_id)
+    return str(done)
+
+
+def _kept(run: Path) -> str:
+    """Whether a run has a checkpoint ("" if not); what it has left without one is removed."""
+    if run_folder.rounds(run):
+        return "yes"
+    (run / "config.yaml").unlink(missing_ok=True)
+    return ""
 
 
 def _newest_matching(run: Path, experiment: Experiment) -> int:

@@ -134,14 +134,15 @@ class Transport(ABC):
             device: of this rank.
         """
 
-    def drop_lost(self) -> list[int]:
-        """Continue without the lost ranks; gives their ranks, as they were before the others are renumbered.
+    def all_well(self, well: bool) -> bool:
+        """Whether all ranks are well and none has been lost since: one answer for all that are left.
 
-        Every surviving rank calls this after a `RankLost`.
-
-        Raises:
-            TransportError: rank 0 is lost, and the server's state with it.
+        Every rank calls this after a step that survivors repeat together; `well` is false after a `RankLost`.
         """
+        return well
+
+    def drop_lost(self) -> list[int]:
+        """Continue without the lost ranks, renumbered, after `all_well` was false; gives the old ranks of the lost."""
         raise NotImplementedError(f"the {self.name} transport cannot continue without a rank")
 
     def close(self) -> None:

@@ -58,15 +58,24 @@ class MpiTransport(Transport):
             MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         self._use(MPI.COMM_WORLD.Dup())  # other libraries' messages on the world do not mix with ours
 
+    def all_well(self, well: bool) -> bool:
+        """Agree, although ranks may die in it; see the base class."""
+        if not self.fault_tolerant:
+            return well
+        if well:
+            try:
+                self.barrier()  # has a time limit, and leaves the core to others
+            except RankLost:
+                well = False
+        return _agreed(self._comm, well)
+
     def drop_lost(self) -> list[int]:
-        """Revoke and shrink the communicator; see the base class."""
+        """Shrink the communicator; see the base class."""
         self._finalize = False  # it would sometimes wait for the dead for ever
         for _ in range(_REPAIRS):
-            if not self._comm.Is_revoked():
-                self._comm.Revoke()  # wakes ranks that do not talk to the dead one
             new = cast(MPI.Intracomm, self._comm.Shrink())
-            first = _agreed_first(new, self.rank)
-            if first is not None:
+            new.Set_errhandler(MPI.ERRORS_RETURN)
+            if _agreed(new, True):
                 break
         else:
             raise TransportError(f"ranks died in {_REPAIRS} repairs one after the other; `pflmpi resume` continues")
@@ -74,10 +83,6 @@ class MpiTransport(Transport):
         gone = sorted(MPI.Group.Difference(group, new.Get_group()).Translate_ranks(group=group))
         if not gone:
             raise TransportError("MPI failed although all ranks are alive; `pflmpi resume` continues")
-        if first != 0:
-            raise TransportError(
-                f"{names([0], self.peers)} died, and the server's state with it; `pflmpi resume` continues"
-            )
         self._use(new)
         self.peers = [peer for rank, peer in enumerate(self.peers) if rank not in gone]
         return gone
@@ -134,14 +139,14 @@ class MpiTransport(Transport):
             pass
 
     def _close(self) -> None:
-        if not self._finalize:
-            with self._together("the end"):
-                self._comm.Agree(1)
-            return
-        self.barrier()  # MPI_Finalize waits for all ranks without a time limit and without a pause
-        self._roll.Free()
-        self._comm.Free()
-        MPI.Finalize()
+        if self.fault_tolerant:
+            self._finalize &= self.all_well(True)  # who dies now is not needed any more
+        else:
+            self.barrier()  # MPI_Finalize waits for all ranks without a time limit and without a pause
+        if self._finalize:
+            self._roll.Free()
+            self._comm.Free()
+            MPI.Finalize()
 
     @contextmanager
     def _together(self, operation: str) -> Iterator[None]:
@@ -184,14 +189,11 @@ def _absent(comm: MPI.Intracomm) -> list[int]:
     return sorted(silent)
 
 
-def _agreed_first(comm: MPI.Intracomm, rank: int) -> int | None:
-    """Former rank of the new communicator's first one, or None, on all ranks alike, if another rank has died."""
+def _agreed(comm: MPI.Intracomm, well: bool) -> bool:
+    """Whether all ranks of a communicator are well and alive, on all ranks alike."""
+    if not well and not comm.Is_revoked():
+        comm.Revoke()  # wakes the ranks that do not talk to the dead one
     try:
-        first, whole = int(comm.bcast(rank, root=0)), True
-    except MPI.Exception:
-        first, whole = -1, False
-    try:
-        agreed = comm.Agree(int(whole))
-    except MPI.Exception:
-        agreed = 0
-    return first if agreed else None
+        return bool(comm.Agree(int(well)))
+    except MPI.Exception:  # a rank has died
+        return False

@@ -1,0 +1,76 @@
+"""A rank dies before any of its calls, from the first step of the start to the last: the others reach the same bits."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import quick_run
+from mortal_transport import MortalTransport, run_mortal
+from pflmpi.config import load as configuration
+from pflmpi.run import start as starting
+from pflmpi.run.execute import RankContext
+from pflmpi.runtime.progress import Progress
+from pflmpi.store import metrics_file, run_folder
+
+RANKS = 3
+RAW = quick_run.settings(training={"rounds": 2, "momentum": 0.5}, checkpoint={"every": 2})
+
+
+def run(folder: Path, last: dict[int, int]) -> list[MortalTransport]:
+    """Run on threads of which some die; only ranks that are 0 at the time may observe rounds."""
+    config = configuration.parse(RAW)
+    torch.set_num_threads(1)
+
+    def work(transport: MortalTransport) -> None:
+        def observe(progress: Progress) -> None:
+            assert transport.rank == 0
+
+        starting.start(config, folder, RankContext(transport, torch.device("cpu"), RANKS), observe)
+
+    return run_mortal(RANKS, work, last)[1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[int]]:
+    """The digest of the undisturbed run, and how many calls each rank makes in it."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    transports = run(folder, {})
+    return quick_run.digest(folder), [transport.made for transport in transports]
+
+
+def check(folder: Path, last: dict[int, int], expected: str) -> None:
+    run(folder, last)
+    assert quick_run.digest(folder) == expected, f"deaths before calls {last}"
+    assert run_folder.verify(folder, 2) == []
+    assert [row["round"] for row in metrics_file.read(folder)] == ["1", "2"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.6, 0.97])
+def test_the_others_go_on_to_the_same_bits(
+    share: float, rank: int, whole: tuple[str, list[int]], tmp_path: Path
+) -> None:
+    expected, calls = whole
+    check(tmp_path / "run", {rank: int(share * calls[rank])}, expected)
+
+
+def test_two_of_three_die_one_after_the_other(whole: tuple[str, list[int]], tmp_path: Path) -> None:
+    expected, calls = whole
+    check(tmp_path / "run", {0: calls[0] // 2, 1: calls[1] // 2 + 9}, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_before_every_call(rank: int, whole: tuple[str, list[int]], tmp_path: Path) -> None:
+    expected, calls = whole
+    for last in range(calls[rank]):
+        check(tmp_path / str(last), {rank: last}, expected)
+
+
+@pytest.mark.slow
+def test_two_at_any_two_moments(whole: tuple[str, list[int]], tmp_path: Path) -> None:
+    expected, calls = whole
+    for first in range(0, calls[0], 5):
+        for second in range(first, calls[1] + 30, 7):
+            check(tmp_path / f"{first} {second}", {0: first, 1: second}, expected)
