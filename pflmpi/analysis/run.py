@@ -19,7 +19,7 @@ from pflmpi.store.checked_hdf5 import NewerFormatError, cut_short
 from pflmpi.store.names import round_path
 from pflmpi.text import spans
 
-_COUNTS = ("round", "participants")
+_COUNTS = ("round", "participants", "skipped")
 # As "recorded" in config.yaml.
 _RECORDED = ("run", "data", "partition", "device", "ranks", "transport", "versions", "code")
 

@@ -99,7 +99,7 @@ def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
     up = {name: tree.map(lambda leaf: leaf.index_select(0, rows), value) for name, value in one.train().items()}
 
     def fold() -> Messages:
-        folded = send_up(_ALONE, setup.declared, [(participants, up)], [[participants]], 1)
+        folded = send_up(_ALONE, setup.declared, [(participants, up)], [[participants]])
         assert folded is not None
         return folded
 

@@ -185,5 +185,5 @@ def _content(save: RoundSchedule, server: dict[str, np.ndarray], messages: dict[
     scores = Scores(zero, zero) if save.evaluates else None
     seconds = dict.fromkeys(("compute", "exchange", "evaluation", "checkpoint", "round"), 0.0)
     moved = {"up": zero, "down": zero, "wire_up": np.array(0), "wire_down": np.array(0)}
-    progress = Progress(save.round, save.participants, scores, seconds, moved)
+    progress = Progress(save.round, save.participants, save.skipped, scores, seconds, moved)
     return replace(content, metrics=progress.arrays(), bytes=progress.bytes)

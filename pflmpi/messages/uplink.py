@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.errors import RunError
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.exact_fold import fold
 from pflmpi.messages.groups import ClientGroup, clients_of
@@ -31,7 +30,6 @@ def send_up(
     declared: Declared,
     ups: list[tuple[ClientGroup, Messages]],
     assigned: list[list[ClientGroup]],
-    round: int,
 ) -> Messages | None:
     """Fold the participants' messages on rank 0, in client order; None on the other ranks.
 
@@ -40,12 +38,11 @@ def send_up(
         assigned: the groups of participants of each rank.
 
     Raises:
-        RunError: a message that was not declared, differs from its declaration, is missing, or is not finite.
+        RunError: a message that was not declared, differs from its declaration, or is missing.
     """
     participants = np.sort(np.concatenate([clients_of(groups) for groups in assigned]))
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
-    _refuse_not_finite(ups, round)
     folded, gathered = _by_way(declared)
     result: Messages = {}
     if folded:
@@ -155,14 +152,3 @@ def _client_template(kinds: dict[str, Uplink], holds: np.ndarray) -> Tree:
             assert isinstance(kind, Rows)
             result[name] = kind.like
     return result
-
-
-def _refuse_not_finite(ups: list[tuple[ClientGroup, Messages]], round: int) -> None:
-    for clients, messages in ups:
-        for path, leaf in tree.leaves(dict(messages)):
-            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-                bad = clients[~leaf.flatten(1).isfinite().all(1).numpy()]
-                raise RunError(
-                    f"round {round}: client {bad[0]} diverged (values in its message {path} are not finite); "
-                    "lower training.lr, or a proximal or head learning rate of the algorithm"
-                )

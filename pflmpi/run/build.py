@@ -123,6 +123,7 @@ def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:
         evaluation=config.evaluation,
         checkpoint=config.checkpoint,
         timeout=config.runtime.timeout,
+        skips=config.runtime.client_errors == "skip",
     )
 
 

@@ -82,6 +82,10 @@ class RuntimeConfig(BaseModel):
         Literal["stop", "continue"],
         Field(description="what the others do when a rank dies; continue takes its clients over (mpirun with ULFM)"),
     ] = "stop"
+    client_errors: Annotated[
+        Literal["stop", "skip"],
+        Field(description="a client's update raises or is not finite; skip counts the client as absent in that round"),
+    ] = "stop"
 
 
 LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
@@ -92,6 +96,7 @@ FREE_ON_RESUME = {
         f"runtime.{key}"
         for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server", "faults")
     ),
+    "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.root",  # what lies there is checked by its hash
     "training.rounds",
     "checkpoint.every",

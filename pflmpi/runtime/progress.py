@@ -14,7 +14,8 @@ class Progress:
 
     Attributes:
         round: its number.
-        participants: [P] ascending ids.
+        participants: [P] ascending ids of the clients that trained.
+        skipped: ascending ids of those that failed, and count as absent.
         scores: None in rounds without an evaluation.
         seconds: `round`, from the end of the round before, or the start, to the end of this one; and its parts on rank
             0: `compute` (of the slowest rank), `exchange`, `evaluation`, and `checkpoint`, for which training waited
@@ -24,6 +25,7 @@ class Progress:
 
     round: int
     participants: np.ndarray
+    skipped: np.ndarray
     scores: Scores | None
     seconds: dict[str, float]
     bytes: dict[str, np.ndarray] = field(default_factory=dict)
@@ -37,11 +39,12 @@ class Progress:
             *(["", "", ""] if scores is None else [f"{v:.6f}" for v in (scores.mean, scores.weighted, scores.spread)]),
             *(int(self.bytes[name].sum()) for name in ("up", "down", "wire_up", "wire_down")),
             *(f"{self.seconds[name]:.4f}" for name in ("round", "compute", "exchange", "evaluation", "checkpoint")),
+            len(self.skipped),
         ]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The metrics of the round as a checkpoint stores them."""
-        found = {"participants": self.participants}
+        found = {"participants": self.participants, "skipped": self.skipped}
         found.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
         if self.scores is not None:
             scores = self.scores

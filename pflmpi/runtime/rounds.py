@@ -1,5 +1,6 @@
 """The loop of a run, for every rank: there is no other."""
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +12,7 @@ from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.uplink import send_up
-from pflmpi.runtime import report
+from pflmpi.runtime import client_errors, report
 from pflmpi.runtime.checkpoints import Checkpoints, ServerRound
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
@@ -25,6 +26,7 @@ from pflmpi.runtime.stopwatch import Stopwatch
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
+_log = logging.getLogger(__name__)
 _FIRST_ROUND = 3600.0  # seconds to wait for other ranks while no round has been measured
 _PATIENCE = 20.0  # times the longest round, afterwards
 
@@ -59,8 +61,10 @@ def run(
     for now in rounds:
         watch = Stopwatch()
 
-        ups = _train(setup, population, reply, now.training[rank], now.round)
+        ups, failed = _train(setup, population, reply, now.training[rank], now.round)
         training = watch.lap()
+        if setup.skips:
+            now = _without(setup, transport, now, failed)
 
         seen, reply = _exchange(setup, transport, server, ups, now)
         server = seen.server
@@ -83,7 +87,7 @@ def run(
                 "round": between_reports.lap(),
             }
             scores = Scores(correct.copy(), setup.num_test) if now.evaluates else None
-            progress = Progress(now.round, now.participants, scores, seconds, _moved(transport, now))
+            progress = Progress(now.round, now.participants, now.skipped, scores, seconds, _moved(transport, now))
             checkpoints.record(progress, reported.shards_done)
             observe(progress)
         stopping = stop.agree(transport, watch.seconds) and now.round < setup.task.training.rounds
@@ -107,7 +111,7 @@ def _open(
 ) -> tuple[Tree, Reply]:
     """Let the clients of a new run introduce themselves; send the reply that the first round trains with."""
     introducing = opening.training[transport.rank]
-    ups = [(group, setup.executor.introduce(group, population.get(group))) for group in introducing]
+    ups = [(group, client_errors.introduce(setup.executor, group, population.get(group))) for group in introducing]
     seen, reply = _exchange(setup, transport, server, ups, opening)
     if opening.saves:
         for group in setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank]:
@@ -118,13 +122,29 @@ def _open(
 
 def _train(
     setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int
-) -> list[tuple[ClientGroup, Messages]]:
-    ups = []
+) -> tuple[list[tuple[ClientGroup, Messages]], dict[int, str]]:
+    """Messages of the clients of this rank, and why the others among them failed: those keep their states."""
+    ups: list[tuple[ClientGroup, Messages]] = []
+    failed: dict[int, str] = {}
     for group in groups:
-        states, up = setup.executor.update(group, population.get(group), reply.for_clients(group), round)
-        population.put(group, states)
-        ups.append((group, up))
-    return ups
+        states, down = population.get(group), reply.for_clients(group)
+        done = client_errors.update(setup.executor, group, states, down, round, setup.skips)
+        failed.update(done.failed)
+        if len(done.clients):
+            population.put(done.clients, done.states)
+            ups.append((done.clients, done.up))
+    return ups, failed
+
+
+def _without(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:
+    """The round without the participants that failed on any rank."""
+    failed = client_errors.agree(transport, now.participants, failed)
+    if not failed:
+        return now
+    for why in failed.values() if transport.rank == 0 else ():
+        _log.warning("skipped: %s", why)
+    client_errors.check_enough(setup, now.round, len(now.participants) - len(failed), failed)
+    return now.without(np.array(list(failed), np.int64))
 
 
 def _exchange(
@@ -139,7 +159,7 @@ def _exchange(
     algorithm, task = setup.algorithm, setup.task
     published: Messages | None = None
     measured: Mapping[str, Tensor] = {}
-    up = send_up(transport, setup.declared, ups, now.training, now.round) if len(now.participants) else None
+    up = send_up(transport, setup.declared, ups, now.training) if len(now.participants) else None
     ups.clear()
     if up is not None:
         round = Round(now.round, now.participants, task.seed)

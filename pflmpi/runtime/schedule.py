@@ -4,7 +4,7 @@ A pure function of the setup. The loop, the checkpoints and `plan` read it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,7 +13,7 @@ from pflmpi.messages.downlink import down_calls
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Call, Own, OwnClasses
 from pflmpi.messages.uplink import up_calls
-from pflmpi.runtime import report, stopping
+from pflmpi.runtime import client_errors, report, stopping
 from pflmpi.runtime.setup import Setup
 
 
@@ -26,6 +26,7 @@ class RoundSchedule:
         round: counts from 1; the opening has the number of the last round that is done.
         opening: whether it is the opening. Nobody trains in it; the participants introduce themselves.
         participants: [P] ascending ids.
+        skipped: ascending ids of participants that failed, which a run learns in the round; not among `participants`.
         receivers: [R] ascending ids of the clients that the reply is for: who trains next, and who is tested with it.
         evaluates: whether personal models are tested.
         tested: [T] ascending ids, those whose personal model may have changed since the last evaluation.
@@ -42,11 +43,18 @@ class RoundSchedule:
     tested: np.ndarray
     saves: bool
     unsaved: np.ndarray
+    skipped: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def without(self, failed: np.ndarray) -> "RoundSchedule":
+        """The round after participants have failed in it, ascending; they count as absent."""
+        return replace(self, participants=np.setdiff1d(self.participants, failed), skipped=failed)
 
     @cached_property
     def training(self) -> list[list[ClientGroup]]:
         """The groups of participants of each rank."""
-        return self.setup.placement.assign(self.participants)
+        drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped))
+        left = [[group[~np.isin(group, self.skipped)] for group in groups] for groups in drawn]
+        return [[group for group in groups if len(group)] for groups in left]
 
     @cached_property
     def receiving(self) -> list[list[ClientGroup]]:
@@ -86,8 +94,10 @@ class RoundSchedule:
     @property
     def calls(self) -> list[Call]:
         """All collective calls, in order."""
-        last = [] if self.opening else [report.call(self.testing), stopping.call(self.setup.placement.ranks)]
-        return [*self.uplink, *self.downlink, *last]
+        ranks = self.setup.placement.ranks
+        first = [client_errors.call(self.participants, ranks)] if self.setup.skips and not self.opening else []
+        last = [] if self.opening else [report.call(self.testing), stopping.call(ranks)]
+        return [*first, *self.uplink, *self.downlink, *last]
 
     def _bytes(self, sent: bool) -> np.ndarray:
         declared, n = self.setup.declared, self.setup.task.num_clients

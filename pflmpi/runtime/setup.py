@@ -26,6 +26,7 @@ class Setup:
         templates: one per cohort, what a client keeps between rounds.
         evaluation, checkpoint: sections of the configuration.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
+        skips: whether a round goes on without the clients that fail in it.
     """
 
     executor: Executor
@@ -35,6 +36,7 @@ class Setup:
     evaluation: EvaluationConfig
     checkpoint: CheckpointConfig
     timeout: float | None
+    skips: bool
 
     @property
     def algorithm(self) -> Algorithm:

@@ -15,6 +15,7 @@ GROUPS = {
 }
 METRICS = {
     "participants": ("", "[P] ascending ids of the clients that trained"),
+    "skipped": ("", "ascending ids of the clients that failed in the round and count as absent"),
     "correct": ("samples", "[N] test samples that the personal model of each client classifies correctly"),
     "total": ("samples", "[N] test samples of each client"),
     "accuracy": ("", "[N] correct / total"),

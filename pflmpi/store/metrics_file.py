@@ -22,6 +22,7 @@ COLUMNS = (
     "exchange_seconds",
     "evaluation_seconds",
     "checkpoint_seconds",
+    "skipped",  # participants that failed; files of 0.1 have no such column
 )
 
 
@@ -43,7 +44,7 @@ def restart(run: Path, done: int) -> None:
     """Keep the lines of rounds 1 to `done` and drop the rest; creates the file if it is missing."""
     kept = [row for row in read(run) if int(row["round"]) <= done]
     with atomic.replacing(path(run)) as descriptor, open(descriptor, "w", newline="", closefd=False) as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, COLUMNS, restval="0", lineterminator="\n")
         writer.writeheader()
         writer.writerows(kept)
 

@@ -26,6 +26,7 @@ from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait 
 _TAG, _ROLL_CALL_TAG = 1, 2
 _ANSWER = 3.0  # seconds to answer a roll call; a waiting rank looks for one every few milliseconds
 _APART, _MOST_APART = 0.5, 8  # seconds between the aborts of survivors by rank, and how many ranks are kept apart
+_FORWARDED = 0.2  # seconds for the launcher to pass on what was shown: an abort now and then overtakes it
 _REPAIRS = 10  # attempts, each of which another death may spoil
 
 
@@ -90,9 +91,8 @@ class MpiTransport(Transport):
     def abort(self, code: int) -> NoReturn:
         """Stop all ranks; the launcher ends with the exit code."""
         flush_output()
-        if self.fault_tolerant:
-            # When survivors abort at the same moment, Open MPI's launcher now and then hangs; the first abort ends all.
-            time.sleep(_APART * min(self.rank, _MOST_APART))
+        # When survivors abort at the same moment, Open MPI's launcher now and then hangs; the first abort ends all.
+        time.sleep(_FORWARDED + (_APART * min(self.rank, _MOST_APART) if self.fault_tolerant else 0))
         self._comm.Abort(code)
         os._exit(code)
 

@@ -193,7 +193,9 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             assert right == correct[round][tested].tolist()
     down = run.content("control", up=False)
     expected_down = []
-    for text in (str(run.folder), run_identity.run_id(run.folder)):  # once, to each rank, after its length
+    federation = run.experiment.federation
+    start = "\n".join([str(run.folder), federation.dataset.digest, federation.digest, ""])  # no code from outside
+    for text in (run_identity.run_id(run.folder), start):  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
     *texts, sizes, more_sizes, same, also_same = down
     assert texts == expected_down

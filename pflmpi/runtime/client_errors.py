@@ -1,0 +1,159 @@
+"""Clients whose update fails: which, why, and whether a round can be without them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pflmpi import tree
+from pflmpi.errors import AlgorithmError, ConfigError, RunError
+from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Call, Messages
+from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.faults import CollectiveError
+from pflmpi.runtime.setup import Setup
+from pflmpi.transports.base import Transport
+from pflmpi.transports.text import gather_texts
+from pflmpi.tree import Tree
+
+# Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
+_MACHINE = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
+_HOST_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError for it
+_CURE = "lower training.lr, or a proximal or head learning rate of the algorithm"
+
+
+@dataclass(frozen=True)
+class GroupUpdate:
+    """What the clients of a group have computed.
+
+    Attributes:
+        clients: [m] ascending ids of those that succeeded.
+        states: tree of [m, ...], their new states; `{}` where m is 0.
+        up: messages with a leading axis m; `{}` where m is 0.
+        failed: of the others, why.
+    """
+
+    clients: ClientGroup
+    states: Tree
+    up: Messages
+    failed: Mapping[int, str]
+
+
+def update(
+    executor: Executor, clients: ClientGroup, states: Tree, down: Messages, round: int, skip: bool
+) -> GroupUpdate:
+    """Update the clients of a group.
+
+    An exception ends the call for the whole group; its clients are then computed one by one, to know whose it was.
+
+    Args:
+        skip: return the clients that fail; otherwise the first of them raises.
+
+    Raises:
+        AlgorithmError: a client's exception, or one that is no client's: of the contract, the machine, all together.
+        RunError: a client's state or message is not finite.
+    """
+    try:
+        new, up = executor.update(clients, states, down, round)
+    except AlgorithmError as error:
+        if not _of_a_client(error) or (len(clients) == 1 and not skip):
+            raise
+        if len(clients) == 1:
+            return GroupUpdate(clients[:0], {}, {}, {int(clients[0]): str(error)})
+        each = [(clients[i : i + 1], _rows(states, [i]), _rows({**down}, [i])) for i in range(len(clients))]
+        alone = [update(executor, *one, round, skip) for one in each]  # type: ignore[arg-type]
+        if not any(one.failed for one in alone):
+            raise
+        return _joined(alone)
+    failed = _diverged(clients, states, new, up, round, "client_update")
+    if failed and not skip:
+        raise RunError(f"{next(iter(failed.values()))}; {_CURE}, or set runtime.client_errors to skip")
+    if not failed:
+        return GroupUpdate(clients, new, up, {})
+    good = np.flatnonzero(~np.isin(clients, list(failed))).tolist()
+    return GroupUpdate(clients[good], _rows(new, good), _rows({**up}, good), failed)  # type: ignore[arg-type]
+
+
+def introduce(executor: Executor, clients: ClientGroup, states: Tree) -> Messages:
+    """The introductions of the clients of a group; no run goes on without one of them.
+
+    Raises:
+        RunError: a message is not finite.
+    """
+    up = executor.introduce(clients, states)
+    for why in _diverged(clients, {}, {}, up, 0, "introduce").values():
+        raise RunError(why)
+    return up
+
+
+def agree(transport: Transport, participants: np.ndarray, failed: Mapping[int, str]) -> dict[int, str]:
+    """Participants that have failed on any rank, ascending; why is known on rank 0, and "" elsewhere."""
+    found = transport.maximum(np.isin(participants, list(failed)).astype(np.float64))
+    clients = participants[found > 0].tolist()
+    if not clients:
+        return {}
+    texts = gather_texts(transport, json.dumps({**failed}))
+    reasons = {int(client): why for text in texts or () for client, why in json.loads(text).items()}
+    return {client: reasons.get(client, "") for client in clients}
+
+
+def call(participants: np.ndarray, ranks: int) -> Call:
+    """The collective call of `agree` where no client fails."""
+    return Call("maximum", (8 * len(participants),) * ranks)
+
+
+def check_enough(setup: Setup, round: int, left: int, failed: Mapping[int, str]) -> None:
+    """Raise `CollectiveError` on all ranks if a round cannot be with as many participants as are left."""
+    first = next(iter(failed.values()))
+    if left == 0:
+        raise CollectiveError(
+            RunError(
+                f"all {len(failed)} participants of round {round} failed, nobody is left; the first: {first}; {_CURE}"
+            )
+        )
+    try:
+        setup.algorithm.check(setup.task, left)
+    except ConfigError as error:
+        raise CollectiveError(
+            RunError(f"{first}; without the {len(failed)} that failed in round {round}: {error}")
+        ) from error
+
+
+def _of_a_client(error: AlgorithmError) -> bool:
+    """Whether a method of the algorithm raised, and would have done so on any machine."""
+    cause = error.__cause__
+    return cause is not None and not isinstance(cause, _MACHINE) and _HOST_MEMORY not in str(cause)
+
+
+def _diverged(clients: ClientGroup, before: Tree, after: Tree, up: Messages, round: int, stage: str) -> dict[int, str]:
+    """The clients with values that are not finite, in a message or, where they were finite before, in their state."""
+    failed: dict[int, str] = {}
+    for what, found, known in (("message", {**up}, {}), ("state", after, dict(tree.leaves(before)))):
+        for path, leaf in tree.leaves(found):  # type: ignore[arg-type]
+            if not leaf.is_floating_point() or bool(leaf.isfinite().all()):
+                continue
+            bad = ~leaf.isfinite() & known[path].isfinite() if path in known else ~leaf.isfinite()
+            for client in clients[bad.reshape(len(leaf), -1).any(1).numpy()].tolist():
+                why = f"round {round}: client {client} diverged in {stage} (values in its {what} {path} are not finite)"
+                failed.setdefault(client, why)
+    return failed
+
+
+def _rows(value: Tree, positions: list[int]) -> Tree:
+    return tree.map(lambda leaf: leaf.index_select(0, torch.tensor(positions)), value) if positions else {}
+
+
+def _joined(parts: list[GroupUpdate]) -> GroupUpdate:
+    failed = {client: why for one in parts for client, why in one.failed.items()}
+    good = [one for one in parts if len(one.clients)]
+    if not good:
+        return GroupUpdate(parts[0].clients[:0], {}, {}, failed)
+
+    def cat(trees: list[Tree]) -> Tree:
+        return tree.map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])
+
+    clients = np.concatenate([one.clients for one in good])
+    ups = cat([{**one.up} for one in good])
+    return GroupUpdate(clients, cat([one.states for one in good]), ups, failed)  # type: ignore[arg-type]

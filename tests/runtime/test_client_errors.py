@@ -1,0 +1,131 @@
+"""A client that diverges or raises is named; with `client_errors: skip` it is absent from that round, on any ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import failing_clients
+import quick_run
+from pflmpi.config import load as configuration
+from pflmpi.errors import PflmpiError
+from pflmpi.run.build import load_federation
+from pflmpi.store import metrics_file, run_folder
+
+ROUNDS = 4
+EXECUTORS = [{"executor": "loop"}, {"executor": "lanes", "lanes": 3}]
+
+
+def settings(patch: pytest.MonkeyPatch, runtime: dict[str, Any], **how: Any) -> dict[str, Any]:
+    return quick_run.settings(
+        algorithm=failing_clients.registered(patch, **how),
+        training={"rounds": ROUNDS, "participation": 0.6, "batch_size": 4},
+        checkpoint={"keep": 0},
+        runtime={"client_errors": "skip", **runtime},
+    )
+
+
+def most_steps(raw: dict[str, Any]) -> tuple[int, int]:
+    """The client with the most steps per round, and how many."""
+    config = configuration.parse(raw)
+    samples = load_federation(config).num_train
+    steps = [config.training.num_steps(int(count)) for count in samples]
+    assert steps.count(max(steps)) == 1, "or several would raise"
+    return int(np.argmax(samples)), max(steps)
+
+
+def drawn(raw: dict[str, Any], client: int) -> list[int]:
+    """The rounds that a client was drawn for."""
+    config = configuration.parse(raw)
+    training, n = config.training, config.partition.clients
+    return [round for round in range(1, ROUNDS + 1) if client in training.participants(config.seed, round, n)]
+
+
+@pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])
+@pytest.mark.parametrize("how", ["bad_message", "bad_state", "steps"])
+def test_a_client_that_fails_is_absent_from_that_round(
+    how: str, runtime: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = settings(monkeypatch, runtime)
+    client, steps = most_steps(plain)
+    bad = drawn(plain, client)[1]
+    raw = settings(monkeypatch, runtime, round=bad, **{how: steps if how == "steps" else client})
+    digests = {quick_run.run(raw, tmp_path / str(ranks), ranks) for ranks in (1, 3)}
+    assert len(digests) == 1, "the same bits on any number of ranks"
+    assert digests != {quick_run.run(plain, tmp_path / "plain")}
+    for round in range(1, ROUNDS + 1):
+        metrics = run_folder.read_metrics(tmp_path / "3", round)
+        whole = run_folder.read_metrics(tmp_path / "plain", round)["participants"].tolist()
+        absent = [client] if round == bad else []
+        assert metrics["skipped"].tolist() == absent
+        assert metrics["participants"].tolist() == sorted(set(whole) - set(absent))
+        sent = run_folder.read_bytes(tmp_path / "3", round)["up"] > 0
+        assert np.flatnonzero(sent).tolist() == metrics["participants"].tolist(), "nothing of it travels"
+    (_, state), *_ = run_folder.read_clients(tmp_path / "3", ROUNDS, np.array([client])).values()
+    assert state["updates"].tolist() == [len(drawn(plain, client)) - 1.0], "its state stays as it was"
+    assert [row["skipped"] for row in metrics_file.read(tmp_path / "3")] == [
+        str(int(round == bad)) for round in range(1, ROUNDS + 1)
+    ]
+
+
+def test_loop_and_lanes_skip_the_same_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, steps = most_steps(settings(monkeypatch, EXECUTORS[0]))
+    for number, runtime in enumerate(EXECUTORS):
+        raw = settings(monkeypatch, runtime, round=0, steps=steps)
+        quick_run.run(raw, tmp_path / str(number))
+        skipped = [run_folder.read_metrics(tmp_path / str(number), round)["skipped"].tolist() for round in range(1, 5)]
+        assert skipped == [[client] if round in drawn(raw, client) else [] for round in range(1, 5)]
+
+
+@pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("bad_message", r"round {round}: client {client} diverged in client_update \(values in its message model/body"),
+        ("bad_state", r"round {round}: client {client} diverged in client_update \(values in its state updates"),
+        ("steps", r"Failing.client_update \(round {round}, client {client}\): ValueError: its data is odd"),
+    ],
+)
+def test_by_default_the_run_stops_and_names_it_and_may_go_on_without_it(
+    how: str, words: str, runtime: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = settings(monkeypatch, runtime)
+    client, steps = most_steps(plain)
+    bad = drawn(plain, client)[1]
+    raw = settings(monkeypatch, runtime, round=bad, **{how: steps if how == "steps" else client})
+    expected = quick_run.run(raw, tmp_path / "skip")
+    raw["runtime"] = {**raw["runtime"], "client_errors": "stop"}
+    with pytest.raises(PflmpiError, match=words.format(round=bad, client=client)) as caught:
+        quick_run.run(raw, tmp_path / "stop", 2)
+    assert caught.value.exit_code == 3
+    assert run_folder.newest_good(tmp_path / "stop")[0] == bad - 1
+    assert quick_run.resume(tmp_path / "stop", ("runtime.client_errors=skip",), 3) == expected
+
+
+def test_a_round_without_anybody_left_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = settings(monkeypatch, EXECUTORS[0])
+    raw["training"] = {**raw["training"], "lr": 1e30}
+    with pytest.raises(PflmpiError, match=r"all \d participants of round 1 failed.*client \d diverged") as caught:
+        quick_run.run(raw, tmp_path / "run", 3)
+    assert caught.value.exit_code == 3
+    assert run_folder.newest_good(tmp_path / "run")[0] == 0
+
+
+@pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])
+def test_a_fault_of_the_machine_is_no_clients(
+    runtime: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, steps = most_steps(settings(monkeypatch, runtime))
+    raw = settings(monkeypatch, runtime, round=0, steps=steps, fault="MemoryError")
+    with pytest.raises(PflmpiError, match="MemoryError"):
+        quick_run.run(raw, tmp_path / "run")
+
+
+def test_a_run_of_before_gets_the_new_column_when_it_is_resumed(tmp_path: Path) -> None:
+    columns = metrics_file.COLUMNS[:-1]
+    old = f"{','.join(columns)}\n{','.join(['1'] * len(columns))}\n".encode()
+    metrics_file.restore(tmp_path, old)
+    metrics_file.restart(tmp_path, 1)
+    metrics_file.append(tmp_path, ["2"] * len(metrics_file.COLUMNS))
+    assert [row["skipped"] for row in metrics_file.read(tmp_path)] == ["0", "2"]
