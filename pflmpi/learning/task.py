@@ -65,13 +65,14 @@ class Task:
         return ("stats",) if self.architecture.has_batch_norm and self.training.bn == "local" else ()
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W] (uint8) as normalised floats."""
+        """Images [..., C, H, W] (uint8) as normalised floats."""
         x = images.float()
         if len(set(self.mean)) == len(set(self.std)) == 1:  # one multiply and add instead of broadcasting
             return x.mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])
-        mean = torch.tensor(self.mean, device=x.device).view(-1, 1, 1)
-        std = torch.tensor(self.std, device=x.device).view(-1, 1, 1)
-        return x.div_(255).sub_(mean).div_(std)
+        x.div_(255)
+        for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
+            x.select(-3, channel).sub_(mean).div_(std)  # by numbers: tensors would have to be copied to the device
+        return x
 
     def features(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:
         """z = f(body; x), [B, d] in float32, for prepared images x."""

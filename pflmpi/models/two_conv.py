@@ -62,7 +62,7 @@ class TwoConv(Architecture):
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
         body = part(params, "body")
-        x = x if x.is_cuda else channels_last(x)
+        x = channels_last(x) if x.is_cpu else x
         x = self._block(part(body, "conv1"), x)
         x = self._block(part(body, "conv2"), x)
         x = x.flatten(1)  # in the order C, H, W

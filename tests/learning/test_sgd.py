@@ -105,3 +105,25 @@ def test_noise_is_that_of_splitmix64() -> None:
             z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
             z ^= z >> 31
             assert found[place - 1] == ((z >> 41) + 0.5) / 2**23
+
+
+@pytest.mark.parametrize("kind", [{}, {"momentum": 0.5}, {"weight_decay": 0.1}, {"momentum": 0.5, "weight_decay": 0.1}])
+def test_lanes_step_as_pytorch_does(kind: dict[str, float]) -> None:
+    weights = torch.arange(6.0).view(3, 2)  # of three lanes
+    task = small_task.task(**kind)
+    padded = small_task.padded(torch.zeros(1, *small_task.SHAPE), torch.zeros(1, dtype=torch.int64), torch.ones(1))
+
+    def trained(weight: torch.Tensor) -> torch.Tensor:
+        def loss(params: tree.Tree, batch: Batch) -> torch.Tensor:
+            return (params["part"]["weight"] * torch.tensor([1.0, 2.0])).sum()  # type: ignore[call-overload, index, no-any-return, operator]
+
+        params: tree.Tree = {"part": {"weight": weight}}
+        return tree.at(sgd.train(task.replace(batched=True), params, [padded] * 3, loss, 0.1), "part/weight")
+
+    expected = weights.clone().requires_grad_(True)
+    optimizer = torch.optim.SGD([expected], 0.1, **kind)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (expected * torch.tensor([1.0, 2.0])).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(torch.func.vmap(trained)(weights), expected.detach(), rtol=0, atol=1e-6)

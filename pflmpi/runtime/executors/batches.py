@@ -23,7 +23,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """The batches of one client; each is read when it is due."""
+    """The batches of one client. A device is sent the indices of all at once, so that no step waits for the host."""
 
     task: Task
     pool: Pool
@@ -34,11 +34,25 @@ class ClientBatches:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[Batch]:
-        keys = _each(self.keys, len(self))
-        for index, key in zip(self.indices, keys, strict=True):
-            chosen = torch.from_numpy(index).to(self.pool.images.device)
-            images = self.pool.images.index_select(0, chosen)
-            yield Batch(self.task.prepare(images), self.pool.labels.index_select(0, chosen), None, key)
+        if not len(self):
+            return
+        order = torch.from_numpy(np.concatenate(self.indices)).to(self.pool.images.device)
+        parts = torch.split(order, [len(index) for index in self.indices])
+        keys, together = _each(self.keys, len(self)), self._together()
+        for first in range(0, len(self), together):
+            due = parts[first : first + together]
+            chosen = due[0] if len(due) == 1 else torch.cat(due)
+            images = self.task.prepare(self.pool.images.index_select(0, chosen))
+            labels = self.pool.labels.index_select(0, chosen)
+            sizes = [len(part) for part in due]
+            for x, y, key in zip(torch.split(images, sizes), torch.split(labels, sizes), keys[first:], strict=False):
+                yield Batch(x, y, None, key)
+
+    def _together(self) -> int:
+        """Batches that are prepared at once: on a device many, to save operations; on the host one, while in cache."""
+        if self.pool.images.is_cpu:
+            return 1
+        return max(1, _PREPARED // (4 * max(map(len, self.indices)) * self.pool.images[0].numel()))
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Loop(Executor):
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> np.ndarray:
         task, device, passes = self.task(clients), self.pool.images.device, self.passes_to_adapt(clients, round)
-        correct = np.zeros(len(clients), np.int64)
+        correct = []
         for i, client in enumerate(clients):
             state, received = tree.to(tree.row(states, i), device), _messages(down, i, device)
             if self.adapts:
@@ -69,8 +69,8 @@ class Loop(Executor):
                     scores = self.algorithm.predict(task, state, received, batch.x)
                     check_scores(self.algorithm, scores, len(batch.x), task.num_classes)
                     right += (scores.argmax(1) == batch.y).sum()
-            correct[i] = int(right)
-        return correct
+            correct.append(right)
+        return torch.stack(correct).cpu().numpy()
 
 
 def _messages(down: Messages, index: int, device: torch.device) -> Messages:

@@ -1,0 +1,138 @@
+"""One round on the stub device or on the host: what comes out, and what the device was asked to do meanwhile."""
+
+import contextlib
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import quick_run
+import stub_device
+from pflmpi import tree
+from pflmpi.config import load as configuration
+from pflmpi.data.dataset import Dataset
+from pflmpi.data.federation import Federation, build
+from pflmpi.models import two_conv
+from pflmpi.run import build as building
+from pflmpi.runtime import rounds
+from pflmpi.runtime.client_state import allocate, initialise
+from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.stopping import Stop
+from pflmpi.transports.inprocess import InProcessTransport
+from stub_device import Counts, StubDevice
+
+CLIENTS = 3
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {"name": "mlp", "hidden": 8},
+    "cnn": {"name": "cnn", "kernel": 3, "padding": 1, "hidden": 8},
+    "protocnn": {"name": "protocnn", "kernel": 3, "padding": 1},
+    "resnet18": {"name": "resnet18"},
+}
+_METHODS = ("introduce", "update", "evaluate")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known after a round.
+
+    Attributes:
+        values: the state of the server and of the clients, and the correct test samples of each client.
+        counts: by method of the executor, all units of the round together; "" for what is between its calls.
+        units: how many units trained.
+    """
+
+    values: dict[str, Tensor]
+    counts: dict[str, Counts]
+    units: int
+
+
+def settings(case: dict[str, Any], model: str, executor: str, steps: int = 2) -> dict[str, Any]:
+    """The configuration of one round of equal clients, whose batches are all full."""
+    if case["algorithm"]["name"] == "fedfomo":  # whose default needs more clients
+        case = {**case, "algorithm": {**case["algorithm"], "received_models": CLIENTS - 1}}
+    training = {"rounds": 1, "participation": 1.0, "steps": steps, "batch_size": 6, "lr": 0.02}
+    return quick_run.settings(
+        case,
+        partition={"name": "iid", "clients": CLIENTS},
+        model=MODELS[model],
+        training=training,
+        runtime={"executor": executor, "lanes": CLIENTS},
+        checkpoint={"every": 10},
+    )
+
+
+def run(raw: dict[str, Any], on_stub: bool) -> Outcome:
+    """One round of a configuration, with colour images unless the model is a perceptron."""
+    config = configuration.parse(raw)
+    channels = 1 if raw["model"]["name"] == "mlp" else 3
+    scope = stub_device.stub_device() if on_stub else contextlib.nullcontext()
+    # Channels go last on the host alone, which changes bits.
+    with mock.patch.object(two_conv, "channels_last", lambda x: x), scope as stub:
+        device = stub_device.DEVICE if on_stub else torch.device("cpu")
+        experiment = building.assemble(config, _federation(channels), device)
+        setup = building.setup(experiment, 1, 1)
+        watched = _Watched(setup.executor, stub)
+        setup = replace(setup, executor=watched)
+        population = allocate(experiment.cohort, np.arange(CLIENTS), setup.templates)
+        initialise(population, setup.algorithm, experiment.tasks)
+        server = setup.algorithm.init_server(setup.task)
+        seen: list[Any] = []
+        checkpoints = mock.MagicMock(shards_done=0, take_seconds=lambda: 0.0)
+        before = Counts() if stub is None else replace(stub.counts)
+        server = rounds.run(setup, InProcessTransport(), checkpoints, server, population, None, seen.append, Stop())
+        if stub is not None:
+            watched.counts[""] = stub.counts - before
+            for name in _METHODS:
+                watched.counts[""] -= watched.counts[name]
+    values = {f"server/{path}": leaf for path, leaf in tree.leaves(server)}
+    values |= {f"client/{path}": leaf for path, leaf in tree.leaves(population.cohorts[0].rows)}
+    values["correct"] = torch.from_numpy(seen[-1].scores.correct)
+    return Outcome(values, watched.counts, watched.units)
+
+
+class _Watched:
+    """An executor whose calls are counted."""
+
+    def __init__(self, executor: Executor, stub: StubDevice | None) -> None:
+        self._executor, self._stub = executor, stub
+        self.units = 0
+        self.counts = {name: Counts() for name in _METHODS}
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._executor, name)
+        if name not in _METHODS or self._stub is None:
+            return method
+
+        @functools.wraps(method)
+        def counted(*args: Any) -> Any:
+            before = replace(self._stub.counts)
+            result = method(*args)
+            self.counts[name] += self._stub.counts - before
+            self.units += name == "update"
+            return result
+
+        return counted
+
+
+@functools.cache
+def _federation(channels: int) -> Federation:
+    """24 training samples and 8 test samples of each client, of random images."""
+    raw = quick_run.settings(partition={"name": "iid", "clients": CLIENTS})
+    config = configuration.parse(raw)
+    samples = 32 * CLIENTS
+    dataset = Dataset(
+        name="random",
+        images=np.random.default_rng(0).integers(0, 256, (samples, channels, 8, 8), np.uint8),
+        labels=np.arange(samples) % 10,
+        official_test=np.zeros(samples, bool),
+        writers=None,
+        num_classes=10,
+        mean=(0.4, 0.5, 0.6)[:channels],
+        std=(0.2, 0.3, 0.4)[:channels],
+        digest="0" * 64,
+    )
+    return build(dataset, config.partition, config.data, 0)

@@ -1,0 +1,112 @@
+"""Every algorithm, executor and model on a device that is not there: the host's values, and no more work than kept."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import stub_costs
+import stub_run
+from every_algorithm import every_algorithm
+from pflmpi.errors import AlgorithmError
+from pflmpi.learning import client
+from stub_device import DEVICE, stub_device
+
+_QUICK = {("mlp", "loop"), ("mlp", "lanes")}
+_ONCE = ("fedavg",)  # beside a perceptron, in the default suite
+
+
+def _marked() -> list[object]:
+    return [
+        pytest.param(
+            *one,
+            id="-".join(one),
+            marks=[] if one[1:] in _QUICK or one[0] in _ONCE else [pytest.mark.slow],
+        )
+        for one in stub_costs.situations()
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("case", "model", "executor"), _marked())
+def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case: str, model: str, executor: str) -> None:
+    found, costs = stub_costs.measure(case, model, executor)
+    expected = stub_run.run(stub_run.settings(every_algorithm()[case], model, executor), False)
+    for path, leaf in expected.values.items():
+        torch.testing.assert_close(
+            found.values[path], leaf, rtol=0, atol=0, msg=lambda text, path=path: f"{path}: {text}"
+        )
+    assert costs.step_copies == 0, "a step copies between host and device, or waits for a value"
+    kept = stub_costs.read().get((case, model, executor))
+    assert kept is not None, f"no figures are kept; add them: {stub_costs.RENEW}"
+    more = {name for name in stub_costs.NAMES if getattr(costs, name) > getattr(kept, name)}
+    assert not more, (
+        f"{case} on {model} in {executor} costs a device more than kept in {stub_costs.TABLE.name}: {sorted(more)}; "
+        f"found {costs}, kept {kept}; if that must be, renew the figures: {stub_costs.RENEW}"
+    )
+
+
+def _costs(executor: str) -> stub_costs.Costs:
+    return stub_costs.measure("fedavg", "mlp", executor)[1]
+
+
+def _planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the logits in every loss."""
+    cross_entropy = client.cross_entropy
+    monkeypatch.setattr(client, "cross_entropy", lambda logits, batch: cross_entropy(change(logits), batch))
+
+
+def test_a_tensor_made_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    _planted(monkeypatch, lambda logits: logits + torch.zeros(10))
+    with pytest.raises(AlgorithmError, match="same device, but found stub:0 and cpu"):
+        _costs("loop")
+
+
+def test_an_index_made_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    _planted(monkeypatch, lambda logits: logits[:, torch.arange(10)])
+    with pytest.raises(AlgorithmError, match="same device, but found stub:0 and cpu"):
+        _costs("loop")
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        lambda logits: logits * float(logits.detach().sum()),
+        lambda logits: logits if logits.detach().isfinite().all() else -logits,
+        lambda logits: logits * len(logits.detach().nonzero()),
+        lambda logits: logits * len(logits.detach()[logits.detach() > 0]),
+        lambda logits: logits + torch.zeros(10, device=logits.device).copy_(torch.zeros(10)),
+        lambda logits: logits * torch.tensor(1.0, device=logits.device),
+        lambda logits: logits + torch.from_numpy(np.zeros(10, np.float32)).to(logits.device),
+        lambda logits: logits.cpu().to(logits.device),
+    ],
+    ids=["float", "if", "nonzero", "mask", "copy_", "tensor", "from_numpy", "there and back"],
+)
+def test_a_copy_or_wait_in_a_step_is_found(
+    slow: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _costs("loop").step_copies == 0
+    _planted(monkeypatch, slow)
+    assert _costs("loop").step_copies > 0
+
+
+def test_another_launch_in_a_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _costs("lanes")
+    _planted(monkeypatch, lambda logits: logits + 1)
+    after = _costs("lanes")
+    assert (after.step, after.unit) == (before.step + 1, before.unit)
+
+
+def test_the_device_refuses_what_a_gpu_refuses() -> None:
+    with stub_device() as stub:
+        there = torch.ones(2, 2, device=DEVICE)
+        for refused in (there.numpy, lambda: torch.cat([there, torch.ones(2, 2)]), lambda: there @ torch.ones(2, 2)):
+            with pytest.raises((RuntimeError, TypeError)):
+                refused()
+        assert (there + torch.tensor(1.0)).cpu().tolist() == [[2, 2], [2, 2]], "a single number may be on the host"
+        assert stub.counts.row() == (2, 0, 1, 0)  # ones, add; the download
