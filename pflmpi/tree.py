@@ -3,6 +3,7 @@
 A *path* is the keys from the root joined by "/". An empty dict is a tree without leaves.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Union
 
@@ -88,7 +89,7 @@ def like(tree: Tree) -> Tree:
 
 def num_bytes(tree: Tree) -> int:
     """Bytes of all leaves."""
-    return sum(leaf.numel() * leaf.element_size() for _, leaf in leaves(tree))
+    return sum(_bytes(leaf) for _, leaf in leaves(tree))
 
 
 def stack(trees: list[Tree]) -> Tree:
@@ -113,10 +114,38 @@ def differences(tree: Tree, other: Tree) -> list[str]:
 
 
 def to(tree: Tree, device: torch.device) -> Tree:
-    """Tree on a device; leaves already there are not copied."""
-    return map(lambda leaf: leaf.to(device), tree)
+    """Tree on a device: the leaves that are elsewhere travel in one copy, those already there are not copied."""
+    moving = [leaf for _, leaf in leaves(tree) if leaf.device.type != device.type]
+    if not moving:
+        return tree
+    ends = [*itertools.accumulate(-(-_bytes(leaf) // _ALIGNED) * _ALIGNED for leaf in moving)]
+    packed = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    for start, leaf in zip([0, *ends], moving, strict=False):
+        _cut(packed, start, leaf).copy_(leaf)
+    there = packed.to(device, non_blocking=True)
+    arrived = (_cut(there, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False))
+    return map(lambda leaf: leaf if leaf.device.type == device.type else next(arrived), tree)
 
 
 def to_host(tree: Tree) -> Tree:
-    """Tree detached, contiguous and in host memory."""
-    return map(lambda leaf: leaf.detach().cpu().contiguous(), tree)
+    """Tree detached, contiguous and in host memory; the leaves of a device travel in one copy."""
+    # Those of wide numbers first, so that each begins at a multiple of its width.
+    moving = sorted((leaf for _, leaf in leaves(tree) if not leaf.is_cpu), key=lambda leaf: -leaf.element_size())
+    if not moving:
+        return map(lambda leaf: leaf.detach().contiguous(), tree)
+    packed = torch.cat([leaf.detach().reshape(-1).view(torch.uint8) for leaf in moving]).cpu()
+    ends = [*itertools.accumulate(_bytes(leaf) for leaf in moving)]
+    arrived = {id(leaf): _cut(packed, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False)}
+    return map(lambda leaf: leaf.detach().contiguous() if leaf.is_cpu else arrived[id(leaf)], tree)
+
+
+_ALIGNED = 256  # bytes: where CUDA begins memory, so that its kernels choose as they do for leaves of their own
+
+
+def _bytes(leaf: Tensor) -> int:
+    return leaf.numel() * leaf.element_size()
+
+
+def _cut(packed: Tensor, start: int, like: Tensor) -> Tensor:
+    """The part of packed bytes that begins there, with the shape and dtype of a leaf."""
+    return packed[start : start + _bytes(like)].view(like.dtype).view(like.shape)

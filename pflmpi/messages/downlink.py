@@ -1,7 +1,7 @@
 """The way down: what was published reaches the ranks of the receivers, in one packed buffer of each kind."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -25,6 +25,11 @@ class Reply:
     clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
 
+    def on(self, device: torch.device) -> "Reply":
+        """The same with what the clients here have in common on a device, where it is sent once a round."""
+        common = tree.to({"shared": {**self.shared}, "by_class": {**self.by_class}}, device)
+        return replace(self, shared=tree.part(common, "shared"), by_class=tree.part(common, "by_class"))  # type: ignore[arg-type]
+
     def for_clients(self, clients: np.ndarray, names: Collection[str] | None = None) -> Messages:
         """The messages of the given clients with a leading client axis: those named, or all."""
 
@@ -41,13 +46,12 @@ class Reply:
             for name, value in own.items():
                 down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
         held = torch.from_numpy(self.holds[clients])
+
+        def rows_held(leaf: torch.Tensor) -> torch.Tensor:
+            return torch.where(held.to(leaf.device).view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, leaf.new_zeros(()))
+
         for name, value in wanted(self.by_class).items():
-            down[name] = tree.map(
-                lambda leaf: torch.where(
-                    held.view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, torch.zeros((), dtype=leaf.dtype)
-                ),
-                value,
-            )
+            down[name] = tree.map(rows_held, value)
         return down
 
 

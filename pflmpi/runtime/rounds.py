@@ -70,6 +70,7 @@ def run(
         server = seen.server
         for group in now.training[rank]:
             population.keep_reply(group, reply)
+        reply = reply.on(setup.executor.device)
         exchange = watch.lap()
 
         right = evaluate(setup.executor, population, reply, now.testing[rank], now.round)
@@ -117,7 +118,7 @@ def _open(
         for group in setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank]:
             population.keep_reply(group, reply)
         checkpoints.save(opening, seen, population, None)
-    return seen.server, reply
+    return seen.server, reply.on(setup.executor.device)
 
 
 def _train(

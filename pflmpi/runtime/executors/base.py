@@ -81,16 +81,19 @@ class Executor(ABC):
         rng = stream(task.seed, round, client, f"batches/{name}")
         return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length, times)]
 
-    def keys(self, client: int, round: int, name: str, steps: int) -> Tensor | None:
-        """[steps] int64, one key for each batch of a pass, where the algorithm draws noise."""
-        if not self.algorithm.draws_noise:
-            return None
+    def keys(self, client: int, round: int, name: str, steps: int) -> Tensor:
+        """[steps] int64, one key for each batch of a pass, for an algorithm that draws noise; on the host."""
         rng = stream(self.tasks[0].seed, round, client, f"noise/{name}")
-        return torch.from_numpy(rng.integers(-(2**63), 2**63, steps, np.int64)).to(self.pool.images.device)
+        return torch.from_numpy(rng.integers(-(2**63), 2**63, steps, np.int64))
 
     def class_counts(self, clients: np.ndarray) -> Tensor:
-        """[m, K] float32."""
-        return torch.from_numpy(self.federation.class_counts[clients].astype(np.float32)).to(self.pool.images.device)
+        """[m, K] float32, on the host."""
+        return torch.from_numpy(self.federation.class_counts[clients].astype(np.float32))
+
+    @property
+    def device(self) -> torch.device:
+        """Where clients are computed."""
+        return self.pool.images.device
 
     @property
     def adapts(self) -> bool:
@@ -98,6 +101,6 @@ class Executor(ABC):
         return type(self.algorithm).adapt is not Algorithm.adapt
 
 
-def to_host(messages: Messages) -> Messages:
-    """Messages detached, contiguous and in host memory."""
-    return {name: tree.to_host(value) for name, value in messages.items()}
+def as_messages(value: Tree) -> Messages:
+    """A tree of messages by name."""
+    return {name: tree.part(value, name) for name in value}

@@ -1,5 +1,6 @@
 """Minibatches from the resident data: one client at a time, or padded for many lanes at once."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
+from pflmpi.tree import Tree, leaf
 
 _PREPARED = 2**25  # bytes of prepared images at a time
 
@@ -20,39 +22,40 @@ class Pool:
     images: Tensor  # [n, C, H, W] uint8
     labels: Tensor  # [n] int64
 
+    @property
+    def sample_size(self) -> int:
+        """Numbers of one image."""
+        return self.images.shape[1:].numel()
+
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """The batches of one client. A device is sent the indices of all at once, so that no step waits for the host."""
+    """The batches of one client."""
 
     task: Task
     pool: Pool
-    indices: Sequence[np.ndarray]  # sample indices of every batch
+    order: Tensor  # [n] int64, sample indices of all batches, on the device of the pool
+    sizes: list[int]  # [S] samples of each batch
     keys: Tensor | None = None  # [S] int64
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.sizes)
 
     def __iter__(self) -> Iterator[Batch]:
-        if not len(self):
-            return
-        order = torch.from_numpy(np.concatenate(self.indices)).to(self.pool.images.device)
-        parts = torch.split(order, [len(index) for index in self.indices])
-        keys, together = _each(self.keys, len(self)), self._together()
+        keys, together, begins = _each(self.keys, len(self)), self._together(), [0, *itertools.accumulate(self.sizes)]
         for first in range(0, len(self), together):
-            due = parts[first : first + together]
-            chosen = due[0] if len(due) == 1 else torch.cat(due)
-            images = self.task.prepare(self.pool.images.index_select(0, chosen))
-            labels = self.pool.labels.index_select(0, chosen)
-            sizes = [len(part) for part in due]
-            for x, y, key in zip(torch.split(images, sizes), torch.split(labels, sizes), keys[first:], strict=False):
+            sizes = self.sizes[first : first + together]
+            chosen = self.order[begins[first] : begins[first + len(sizes)]]
+            images = torch.split(self.task.prepare(self.pool.images.index_select(0, chosen)), sizes)
+            labels = torch.split(self.pool.labels.index_select(0, chosen), sizes)
+            for x, y, key in zip(images, labels, keys[first : first + together], strict=True):
                 yield Batch(x, y, None, key)
 
     def _together(self) -> int:
-        """Batches that are prepared at once: on a device many, to save operations; on the host one, while in cache."""
+        """Batches prepared at once: on a device many, which saves operations; on the host one, which stays in cache."""
         if self.pool.images.is_cpu:
             return 1
-        return max(1, _PREPARED // (4 * max(map(len, self.indices)) * self.pool.images[0].numel()))
+        return max(1, _PREPARED // (4 * max(self.sizes, default=1) * self.pool.sample_size))
 
 
 @dataclass(frozen=True)
@@ -92,18 +95,31 @@ class LaneBatches:
 
 
 @dataclass(frozen=True)
+class LanePass:
+    """The batches of all lanes, padded to the longest lane and the widest batch.
+
+    Attributes:
+        places: on the host, `index` [L, S, B] int64, `weight` [L, S, B] float32, 0 for padding, and `keys` [L, S] int64
+            where the algorithm draws noise.
+        full_steps: steps before the shortest lane ends.
+    """
+
+    places: Tree
+    full_steps: int
+
+
+@dataclass(frozen=True)
 class LaneTensors:
-    """A pass of all lanes, padded to the longest lane and the widest batch."""
+    """The samples of a pass of all lanes, on the device."""
 
     images: Tensor  # [L, S, B, C, H, W] uint8
     labels: Tensor  # [L, S, B] int64
     weight: Tensor  # [L, S, B] float32, 0 for padding
-    full_steps: int  # steps before the shortest lane ends
     together: int  # steps whose prepared images take `_PREPARED` bytes
 
 
-def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LaneTensors:
-    """The samples of every batch of every lane."""
+def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
+    """The pass of all lanes with the given sample indices of every batch."""
     steps = max((len(lane) for lane in lanes), default=0)
     width = max((len(batch) for lane in lanes for batch in lane), default=1)
     index = np.zeros((len(lanes), steps, width), np.int64)
@@ -112,14 +128,19 @@ def lane_tensors(pool: Pool, lanes: Sequence[Sequence[np.ndarray]]) -> LaneTenso
         for s, batch in enumerate(lane):
             index[i, s, : len(batch)] = batch
             weight[i, s, : len(batch)] = 1
-    device = pool.images.device
-    flat = torch.from_numpy(index.reshape(-1)).to(device)
+    places: Tree = {"index": torch.from_numpy(index), "weight": torch.from_numpy(weight)}
+    return LanePass(places, min((len(lane) for lane in lanes), default=0))
+
+
+def lane_tensors(pool: Pool, places: Tree) -> LaneTensors:
+    """The samples of a pass whose places are on the device of the pool."""
+    index = leaf(places, "index")
+    flat = index.view(-1)
     return LaneTensors(
         images=pool.images.index_select(0, flat).view(*index.shape, *pool.images.shape[1:]),
         labels=pool.labels.index_select(0, flat).view(index.shape),
-        weight=torch.from_numpy(weight).to(device),
-        full_steps=min((len(lane) for lane in lanes), default=0),
-        together=max(1, _PREPARED // (4 * len(lanes) * width * pool.images[0].numel())),
+        weight=leaf(places, "weight"),
+        together=max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size)),
     )
 
 

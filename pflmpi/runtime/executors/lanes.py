@@ -12,8 +12,8 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores, check_state
-from pflmpi.runtime.executors.base import Executor, to_host
-from pflmpi.runtime.executors.batches import LaneBatches, LaneTensors, in_order, lane_tensors
+from pflmpi.runtime.executors.base import Executor, as_messages
+from pflmpi.runtime.executors.batches import LaneBatches, LanePass, in_order, lane_pass, lane_tensors
 from pflmpi.tree import Tree
 
 _TRAIN = "/train"  # no pass has a slash in its name
@@ -26,25 +26,29 @@ class Lanes(Executor):
         passes = self.passes(clients, round)
         new, up = self._with_data(self.algorithm.client_update, clients, states, (down,), round, passes)
         check_state(self.algorithm, "client_update", new, states)
-        return tree.to_host(new), to_host(up)
+        done = tree.to_host({"state": new, "up": up})
+        return tree.part(done, "state"), as_messages(tree.part(done, "up"))
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
-        return to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {}))
+        return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> np.ndarray:
-        task, device = self.task(clients).replace(batched=True), self.pool.images.device
-        state, received = tree.to(states, device), _on(down, device)
+        task = self.task(clients).replace(batched=True)
+        whole = lane_pass([in_order(self.federation.test[client], self.eval_batch) for client in clients])
+        sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
+        there = tree.to(sent, self.device)
+        state, received = tree.part(there, "state"), as_messages(tree.part(there, "down"))
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
-            state = self._with_data(self.algorithm.adapt, clients, states, (down,), round, passes)
-        tests = lane_tensors(self.pool, [in_order(self.federation.test[client], self.eval_batch) for client in clients])
+            state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
+        tests = lane_tensors(self.pool, tree.part(there, "tests"))
 
         def right(state: Tree, received: Messages, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
             scores = self.algorithm.predict(task, state, received, task.prepare(images))
             check_scores(self.algorithm, scores, len(images), task.num_classes)
             return ((scores.argmax(1) == labels) & (weight > 0)).sum()
 
-        correct = torch.zeros(len(clients), dtype=torch.int64, device=device)
+        correct = torch.zeros(len(clients), dtype=torch.int64, device=self.device)
         with torch.no_grad(), calling(self.algorithm, "predict", round, clients.tolist()):
             for step in range(tests.labels.shape[1]):
                 batch = (tests.images[:, step], tests.labels[:, step], tests.weight[:, step])
@@ -61,13 +65,21 @@ class Lanes(Executor):
         passes: Mapping[str, Pass],
     ) -> Any:
         """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
-        task, device = self.task(clients).replace(batched=True), self.pool.images.device
+        task = self.task(clients).replace(batched=True)
         lanes = {name: self._lanes(clients, states, round, name, length) for name, length in passes.items()}
-        whole = [in_order(self.federation.train[client], self.eval_batch) for client in clients]
-        lanes[_TRAIN] = lane_tensors(self.pool, whole), None
-        tensors = {name: (one.images, one.labels, one.weight) for name, (one, _) in lanes.items()}
-        drawn = {name: keys for name, (_, keys) in lanes.items() if keys is not None}
-        fixed = {name: (one.full_steps, one.together) for name, (one, _) in lanes.items()}
+        lanes[_TRAIN] = lane_pass([in_order(self.federation.train[client], self.eval_batch) for client in clients])
+        sent: Tree = {
+            "state": states,
+            "received": {str(place): {**down} for place, down in enumerate(received)},
+            "passes": {name: one.places for name, one in lanes.items()},
+            "counts": self.class_counts(clients),
+        }
+        there = tree.to(sent, self.device)
+        places = {name: tree.part(tree.part(there, "passes"), name) for name in lanes}
+        ready = {name: lane_tensors(self.pool, at) for name, at in places.items()}
+        tensors = {name: (part.images, part.labels, part.weight) for name, part in ready.items()}
+        drawn = {name: tree.leaf(at, "keys") for name, at in places.items() if "keys" in at}
+        fixed = {name: (lanes[name].full_steps, part.together) for name, part in ready.items()}
 
         def one(
             state: Tree,
@@ -81,19 +93,17 @@ class Lanes(Executor):
             data = ClientData(dict(batches), own, counts, task.training.learning_rate(round), round)
             return method(task, state, *received, data)
 
-        there = tuple(_on(down, device) for down in received)
+        down = tuple(as_messages(value) for value in as_messages(tree.part(there, "received")).values())
         with calling(self.algorithm, method.__name__, round, clients.tolist()):
-            return torch.func.vmap(one)(tree.to(states, device), there, tensors, drawn, self.class_counts(clients))
+            return torch.func.vmap(one)(tree.part(there, "state"), down, tensors, drawn, tree.leaf(there, "counts"))
 
-    def _lanes(
-        self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass
-    ) -> tuple[LaneTensors, Tensor | None]:
+    def _lanes(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
         rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
-        orders = [self.order(int(each), round, name, length, row) for each, row in zip(clients, rows, strict=True)]
-        one = lane_tensors(self.pool, orders)
-        keys = [self.keys(int(client), round, name, one.labels.shape[1]) for client in clients]
-        return one, torch.stack(keys) if self.algorithm.draws_noise else None  # type: ignore[arg-type]
-
-
-def _on(down: Messages, device: torch.device) -> Messages:
-    return {name: tree.to(value, device) for name, value in down.items()}
+        one = lane_pass(
+            [self.order(int(each), round, name, length, row) for each, row in zip(clients, rows, strict=True)]
+        )
+        if not self.algorithm.draws_noise:
+            return one
+        steps = tree.leaf(one.places, "index").shape[1]
+        keys = torch.stack([self.keys(int(client), round, name, steps) for client in clients])
+        return LanePass({**one.places, "keys": keys}, one.full_steps)

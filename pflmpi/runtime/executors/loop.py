@@ -1,6 +1,6 @@
 """Clients one after another: the executor for models that cannot be batched over clients, and the plainest one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,9 +10,12 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores, check_state
-from pflmpi.runtime.executors.base import Executor, to_host
+from pflmpi.runtime.executors.base import Executor, as_messages
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.tree import Tree
+
+_TRAIN = "/train"  # no pass has a slash in its name
+_NOTHING = np.empty(0, np.int64)
 
 
 class Loop(Executor):
@@ -20,52 +23,69 @@ class Loop(Executor):
 
     def _data(self, client: int, round: int, passes: Mapping[str, Pass], state: Tree) -> ClientData:
         task = self.tasks[self.cohort[client]]
-        orders = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
+        batches = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
+        drawn = batches if self.algorithm.draws_noise else {}
+        keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
+        batches[_TRAIN] = in_order(self.federation.train[client], self.eval_batch)
+        counts = self.class_counts(np.array([client]))[0]
+        there = tree.to({"orders": _joined(batches), "keys": keys, "counts": counts}, self.device)
+        orders, keys = tree.part(there, "orders"), tree.part(there, "keys")
+        ready = {
+            name: ClientBatches(
+                task,
+                self.pool,
+                tree.leaf(orders, name),
+                [len(batch) for batch in order],
+                tree.leaf(keys, name) if name in keys else None,
+            )
+            for name, order in batches.items()
+        }
         return ClientData(
-            passes={
-                name: ClientBatches(task, self.pool, order, self.keys(client, round, name, len(order)))
-                for name, order in orders.items()
-            },
-            train=ClientBatches(task, self.pool, in_order(self.federation.train[client], self.eval_batch)),
-            class_counts=self.class_counts(np.array([client]))[0],
+            train=ready.pop(_TRAIN),
+            passes=dict(ready),
+            class_counts=tree.leaf(there, "counts"),
             learning_rate=task.training.learning_rate(round),
             round=round,
         )
 
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
-        task, device, passes = self.task(clients), self.pool.images.device, self.passes(clients, round)
-        results = []
+        task, passes = self.task(clients), self.passes(clients, round)
+        results: list[Tree] = []
+        there = tree.to({"state": states, "down": {**down}}, self.device)
         for i, client in enumerate(clients):
-            state, received = tree.to(tree.row(states, i), device), _messages(down, i, device)
-            data = self._data(int(client), round, passes, state)
+            state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
+            data = self._data(int(client), round, passes, _row(states, i))
             with calling(self.algorithm, "client_update", round, [client]):
                 new_state, up = self.algorithm.client_update(task, state, received, data)
             check_state(self.algorithm, "client_update", new_state, state)
-            results.append((new_state, up))
-        new = tree.stack([state for state, _ in results])
-        sent = {name: tree.stack([messages[name] for _, messages in results]) for name in results[0][1]}
-        return tree.to_host(new), to_host(sent)
+            results.append({"state": new_state, "up": {**up}})
+        new = _stacked(results)
+        return tree.part(new, "state"), as_messages(tree.part(new, "up"))
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
-        task, device = self.task(clients), self.pool.images.device
-        ups = []
+        task = self.task(clients)
+        ups: list[Tree] = []
+        there = tree.to(states, self.device)
         for i, client in enumerate(clients):
             with calling(self.algorithm, "introduce", 0, [client]):
-                state, data = tree.to(tree.row(states, i), device), self._data(int(client), 0, {}, {})
-                ups.append(self.algorithm.introduce(task, state, data))
-        return {name: tree.to_host(tree.stack([up[name] for up in ups])) for name in ups[0]}
+                ups.append({**self.algorithm.introduce(task, _row(there, i), self._data(int(client), 0, {}, {}))})
+        return as_messages(_stacked(ups))
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> np.ndarray:
-        task, device, passes = self.task(clients), self.pool.images.device, self.passes_to_adapt(clients, round)
-        correct = []
+        task, passes, correct = self.task(clients), self.passes_to_adapt(clients, round), []
+        tests = {str(client): in_order(self.federation.test[client], self.eval_batch) for client in clients}
+        there = tree.to({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
         for i, client in enumerate(clients):
-            state, received = tree.to(tree.row(states, i), device), _messages(down, i, device)
+            state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
             if self.adapts:
+                data = self._data(int(client), round, passes, _row(states, i))
                 with calling(self.algorithm, "adapt", round, [client]):
-                    state = self.algorithm.adapt(task, state, received, self._data(int(client), round, passes, state))
-            right = torch.zeros((), dtype=torch.int64, device=device)
+                    state = self.algorithm.adapt(task, state, received, data)
+            right = torch.zeros((), dtype=torch.int64, device=self.device)
+            sizes = list(map(len, tests[str(client)]))
+            batches = ClientBatches(task, self.pool, tree.leaf(tree.part(there, "tests"), str(client)), sizes)
             with torch.no_grad(), calling(self.algorithm, "predict", round, [client]):
-                for batch in ClientBatches(task, self.pool, in_order(self.federation.test[client], self.eval_batch)):
+                for batch in batches:
                     scores = self.algorithm.predict(task, state, received, batch.x)
                     check_scores(self.algorithm, scores, len(batch.x), task.num_classes)
                     right += (scores.argmax(1) == batch.y).sum()
@@ -73,6 +93,18 @@ class Loop(Executor):
         return torch.stack(correct).cpu().numpy()
 
 
-def _messages(down: Messages, index: int, device: torch.device) -> Messages:
-    # No copy on the host: what is received is only read, and rows of packed buffers were aligned when unpacked.
-    return {name: tree.map(lambda leaf: leaf[index].to(device), value) for name, value in down.items()}
+def _joined(batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
+    """The sample indices of all batches of each pass, one after another."""
+    return {name: torch.from_numpy(np.concatenate([_NOTHING, *order])) for name, order in batches.items()}
+
+
+def _row(rows: Tree, index: int) -> Tree:
+    """The row of one client; it is only read. The first one begins where all of them do, so it is aligned."""
+    return tree.row(rows, index) if index else tree.map(lambda leaf: leaf[0], rows)
+
+
+def _stacked(results: list[Tree]) -> Tree:
+    """The results of all clients on the host, along a first axis."""
+    if len(results) > 1:
+        return tree.to_host(tree.stack(results))
+    return tree.map(lambda leaf: leaf.unsqueeze(0), tree.to_host(results[0]))
