@@ -79,7 +79,7 @@ def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[st
     trained = tree.map(Tensor.detach, {part: params[part] for part in parts})
     if not task.batched:
         trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), trained)
-    values = iter((_lane_gradients if task.batched else _gradients)({**params, **trained}, trained, loss, batch))
+    values = iter((_lane_gradients if task.batched else _gradients)({**params, **trained}, trained, loss, batch)[0])
     return tree.map(lambda _: next(values), trained)
 
 
@@ -128,16 +128,17 @@ class SGDStep:
         self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]
         training = task.training
         self._momentum, self._decay = (0.0, 0.0) if phase.plain else (training.momentum, training.weight_decay)
+        self._one: Tensor | None = None  # where the backward pass of every step begins
         self._velocity = [torch.zeros_like(leaf) for leaf in self._leaves] if self._momentum else []
 
     def step(self, batch: Batch) -> None:
         """Take one step."""
         if self._task.batched:
-            gradients = _lane_gradients(self._params, self._trained, self._turn.loss, batch)
+            gradients, self._one = _lane_gradients(self._params, self._trained, self._turn.loss, batch, self._one)
         else:
             for leaf in self._leaves:
                 leaf.requires_grad_(True)
-            gradients = _gradients(self._params, self._trained, self._turn.loss, batch)
+            gradients, self._one = _gradients(self._params, self._trained, self._turn.loss, batch, self._one)
             for leaf in self._leaves:
                 leaf.requires_grad_(False)
         with torch.no_grad():
@@ -183,12 +184,20 @@ def _of_all_lanes(leaves: list[Tensor], slopes: list[Tensor]) -> tuple[list[Tens
     return [behind(leaf) for leaf in leaves], moved
 
 
-def _gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> list[Tensor]:
+def _gradients(
+    params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """The gradient of each leaf of `trained`, and the derivative of the loss by itself, which may be given back."""
     leaves = [leaf for _, leaf in tree.leaves(trained)]
-    return list(torch.autograd.grad(loss(params, batch), leaves, materialize_grads=True))
+    value = loss(params, batch)
+    one = torch.ones_like(value) if one is None else one
+    return list(torch.autograd.grad(value, leaves, one, materialize_grads=True)), one
 
 
-def _lane_gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> list[Tensor]:
+def _lane_gradients(
+    params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """As `_gradients`, inside a vmapped call."""
     leaves = [leaf for _, leaf in tree.leaves(trained)]
 
     def of(leaves: list[Tensor]) -> Tensor:
@@ -202,5 +211,6 @@ def _lane_gradients(params: Tree, trained: Tree, loss: Loss, batch: Batch) -> li
     # not by `torch.func.grad`, which keeps all it does for second derivatives.
     value, pull_back = torch.func.vjp(of, leaves)[:2]
     with torch.no_grad():
-        gradients: list[Tensor] = pull_back(torch.ones_like(value))[0]
-    return gradients
+        one = torch.ones_like(value) if one is None else one
+        gradients: list[Tensor] = pull_back(one)[0]
+    return gradients, one

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import ConfigDict
 from torch import Tensor
-from torch.nn import functional as F
 
-from pflmpi.tree import Tree, leaf
+from pflmpi.models.affine import affine
+from pflmpi.tree import Tree
 
 Shape = tuple[int, int, int]
 
@@ -61,7 +61,7 @@ class Architecture(ABC):
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
         """Scores [B, K] of features z: [B, d]."""
-        return F.linear(z, leaf(head, "weight"), leaf(head, "bias"))
+        return affine(head, z)
 
 
 @dataclass(frozen=True, kw_only=True)

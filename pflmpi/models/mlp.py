@@ -9,9 +9,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from pflmpi.models.affine import affine
 from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.initial import linear
-from pflmpi.tree import Tree, leaf, part
+from pflmpi.tree import Tree, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,7 @@ class Perceptron(Architecture):
         return {"body": body, "head": linear(rng, self.num_features, self.num_classes)}
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
-        fc1 = part(part(params, "body"), "fc1")
-        return F.relu(F.linear(x.flatten(1), leaf(fc1, "weight"), leaf(fc1, "bias")))
+        return F.relu(affine(part(part(params, "body"), "fc1"), x.flatten(1)))
 
 
 @dataclass(frozen=True, kw_only=True)

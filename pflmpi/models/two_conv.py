@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi.errors import ConfigError
+from pflmpi.models.affine import affine
 from pflmpi.models.base import Architecture
 from pflmpi.models.initial import conv, linear
 from pflmpi.tree import Tree, leaf, part
@@ -68,11 +69,12 @@ class TwoConv(Architecture):
         x = x.flatten(1)  # in the order C, H, W
         if not self.has_hidden:
             return x
-        fc1 = part(body, "fc1")
-        return F.relu(F.linear(x, leaf(fc1, "weight"), leaf(fc1, "bias")))
+        return F.relu(affine(part(body, "fc1"), x))
 
     def _block(self, layer: Tree, x: Tensor) -> Tensor:
         x = F.conv2d(x, leaf(layer, "weight"), leaf(layer, "bias"), padding=self.padding)
+        if not x.is_cpu:
+            x = x.contiguous()  # it is; but in lanes the pool and its gradient would each copy it otherwise
         return F.relu(F.max_pool2d(x, 2))  # in this order the ReLU does a quarter of the work, with the same bits
 
     def _too_small(self) -> str:

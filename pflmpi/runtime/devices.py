@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 import torch
+from torch.utils import deterministic
 
 from pflmpi.data.cache import private_folder
 from pflmpi.errors import ConfigError
@@ -80,6 +81,9 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without
     torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
+    deterministic.fill_uninitialized_memory = (
+        False  # no result depends on it, and every `torch.empty` would cost a fill
+    )
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     tf32 = training.precision == "tf32"

@@ -134,11 +134,15 @@ def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
 
 def lane_tensors(pool: Pool, places: Tree) -> LaneTensors:
     """The samples of a pass whose places are on the device of the pool."""
-    index = leaf(places, "index")
-    flat = index.view(-1)
+    index, shape = leaf(places, "index"), pool.images.shape[1:]
+    if index.is_cpu:
+        images = pool.images.index_select(0, index.view(-1)).view(*index.shape, *shape)
+    else:  # in memory [S, B, L, C, H, W]: a grouped convolution of all lanes takes the images as they are
+        lanes_last = index.permute(1, 2, 0)
+        images = pool.images.index_select(0, lanes_last.reshape(-1)).view(*lanes_last.shape, *shape).movedim(2, 0)
     return LaneTensors(
-        images=pool.images.index_select(0, flat).view(*index.shape, *pool.images.shape[1:]),
-        labels=pool.labels.index_select(0, flat).view(index.shape),
+        images=images,
+        labels=pool.labels.index_select(0, index.view(-1)).view(index.shape),
         weight=leaf(places, "weight"),
         together=max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size)),
     )

@@ -1,0 +1,33 @@
+"""No result depends on what was in memory before: PyTorch need not fill every empty tensor, as it does to find that."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils import deterministic
+
+import stub_run
+from every_algorithm import every_algorithm
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> Iterator[None]:
+    torch.set_num_threads(1)
+    filled = deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    deterministic.fill_uninitialized_memory = filled
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize(("case", "model"), [*((case, "mlp") for case in every_algorithm()), ("fedavg", "cnn")])
+def test_results_are_the_same_with_and_without_filled_memory(case: str, model: str, executor: str) -> None:
+    found = []
+    for fill in (True, False):
+        deterministic.fill_uninitialized_memory = fill  # with NaN, or the largest integer
+        raw = stub_run.settings(every_algorithm()[case], model, executor)
+        found.append(stub_run.run(raw, on_stub=False).values)
+    for path, leaf in found[0].items():
+        assert torch.equal(leaf, found[1][path]), path
+        assert not leaf.is_floating_point() or bool(leaf.isfinite().all()), path
