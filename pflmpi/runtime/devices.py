@@ -81,9 +81,8 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without
     torch.cuda.set_device(device)
     torch.use_deterministic_algorithms(True)
-    deterministic.fill_uninitialized_memory = (
-        False  # no result depends on it, and every `torch.empty` would cost a fill
-    )
+    # No result depends on it, and every empty tensor would be filled by an operation of its own.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     tf32 = training.precision == "tf32"

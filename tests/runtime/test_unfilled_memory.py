@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch.utils import deterministic
 
+import quick_run
 import stub_run
 from every_algorithm import every_algorithm
+from pflmpi.config import load as configuration
+from pflmpi.runtime import devices
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +34,11 @@ def test_results_are_the_same_with_and_without_filled_memory(case: str, model: s
     for path, leaf in found[0].items():
         assert torch.equal(leaf, found[1][path]), path
         assert not leaf.is_floating_point() or bool(leaf.isfinite().all()), path
+
+
+def test_a_gpu_is_not_asked_to_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    deterministic.fill_uninitialized_memory = True
+    config = configuration.parse(quick_run.settings())
+    devices.fix_kernels(torch.device("cuda", 0), config.runtime, config.training)
+    assert torch.are_deterministic_algorithms_enabled() and not deterministic.fill_uninitialized_memory
