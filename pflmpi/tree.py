@@ -79,7 +79,14 @@ def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
 
 def clone(tree: Tree) -> Tree:
     """Copy whose leaves own their memory (and are aligned, which affects bits in some kernels)."""
-    return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
+    old = [leaf for _, leaf in leaves(tree)]
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(leaf) for leaf in old):  # in a lane
+        return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
+    new = [torch.empty_like(leaf, memory_format=torch.contiguous_format) for leaf in old]
+    if new:
+        torch._foreach_copy_(new, old)  # on a GPU in one operation
+    filled = iter(new)
+    return map(lambda _: next(filled), tree)
 
 
 def like(tree: Tree) -> Tree:
