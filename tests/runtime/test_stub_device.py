@@ -8,22 +8,22 @@ import torch
 
 import stub_costs
 import stub_run
-from every_algorithm import every_algorithm
+from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.errors import AlgorithmError
 from pflmpi.learning import client
 from stub_device import DEVICE, stub_device
 
-_QUICK = {("mlp", "loop"), ("mlp", "lanes")}
-_ONCE = ("fedavg",)  # beside a perceptron, in the default suite
+_ALSO_IN_A_LOOP = {*MESSAGE_KINDS, "fedcp", "pfedme", "perfedavg"}  # noise, inner steps, an adaptation
+
+
+def _is_quick(case: str, model: str, executor: str) -> bool:
+    """Whether the default suite has it: all in lanes of a perceptron, and of everything else one or a few."""
+    return case == "fedavg" or (model == "mlp" and (executor == "lanes" or case in _ALSO_IN_A_LOOP))
 
 
 def _marked() -> list[object]:
     return [
-        pytest.param(
-            *one,
-            id="-".join(one),
-            marks=[] if one[1:] in _QUICK or one[0] in _ONCE else [pytest.mark.slow],
-        )
+        pytest.param(*one, id="-".join(one), marks=[] if _is_quick(*one) else [pytest.mark.slow])
         for one in stub_costs.situations()
     ]
 
