@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
+from pflmpi.learning.gradients import gradients
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
@@ -79,7 +80,7 @@ def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[st
     trained = tree.map(Tensor.detach, {part: params[part] for part in parts})
     if not task.batched:
         trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), trained)
-    values = iter((_lane_gradients if task.batched else _gradients)({**params, **trained}, trained, loss, batch)[0])
+    values = iter(gradients(task, {**params, **trained}, trained, loss, batch)[0])
     return tree.map(lambda _: next(values), trained)
 
 
@@ -133,16 +134,14 @@ class SGDStep:
 
     def step(self, batch: Batch) -> None:
         """Take one step."""
-        if self._task.batched:
-            gradients, self._one = _lane_gradients(self._params, self._trained, self._turn.loss, batch, self._one)
-        else:
-            for leaf in self._leaves:
-                leaf.requires_grad_(True)
-            gradients, self._one = _gradients(self._params, self._trained, self._turn.loss, batch, self._one)
-            for leaf in self._leaves:
-                leaf.requires_grad_(False)
+        by_autograd = () if self._task.batched else self._leaves
+        for leaf in by_autograd:
+            leaf.requires_grad_(True)
+        slopes, self._one = gradients(self._task, self._params, self._trained, self._turn.loss, batch, self._one)
+        for leaf in by_autograd:
+            leaf.requires_grad_(False)
         with torch.no_grad():
-            self._descend(gradients, None if batch.padding is None else batch.padding.active)
+            self._descend(slopes, None if batch.padding is None else batch.padding.active)
             if self._turn.limits is not None:
                 for leaf in self._leaves:
                     leaf.copy_(leaf.clamp(*self._turn.limits))  # clamp_ is not batched by vmap (PyTorch 2.15)
@@ -182,35 +181,3 @@ def _of_all_lanes(leaves: list[Tensor], slopes: list[Tensor]) -> tuple[list[Tens
     assert all(lanes_at(one) >= 0 for one in (*leaves, *slopes)), "what trains in lanes, and its slope, differs by lane"
     moved = [behind(slope).movedim(lanes_at(slope), lanes_at(leaf)) for leaf, slope in zip(leaves, slopes, strict=True)]
     return [behind(leaf) for leaf in leaves], moved
-
-
-def _gradients(
-    params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
-) -> tuple[list[Tensor], Tensor]:
-    """The gradient of each leaf of `trained`, and the derivative of the loss by itself, which may be given back."""
-    leaves = [leaf for _, leaf in tree.leaves(trained)]
-    value = loss(params, batch)
-    one = torch.ones_like(value) if one is None else one
-    return list(torch.autograd.grad(value, leaves, one, materialize_grads=True)), one
-
-
-def _lane_gradients(
-    params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
-) -> tuple[list[Tensor], Tensor]:
-    """As `_gradients`, inside a vmapped call."""
-    leaves = [leaf for _, leaf in tree.leaves(trained)]
-
-    def of(leaves: list[Tensor]) -> Tensor:
-        rest = iter(leaves)
-        value = loss({**params, **tree.map(lambda _: next(rest), trained)}, batch)
-        assert batch.padding is not None
-        # A step of padding alone must have no gradient at all, also not that of a proximal term.
-        return value if batch.padding.active is None else batch.padding.active * value
-
-    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
-    # not by `torch.func.grad`, which keeps all it does for second derivatives.
-    value, pull_back = torch.func.vjp(of, leaves)[:2]
-    with torch.no_grad():
-        one = torch.ones_like(value) if one is None else one
-        gradients: list[Tensor] = pull_back(one)[0]
-    return gradients, one

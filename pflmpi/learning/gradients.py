@@ -1,0 +1,47 @@
+"""The gradient of a loss by the leaves that are trained, for one client or in a lane of a vmapped call."""
+
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.learning.client import Batch, Loss
+from pflmpi.learning.task import Task
+from pflmpi.tree import Tree
+
+
+def gradients(
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """The gradient of each leaf, and the derivative of the loss by itself: one, which the next step can begin with.
+
+    Args:
+        trained: the leaves, which `params` has too; outside a vmapped call they require a gradient.
+        one: from the step before, which saves an operation; None: made anew.
+    """
+    if task.batched:
+        return _in_a_lane(params, trained, loss, batch, one)
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+    value = loss(params, batch)
+    one = torch.ones_like(value) if one is None else one
+    return list(torch.autograd.grad(value, leaves, one, materialize_grads=True)), one
+
+
+def _in_a_lane(
+    params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None
+) -> tuple[list[Tensor], Tensor]:
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+
+    def of(leaves: list[Tensor]) -> Tensor:
+        rest = iter(leaves)
+        value = loss({**params, **tree.map(lambda _: next(rest), trained)}, batch)
+        assert batch.padding is not None
+        # A step of padding alone must have no gradient at all, also not that of a proximal term.
+        return value if batch.padding.active is None else batch.padding.active * value
+
+    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
+    # not by `torch.func.grad`, which keeps all it does for second derivatives.
+    value, pull_back = torch.func.vjp(of, leaves)[:2]
+    with torch.no_grad():
+        one = torch.ones_like(value) if one is None else one
+        gradients: list[Tensor] = pull_back(one)[0]
+    return gradients, one
