@@ -4,7 +4,7 @@
 
 The key covers source, paths, sizes and modification times of the raw files. An entry appears by rename and is
 checked whenever it is opened: every file must be this user's own and nobody else's to write, and the content must have
-the digest it was written with; any other entry is rebuilt.
+the digest it was written with, which one process of a node computes; any other entry is rebuilt.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ import numpy as np
 
 from pflmpi import atomic
 from pflmpi.data.dataset import Dataset, assemble, content_digest
+from pflmpi.data.verified import once_per_node
 from pflmpi.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -137,20 +138,29 @@ def _write(folder: Path, dataset: Dataset) -> None:
 
 def _open(entry: Path, source: str) -> Dataset | None:
     """The entry with its images mapped; None if there is none or it is damaged."""
+    if not entry.is_dir():
+        return None
+    files = [entry / "entry.json", *(entry / f"{name}.npy" for name in ARRAYS)]
     try:
-        with _own_file(entry / "entry.json") as file:
-            about = json.load(file)
-        images, labels, official_test = (_mapped(entry / f"{name}.npy") for name in ARRAYS[:3])
-        writers = _mapped(entry / "writers.npy") if (entry / "writers.npy").exists() else None
-        found = content_digest(images, labels, official_test, writers, about["num_classes"])
-        if found != about["digest"]:
-            raise ValueError(f"its digest is {found[:12]}, written was {about['digest'][:12]}")
-        return assemble(source, images, labels, official_test, about["num_classes"], writers, about["digest"])
+        lock = entry.with_name(f"{entry.name}.verified")
+        return once_per_node(lock, files, lambda verify: _load(entry, source, verify))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, EOFError, DataError) as error:
         logger.warning("cache entry %s is damaged and will be rewritten: %s", entry, error)
         return None
+
+
+def _load(entry: Path, source: str, verify: bool) -> Dataset:
+    with _own_file(entry / "entry.json") as file:
+        about = json.load(file)
+    images, labels, official_test = (_mapped(entry / f"{name}.npy") for name in ARRAYS[:3])
+    writers = _mapped(entry / "writers.npy") if (entry / "writers.npy").exists() else None
+    if verify:
+        found = content_digest(images, labels, official_test, writers, about["num_classes"])
+        if found != about["digest"]:
+            raise ValueError(f"its digest is {found[:12]}, written was {about['digest'][:12]}")
+    return assemble(source, images, labels, official_test, about["num_classes"], writers, about["digest"])
 
 
 def _private(path: str, flags: int) -> int:
