@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,12 @@ class Federation:
         """N."""
         return len(self.train)
 
-    @property
+    @cached_property
     def num_train(self) -> np.ndarray:
         """Training samples of each client, int64 [N]."""
         return np.array([len(samples) for samples in self.train], dtype=np.int64)
 
-    @property
+    @cached_property
     def num_test(self) -> np.ndarray:
         """Test samples of each client, int64 [N]."""
         return np.array([len(samples) for samples in self.test], dtype=np.int64)

@@ -26,7 +26,7 @@ from pflmpi.transports.inprocess import InProcessTransport
 
 _HISTORY_LINE = 112  # bytes of a line of metrics.csv, about
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
-_WRITTEN = 12  # round files
+_WRITTEN = 6  # round files
 _RUN = "0" * 16  # in place of the id of the run
 _ROW = 12  # bytes of a client's id and checksum in a shard
 _FEW = 256  # values of a leaf that are written instead of all
@@ -161,7 +161,7 @@ def _round_files(
             write_round(Path(folder), content, layout, templates, described, checksums)
             return round_path(Path(folder), content.round).stat().st_size + left_out, thread_time() - began
 
-    indices = np.unique(np.linspace(0, len(saves) - 1, _WRITTEN).astype(int))
+    indices = np.unique(np.geomspace(1, len(saves), _WRITTEN).astype(int)) - 1  # the shards in use grow less and less
     found, seconds = zip(*map(write, indices), strict=True)
     return np.interp(np.arange(len(saves)), indices, found).astype(np.int64), float(np.median(seconds))
 
