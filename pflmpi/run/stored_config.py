@@ -109,11 +109,7 @@ def check_round(run: Path, round: int, config: Config) -> None:
 
 def check_same_data(run: Path, experiment: Experiment) -> None:
     """Raise `CheckpointError` unless the data and the partition are those that a run was made with."""
-    recorded = _stored(run).get("recorded", {})
-    if not isinstance(recorded, dict):
-        raise CheckpointError(
-            f"{run / 'config.yaml'} is damaged: recorded = {shown(recorded)} is no mapping; put it back from a copy"
-        )
+    recorded = _stored(run)["recorded"]
     found = {"data": experiment.federation.dataset.digest, "partition": experiment.federation.digest}
     for key, value in found.items():
         if recorded.get(key, value) != value:
@@ -129,7 +125,7 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
     Raises:
         CheckpointError: they are of other models, and `runtime.mixed_gpus` does not allow it.
     """
-    before = tuple(str(_stored(run).get("recorded", {}).get("device", _AND.join(experiment.computed_on))).split(_AND))
+    before = tuple(str(_stored(run)["recorded"].get("device", _AND.join(experiment.computed_on))).split(_AND))
     new = [model for model in experiment.computed_on if model not in before]
     if new and experiment.config.runtime.mixed_gpus == "refuse":
         raise CheckpointError(
@@ -142,7 +138,7 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
 
 def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
     """What has changed in code from outside the package since a run was written; raises unless that is allowed."""
-    return changes(run, (_stored(run).get("recorded") or {}).get("code", {}), code_hashes(config), allowed)
+    return changes(run, _stored(run)["recorded"].get("code", {}), code_hashes(config), allowed)
 
 
 def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
@@ -163,7 +159,14 @@ def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict
 def _stored(run: Path) -> dict[str, Any]:
     if not (run / "config.yaml").exists():
         raise CheckpointError(f"{run} is not a run: it has no config.yaml; name the folder that `pflmpi run` printed")
-    return yaml_file.read(run / "config.yaml")
+    values = yaml_file.read(run / "config.yaml")
+    recorded = values.setdefault("recorded", {})
+    if not isinstance(recorded, dict) or not isinstance(recorded.get("code", {}), dict):
+        raise CheckpointError(
+            f"{run / 'config.yaml'} is damaged: recorded = {shown(recorded)} is not what a run records; put it back "
+            "from a copy"
+        )
+    return values
 
 
 def _parsed(values: Mapping[str, Any], config: Config) -> Config:

@@ -121,7 +121,7 @@ def test_clients_that_train_nothing_are_counted_in_the_run(tmp_path: Path, caplo
     assert not caplog.text
 
 
-@pytest.mark.parametrize("recorded", ["[1, 2]", "5", "{run: [1], data: 3}", "null", "{versions: 1}"])
+@pytest.mark.parametrize("recorded", ["[1, 2]", "5", "{run: [1], data: 3}", "null", "{versions: 1}", "{code: [1]}"])
 def test_a_changed_record_of_a_run_is_one_error(
     recorded: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
