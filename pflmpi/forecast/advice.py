@@ -7,6 +7,7 @@ from pathlib import Path
 from pflmpi import text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
+from pflmpi.runtime import idle_ranks
 from pflmpi.text import size
 
 
@@ -41,12 +42,8 @@ def useless(forecast: Forecast) -> Iterator[str]:
     idle = [rank for rank in range(1, count) if rank not in busy]
     if idle and forecast.rounds:
         yield f"{text.ranks(idle)} will have nothing to do: {_why_idle(forecast)}"
-    training = max((sum(map(bool, one.training)) for one in forecast.rounds), default=0)
-    if training and 2 * training <= len(busy):
-        yield (
-            f"{len(busy)} ranks have clients, and at most {training} of them train in a round "
-            f"({len(forecast.rounds[0].participants)} participants); fewer ranks would be as quick"
-        )
+    if note := idle_ranks.advice(forecast.setup, forecast.rounds):
+        yield note
     for node in range(forecast.resources.nodes):
         on_cpu = [rank for rank in forecast.ranks.of_node[node] if rank in busy and forecast.ranks.gpu[rank] is None]
         if len(on_cpu) * threads > cores:

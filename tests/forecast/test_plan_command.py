@@ -187,7 +187,7 @@ def test_says_what_does_not_fit_on_disk(machine: Machine, monkeypatch: pytest.Mo
     [
         ({"runtime": {"executor": "loop"}}, 10, "ranks 8-9 will have nothing to do: there are 7 clients: at most 8"),
         ({"runtime": {"executor": "lanes", "lanes": 4}}, 4, "computed in 2 calls of up to 4; set runtime.lanes lower"),
-        ({"training": {"participation": 0.15}}, 7, "at most 1 of them train in a round (1 participants)"),
+        ({"training": {"participation": 0.15}}, 7, "at most 1 of them at a time (1 participants"),
         ({"runtime": {"threads": 1000}}, 2, "ranks with 1000 threads each compute on the"),
     ],
 )
