@@ -5,20 +5,19 @@ from collections.abc import Iterable
 _PARTS = ("body/", "head/", "stats/")
 
 
-def module_names(paths: Iterable[str]) -> dict[str, str]:
+def module_names(paths: Iterable[str], head: str | None = None) -> dict[str, str]:
     """Path -> name in a module.
 
     A model's body and statistics have no prefix; its head is "head", and in a residual network, as in torchvision, "fc"
-    ("fc.2" after a hidden layer). Arrays outside a model keep their path, with dots.
+    ("fc.2" after a hidden layer); `head` gives another name. Arrays outside a model keep their path, with dots.
 
     >>> module_names(["body/fc1/weight", "head/bias", "means"])
     {'body/fc1/weight': 'fc1.weight', 'head/bias': 'head.bias', 'means': 'means'}
     """
     known = list(paths)
-    head = "head"
-    if any(path.startswith("body/layer4/") for path in known):
+    if head is None and any(path.startswith("body/layer4/") for path in known):
         head = "fc.2" if "body/fc/0/weight" in known else "fc"
-    return {path: _name(path, head) for path in known}
+    return {path: _name(path, head or "head") for path in known}
 
 
 def _name(path: str, head: str) -> str:

@@ -4,8 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from pflmpi import outside
 from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
 from pflmpi.analysis.model import Flat, client_states, personal_model
+from pflmpi.config import yaml_file
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.module_names import module_names
 
@@ -25,10 +27,11 @@ def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -
     if not 0 <= client < number:
         raise CheckpointError(f"{checkpoint.run} has clients 0 to {number - 1}; client {client} was requested")
     (state,) = client_states(checkpoint, [client])
+    head = _head(checkpoint, client)
     if leaf is not None:
-        return names(_part(state.kept, leaf, f"client {client} keeps"))
+        return names(_part(state.kept, leaf, f"client {client} keeps"), head)
     try:
-        return names(personal_model(checkpoint, state))
+        return names(personal_model(checkpoint, state), head)
     except ConfigError as error:
         others = f"of it with --leaf: {_parts(state.kept)}; or of the server's with --server"
         raise ConfigError(f"{error} {others}") from error
@@ -41,10 +44,17 @@ def server_state(checkpoint: Checkpoint, leaf: str | None = None) -> Flat:
     return names(_part(checkpoint.server, leaf or ".", "the server keeps"))
 
 
-def names(flat: Mapping[str, np.ndarray]) -> Flat:
+def names(flat: Mapping[str, np.ndarray], head: str | None = None) -> Flat:
     """Arrays by the names that they have in a module; see `module_names`."""
-    called = module_names(flat)
+    called = module_names(flat, head)
     return {called[path]: array for path, array in flat.items()}
+
+
+def _head(checkpoint: Checkpoint, client: int) -> str | None:
+    """The name of the head in a client's model where its configuration says one."""
+    models = yaml_file.parse(str(checkpoint.attributes["config"]), "the configuration")["model"]
+    model = models[client % len(models)] if isinstance(models, list) else models
+    return model.get("head") if outside.is_reference(str(model.get("name"))) else None
 
 
 def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:

@@ -1,5 +1,6 @@
 """Sections of a configuration as plain values: merged, overridden, and validated one by one."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,7 +44,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration with the files that it names, as in `name: ./mine.py:FedMine`, made absolute.
+    """Raw configuration with the files that it names, as in `name: ./mine.py:FedMine`, `weights`, made absolute.
 
     Args:
         folder: relative files are taken as below it.
@@ -53,7 +54,10 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(section, list):
             return [of(each) for each in section]
         if isinstance(section, Mapping) and isinstance(section.get("name"), str):
-            return {**section, "name": outside.located(section["name"], folder)}
+            places = {"name": outside.located(section["name"], folder)}
+            if isinstance(section.get("weights"), str):
+                places["weights"] = os.path.abspath(folder / section["weights"])
+            return {**section, **places}
         return section
 
     return {name: of(value) if name in _NAMED else value for name, value in raw.items()}

@@ -4,7 +4,6 @@ Everything here runs for one client. Inside a vmapped call (`task.batched`) the 
 batches are then padded, and `Padding` marks real samples.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from pflmpi import tree
 from pflmpi.learning.task import Task
+from pflmpi.models.noise import uniform as uniform
 from pflmpi.tree import Tree
 
 
@@ -34,7 +34,7 @@ class Batch:
     x: Tensor  # [B, C, H, W] float32
     y: Tensor  # [B] int64
     padding: Padding | None = None  # None: every sample is real
-    key: Tensor | None = None  # [] int64, drawn for this batch alone; for algorithms that `draws_noise`
+    key: Tensor | None = None  # [] int64, drawn for this batch alone; for what `draws_noise`
 
     @property
     def active(self) -> Tensor | float:
@@ -87,34 +87,6 @@ def model_loss(task: Task) -> Loss:
 def squared_distance(a: Tree, b: Tree) -> Tensor:
     """||a - b||^2 over all leaves of `b` (a may have more parts)."""
     return torch.stack([(tree.at(a, path) - leaf).square().sum() for path, leaf in tree.leaves(b)]).sum()
-
-
-def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Numbers in (0, 1), float32, that follow from a key alone: the same on every device and in every lane.
-
-    They are a hash (splitmix64) of the key and the place in `shape`, of which 23 bits are kept, so that neither end
-    is met. The first axis may be padded: earlier rows do not depend on how many follow.
-
-    Args:
-        key: [] int64, as `Batch.key`.
-        shape: of the result; its places are numbered row by row.
-    """
-    count = math.prod(shape)
-    state = key + _signed(0x9E3779B97F4A7C15) * torch.arange(1, count + 1, device=key.device)
-    state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
-    state = (state ^ _shift(state, 27)) * _signed(0x94D049BB133111EB)
-    state = state ^ _shift(state, 31)
-    return ((_shift(state, 41).float() + 0.5) * 2**-23).view(shape)
-
-
-def _shift(values: Tensor, bits: int) -> Tensor:
-    """Int64 values shifted right as unsigned ones."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned number."""
-    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def class_means(task: Task, model: Tree, data: ClientData) -> Tree:

@@ -18,6 +18,8 @@ def gradients(
         trained: the leaves, which `params` has too; outside a vmapped call they require a gradient.
         one: from the step before, which saves an operation; None: made anew.
     """
+    if task.architecture.draws_noise and batch.key is not None:
+        params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
     if task.batched:
         return _in_a_lane(params, trained, loss, batch, one)
     leaves = [leaf for _, leaf in tree.leaves(trained)]

@@ -1,18 +1,32 @@
 """Models by name: each is a body that turns images into features and a linear head, one file each."""
 
+import inspect
+
+from torch import nn
+
 from pflmpi.class_checks import subclass
 from pflmpi.models.base import Architecture, Model
 from pflmpi.models.cnn import CNN
+from pflmpi.models.lenet import DropoutCNN, LeNet
+from pflmpi.models.logistic import Logistic
 from pflmpi.models.mlp import DNN, MLP
 from pflmpi.models.protocnn import ProtoCNN
 from pflmpi.models.resnet18 import ResNet18
+from pflmpi.models.torch_module import module_model
 from pflmpi.registry import Registry
 
 __all__ = ["MODELS", "Architecture", "Model"]
 
+_OWN: tuple[type[Model], ...] = (MLP, DNN, CNN, ProtoCNN, ResNet18, LeNet, Logistic, DropoutCNN)
+
+
+def _accept(found: object) -> type[Model]:
+    """A model class; a class or function that makes a torch module becomes one."""
+    if inspect.isfunction(found) or (isinstance(found, type) and issubclass(found, nn.Module)):
+        return module_model(found)  # type: ignore[arg-type]
+    return subclass(Model, "name", "summary")(found)  # type: ignore[no-any-return]
+
+
 MODELS: Registry[type[Model]] = Registry(
-    "model",
-    {model.name: model for model in (MLP, DNN, CNN, ProtoCNN, ResNet18)},
-    group="pflmpi.models",
-    accept=subclass(Model, "name", "summary"),
+    "model", {model.name: model for model in _OWN}, group="pflmpi.models", accept=_accept
 )

@@ -8,8 +8,9 @@ import numpy as np
 from pydantic import ConfigDict
 from torch import Tensor
 
+from pflmpi.errors import ConfigError
 from pflmpi.models.affine import affine
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, leaf, part
 
 Shape = tuple[int, int, int]
 
@@ -28,11 +29,13 @@ class Architecture(ABC):
         num_classes: K.
         num_features: d, the width of the body's output.
         has_batch_norm: whether the weights have a part "stats".
+        draws_noise: whether training draws noise, as dropout does: from `noise_key`.
         has_convolution: whether one call for many clients uses grouped convolutions.
     """
 
     has_batch_norm: ClassVar[bool] = False
     has_convolution: ClassVar[bool] = False
+    draws_noise: ClassVar[bool] = False
 
     name: str
     shape: Shape
@@ -58,6 +61,15 @@ class Architecture(ABC):
         With `training`, batch norm uses the batch's own statistics, and the running statistics in `params["stats"]` are
         updated in place; nothing else is changed.
         """
+
+    def noise_key(self, params: Tree) -> Tensor:
+        """The key of the noise in a training step; `ConfigError` where an algorithm calls the model without one."""
+        if "noise" not in params:
+            raise ConfigError(
+                f"model {self.name} draws noise (dropout) while it is trained, and the algorithm calls it in training "
+                "with weights that are not those its loss is given; choose a model without dropout"
+            )
+        return leaf(part(params, "noise"), "key")
 
     def logits(self, head: Tree, z: Tensor) -> Tensor:
         """Scores [B, K] of features z: [B, d]."""

@@ -9,10 +9,9 @@ from typing import TypeVar
 import torch
 
 from pflmpi.config.load import Config
-from pflmpi.errors import CheckpointError, ConfigError, DataError
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.run import stored_config
 from pflmpi.run.build import Experiment, prepare
-from pflmpi.run.code import code_hashes
 from pflmpi.run.execute import RankContext, newest, retry_after_rank_loss, run_rounds
 from pflmpi.runtime import tensorboard
 from pflmpi.runtime.client_state import row_kinds
@@ -39,16 +38,9 @@ def start_prepared(experiment: Experiment, folder: Path, context: RankContext, o
     """Run an experiment in a new folder; return the folder."""
     transport = context.transport
     run_id = _from_root(transport, run_identity.new_run_id)
-    text = _from_root(transport, lambda: _create(folder, experiment, transport, run_id))
-    run, *same = text.rsplit("\n", 3)
-    for what, here, there in zip(("data", "partition", "code"), _same(experiment), same, strict=True):
-        if here != there:
-            raise DataError(
-                f"the {what} differs between ranks (hash {there[:12]} on rank 0, {here[:12]} on rank "
-                f"{transport.rank}); every rank must read the same files and draw nothing at random on its own"
-            )
-    run_rounds(experiment, Path(run), run_id, context, None, observe)
-    return Path(run)
+    run = Path(_from_root(transport, lambda: _create(folder, experiment, transport, run_id)))
+    run_rounds(experiment, run, run_id, context, None, observe)
+    return run
 
 
 def resume(config: Config, run: Path, context: RankContext, observe: Observer, *, changed_code: bool = False) -> Path:
@@ -113,7 +105,7 @@ def _from_root(transport: Transport, function: Callable[[], str]) -> str:
 
 
 def _create(folder: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
-    """Make the folder of a new run, and return its name and `_same` in lines; a folder with another run is refused."""
+    """Make the folder of a new run, and return its name; a folder with another run is refused."""
     try:
         if (folder / "config.yaml").exists() and run_identity.run_id(folder) != run_id:
             raise ConfigError(
@@ -124,13 +116,7 @@ def _create(folder: Path, experiment: Experiment, transport: Transport, run_id: 
         metrics_file.restart(folder, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}; choose another --out") from error
-    return "\n".join([str(folder), *_same(experiment)])
-
-
-def _same(experiment: Experiment) -> tuple[str, str, str]:
-    """What must be the same on every rank: hashes of the data, the partition, and code from outside the package."""
-    federation = experiment.federation
-    return federation.dataset.digest, federation.digest, "".join(code_hashes(experiment.config).values())
+    return str(folder)
 
 
 def _rewrite(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:

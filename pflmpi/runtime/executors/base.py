@@ -82,7 +82,7 @@ class Executor(ABC):
         return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length, times)]
 
     def keys(self, client: int, round: int, name: str, steps: int) -> Tensor:
-        """[steps] int64, one key for each batch of a pass, for an algorithm that draws noise; on the host."""
+        """[steps] int64, one key for each batch of a pass, where the algorithm or a model draws noise; on the host."""
         rng = stream(self.tasks[0].seed, round, client, f"noise/{name}")
         return torch.from_numpy(rng.integers(-(2**63), 2**63, steps, np.int64))
 
@@ -94,6 +94,11 @@ class Executor(ABC):
     def device(self) -> torch.device:
         """Where clients are computed."""
         return self.pool.images.device
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether batches have keys."""
+        return self.algorithm.draws_noise or any(task.architecture.draws_noise for task in self.tasks)
 
     @property
     def adapts(self) -> bool:

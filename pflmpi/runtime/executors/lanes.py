@@ -102,7 +102,7 @@ class Lanes(Executor):
         one = lane_pass(
             [self.order(int(each), round, name, length, row) for each, row in zip(clients, rows, strict=True)]
         )
-        if not self.algorithm.draws_noise:
+        if not self.draws_noise:
             return one
         steps = tree.leaf(one.places, "index").shape[1]
         keys = torch.stack([self.keys(int(client), round, name, steps) for client in clients])

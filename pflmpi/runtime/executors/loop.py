@@ -24,7 +24,7 @@ class Loop(Executor):
     def _data(self, client: int, round: int, passes: Mapping[str, Pass], state: Tree) -> ClientData:
         task = self.tasks[self.cohort[client]]
         batches = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
-        drawn = batches if self.algorithm.draws_noise else {}
+        drawn = batches if self.draws_noise else {}
         keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
         batches[_TRAIN] = in_order(self.federation.train[client], self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]

@@ -1,0 +1,47 @@
+"""Random numbers that follow from a key alone, for dropout and for algorithms that draw noise."""
+
+import math
+
+import torch
+from torch import Tensor
+
+_APART = 0x632BE59BD9B4E019  # between the keys of two layers: an odd number of 63 bits
+
+
+def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Numbers in (0, 1), float32, that follow from a key alone: the same on every device and in every lane.
+
+    They are a hash (splitmix64) of the key and the place in `shape`, of which 23 bits are kept, so that neither end
+    is met. The first axis may be padded: earlier rows do not depend on how many follow.
+
+    Args:
+        key: [] int64, such as `Batch.key` in training.
+        shape: of the result; its places are numbered row by row.
+    """
+    count = math.prod(shape)
+    state = key + _signed(0x9E3779B97F4A7C15) * torch.arange(1, count + 1, device=key.device)
+    state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shift(state, 27)) * _signed(0x94D049BB133111EB)
+    state = state ^ _shift(state, 31)
+    return ((_shift(state, 41).float() + 0.5) * 2**-23).view(shape)
+
+
+def dropped(x: Tensor, key: Tensor, p: float, layer: int) -> Tensor:
+    """x [B, ...] with entries dropped with probability p, the others scaled by 1 / (1 - p).
+
+    Args:
+        key: of the batch.
+        layer: number of the dropout layer in the model.
+    """
+    kept = uniform(key + (layer + 1) * _APART % (1 << 62), tuple(x.shape)) >= p
+    return x * kept / (1 - p)
+
+
+def _shift(values: Tensor, bits: int) -> Tensor:
+    """Int64 values shifted right as unsigned ones."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned number."""
+    return value - (1 << 64) if value >= 1 << 63 else value

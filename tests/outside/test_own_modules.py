@@ -1,0 +1,173 @@
+"""Torch modules from outside the package as models: named head, pretrained weights, dropout, unlike clients."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import quick_run
+from comparisons import state_of
+from pflmpi import outside, tree
+from pflmpi.analysis.run import open_run
+from pflmpi.analysis.state_dict import client_state
+from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
+from pflmpi.models import MODELS
+
+NET = '''
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """A small convolutional network."""
+
+    def __init__(self, num_classes, in_channels, width: int = 4, drop=0.0, normed=False):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, width, 3)
+        self.norm = nn.BatchNorm2d(width) if normed else nn.Identity()
+        self.drop = nn.Dropout(drop) if drop else nn.Identity()
+        self.classify = nn.Sequential(nn.Linear(36 * width, 10), nn.ReLU(), nn.Linear(10, num_classes))
+
+    def forward(self, x):
+        return self.classify(self.drop(torch.relu(self.norm(self.conv(x)))).flatten(1))
+
+
+class Soft(Net):
+    def forward(self, x):
+        return super().forward(x).softmax(1)
+'''
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> str:
+    (tmp_path / "net.py").write_text(NET)
+    return f"{tmp_path}/net.py:Net"
+
+
+def settings(model: Any, **sections: Any) -> dict[str, Any]:
+    return quick_run.settings(model=model, algorithm={"name": "fedper"}, **sections)
+
+
+@pytest.mark.parametrize(
+    "options, executor",
+    [
+        ({"drop": 0.3}, "loop"),
+        ({"drop": 0.3}, "lanes"),
+        ({"normed": True}, "loop"),
+        ({"normed": True, "norm": "group"}, "lanes"),
+    ],
+)
+def test_a_module_has_the_same_bits_on_any_number_of_ranks(
+    options: dict[str, Any], executor: str, net: str, tmp_path: Path
+) -> None:
+    raw = settings({"name": net, "head": "classify.2", **options}, runtime={"executor": executor, "lanes": 2})
+    alone = quick_run.run(raw, tmp_path / "1")
+    assert quick_run.run(raw, tmp_path / "3", 3) == alone
+    quick_run.run(quick_run.settings(raw, training={"rounds": 1}), tmp_path / "parts", 2)
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",)) == alone
+
+
+def test_dropout_is_the_same_in_loop_and_lanes_and_drops(net: str, tmp_path: Path) -> None:
+    states = {}
+    for name, drop, executor in (("loop", 0.3, "loop"), ("lanes", 0.3, "lanes"), ("none", 0.0, "loop")):
+        raw = settings({"name": net, "head": "classify.2", "drop": drop}, runtime={"executor": executor, "lanes": 3})
+        quick_run.run(raw, tmp_path / name)
+        states[name] = state_of(tmp_path / name)
+    for path, array in states["loop"].items():
+        np.testing.assert_allclose(array, states["lanes"][path], atol=1e-5, err_msg=path)
+    assert any(not np.allclose(array, states["none"][path]) for path, array in states["loop"].items())
+
+
+def test_an_exported_model_loads_into_the_module(net: str, tmp_path: Path) -> None:
+    quick_run.run(settings({"name": net, "head": "classify.2"}), tmp_path / "run")
+    flat = client_state(open_run(tmp_path / "run").round(), 1)
+    module = outside.load(net)(10, 1)  # type: ignore[operator]
+    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in flat.items()})
+
+
+def test_unlike_clients_may_have_unlike_modules(net: str, tmp_path: Path) -> None:
+    models = [{"name": net, "head": "classify.2", "width": width} for width in (3, 4)]
+    raw = quick_run.settings(model=models, algorithm={"name": "fedproto"})
+    assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_pretrained_weights_are_where_clients_start(suffix: str, net: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(3)
+    module = outside.load(net)(7, 1)  # type: ignore[operator]
+    path = tmp_path / f"weights{suffix}"
+    torch.save(module.state_dict(), path) if suffix == ".pt" else save_file(module.state_dict(), path)
+    for classes, same_head in ((10, False), (7, True)):
+        found = (
+            MODELS[net](head="classify.2", weights=str(path)).bind((1, 8, 8), classes).init(np.random.default_rng(0))
+        )
+        assert torch.equal(tree.at(found, "body/conv/weight"), module.conv.weight)
+        assert tree.at(found, "head/weight").shape[0] == classes
+        assert not same_head or torch.equal(tree.at(found, "head/bias"), module.classify[2].bias)
+
+
+def test_torchvision_by_name_with_its_own_weights(tmp_path: Path) -> None:
+    from torchvision.models import squeezenet  # noqa: F401
+    from torchvision.models.resnet import resnet18
+
+    torch.manual_seed(1)
+    module = resnet18(num_classes=5)
+    torch.save(module.state_dict(), tmp_path / "resnet18.pt")
+    kind = MODELS["torchvision.models:resnet18"]
+    bound = kind(head="fc", weights=str(tmp_path / "resnet18.pt")).bind((3, 32, 32), 5)
+    weights = bound.init(np.random.default_rng(0))
+    x = torch.randn(2, 3, 32, 32)
+    expected = module.eval()(x)
+    scores = bound.logits(weights["head"], bound.features(weights, x, False))  # type: ignore[arg-type]
+    torch.testing.assert_close(scores, expected)
+    assert bound.has_batch_norm and bound.num_features == 512
+
+
+def test_what_is_no_model_is_refused(net: str, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return print, ("executed",)
+
+    torch.save({"conv.weight": Evil()}, tmp_path / "evil.pt")
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "other.pt")
+    for changes, expected in (
+        ({}, "model.head is missing: name of the linear layer"),
+        ({"head": "fc"}, "'fc' is no nn.Linear of the module; known: classify.0, classify.2"),
+        ({"head": "classify.0"}, "does not end with classify.0"),
+        ({"name": net.replace("Net", "Soft"), "head": "classify.2"}, "does not end with classify.2"),
+        ({"head": "classify.2", "width": "x"}, "model.width = 'x'"),
+        ({"head": "classify.2", "weights": "nothing.pt"}, "cannot be read"),
+        ({"head": "classify.2", "weights": str(tmp_path / "evil.pt")}, "cannot be read: Weights only load failed"),
+        (
+            {"head": "classify.2", "weights": str(tmp_path / "other.pt")},
+            "is not of this model: bias is .*, here missing",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            config = configuration.parse(settings({"name": net, **changes}))
+            config.models[0].bind((1, 8, 8), 10).init(np.random.default_rng(0))
+    with pytest.raises(ConfigError, match="cannot use samples of 3x5x5"):
+        MODELS[net](head="classify.2").bind((3, 5, 5), 10)
+
+
+@pytest.mark.parametrize(
+    "name, shape, count",
+    [("lenet", (1, 28, 28), 61706), ("logistic", (1, 28, 28), 7850), ("dropout_cnn", (1, 28, 28), 1199882)],
+)
+def test_models_of_speed_comparisons_have_their_sizes(name: str, shape: tuple[int, int, int], count: int) -> None:
+    found = MODELS[name]().bind(shape, 10).init(np.random.default_rng(0))
+    assert sum(leaf.numel() for _, leaf in tree.leaves(found)) == count
+
+
+@pytest.mark.parametrize(
+    "name, algorithm", [("logistic", "fedavg"), ("logistic", "fedper"), ("dropout_cnn", "fedprox")]
+)
+def test_they_run(name: str, algorithm: str, tmp_path: Path) -> None:
+    raw = quick_run.settings(model={"name": name}, algorithm={"name": algorithm}, training={"rounds": 1})
+    assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
