@@ -19,6 +19,7 @@ _COMMANDS = (
     "inspect",
     "export",
     "probe",
+    "data",
     "partition",
     "sweep",
     "report",

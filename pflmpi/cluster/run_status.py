@@ -58,7 +58,7 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
     try:
         config = yaml_file.read(run / "config.yaml")
         rounds = int(config["training"]["rounds"])
-        title = f"{config['algorithm']['name']} on {config['data']['name']}"
+        title = f"{str(config['algorithm']['name']).rpartition(':')[2]} on {config['data']['name']}"
     except (ConfigError, KeyError, TypeError, ValueError):
         return None
     lines = _lines(run)

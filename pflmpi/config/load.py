@@ -141,6 +141,10 @@ def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:
 def _data(value: object) -> DataConfig:
     """The validated `data` section; fields of a class from outside the package are keys of it too."""
     values = mapping("data", value)
+    if isinstance(values.get("path"), str):
+        if used := [key for key in ("root", "download") if values.get(key)]:
+            raise ConfigError(f"data.{used[0]} with data.path, which is the data already; leave one of them out")
+        return section("data", DataConfig, {"name": Path(values["path"]).stem, **values})
     name = values.get("name")
     if not isinstance(name, str) or not outside.is_reference(SOURCES.reference(name) or ""):
         return section("data", DataConfig, values)

@@ -44,7 +44,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration with the files that it names, as in `name: ./mine.py:FedMine`, `weights`, made absolute.
+    """Raw configuration with the files that it names (`name: ./mine.py:FedMine`, `weights`, `data.path`) made absolute.
 
     Args:
         folder: relative files are taken as below it.
@@ -60,7 +60,11 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             return {**section, **places}
         return section
 
-    return {name: of(value) if name in _NAMED else value for name, value in raw.items()}
+    found = {name: of(value) if name in _NAMED else value for name, value in raw.items()}
+    data = found.get("data")
+    if isinstance(data, Mapping) and isinstance(data.get("path"), str):
+        found["data"] = {**data, "path": os.path.abspath(folder / data["path"])}
+    return found
 
 
 def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -11,7 +11,21 @@ class DataConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: Annotated[str, Field(description="the dataset")]
+    name: Annotated[str, Field(description="the dataset; with a path: what to call it")]
+    path: Annotated[
+        str | None, Field(description="data of one's own: an .npz or .csv file, or a folder of pictures; null: by name")
+    ] = None
+    label: Annotated[
+        str | None, Field(description="column of the labels in a .csv; null: label, y, class, or last")
+    ] = None
+    client: Annotated[str | None, Field(description="column in a .csv that says whose samples they are")] = None
+    normalize: Annotated[
+        Literal["fixed", "standard"],
+        Field(
+            description="fixed: bytes by mean and deviation 0.5, other values as they are; standard: by the mean and "
+            "standard deviation of all samples, per channel or column"
+        ),
+    ] = "fixed"
     root: Annotated[str | None, Field(description="data folder; null for the environment variable PFLMPI_DATA")] = None
     download: Annotated[bool, Field(description="let torchvision fetch what is missing")] = False
     split: Annotated[

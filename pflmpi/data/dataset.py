@@ -1,7 +1,7 @@
 """A dataset as the rest of the package sees it: arrays on the host, and a digest of their content."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,18 +10,18 @@ from pflmpi.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images with labels; official training and test samples together, distinguished by `official_test`.
+    """Samples with labels; official training and test samples together, distinguished by `official_test`.
 
     `digest` covers the arrays and the number of classes, not the name: two folders with the same content agree.
     """
 
     name: str
-    images: np.ndarray  # uint8 [n, C, H, W]; may be a read-only memory map
+    images: np.ndarray  # uint8 [n, C, H, W], or float32 [n, ...]; may be a read-only memory map
     labels: np.ndarray  # int64 [n]
     official_test: np.ndarray  # bool [n]
     writers: np.ndarray | None  # int64 [n], who wrote each sample; None if unknown
     num_classes: int
-    mean: tuple[float, ...]  # per channel, for values scaled to 0..1
+    mean: tuple[float, ...]  # per channel; of bytes, for values scaled to 0..1
     std: tuple[float, ...]
     digest: str  # SHA-256, hex
 
@@ -37,11 +37,12 @@ def assemble(
 ) -> Dataset:
     """A dataset of the given arrays, after checking that they match.
 
-    Mean and standard deviation are 0.5 for every channel, as in the published personalised runs.
+    Mean and standard deviation are 0.5 for every channel of bytes, as in the published personalised runs; float32
+    values are taken as they are, with 0 and 1.
 
     Args:
         name: for messages.
-        images: uint8 [n, C, H, W].
+        images: uint8 [n, C, H, W], or float32 [n, ...].
         labels: integers [n] in 0..num_classes-1.
         official_test: bool [n].
         num_classes: K.
@@ -62,7 +63,7 @@ def assemble(
             raise DataError(
                 f"dataset {name!r} has {count} images but {len(array)} {what}; its files do not belong together"
             )
-    assert images.dtype == np.uint8 and images.ndim == 4, (images.dtype, images.shape)
+    assert images.dtype in (np.uint8, np.float32) and images.ndim >= 2, (images.dtype, images.shape)
     if images.size == 0:
         raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
     if labels.min() < 0 or labels.max() >= num_classes:
@@ -72,8 +73,18 @@ def assemble(
         raise DataError(f"dataset {name!r} has official_test other than 0 and 1; its files are damaged")
     official_test = official_test.astype(bool)
     digest = digest or content_digest(images, labels, official_test, writers, num_classes)
-    middle = (0.5,) * images.shape[1]
-    return Dataset(name, images, labels, official_test, writers, num_classes, middle, middle, digest)
+    mean, std = ((value,) * images.shape[1] for value in ((0.5, 0.5) if images.dtype == np.uint8 else (0.0, 1.0)))
+    return Dataset(name, images, labels, official_test, writers, num_classes, mean, std, digest)
+
+
+def standardised(dataset: Dataset) -> Dataset:
+    """The dataset with the mean and standard deviation of its own samples, per channel or column; 1 where all agree."""
+    images = dataset.images
+    axes = tuple(axis for axis in range(images.ndim) if axis != 1)
+    scale = 255.0 if images.dtype == np.uint8 else 1.0
+    mean, std = images.mean(axes, dtype=np.float64) / scale, images.std(axes, dtype=np.float64) / scale
+    std[std == 0] = 1
+    return replace(dataset, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
 def whole(what: str, values: object) -> np.ndarray:

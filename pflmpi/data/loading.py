@@ -1,6 +1,7 @@
 """From a `data` section to a dataset: the folder, the download, the cache, the limit."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import numpy as np
 from pflmpi import outside
 from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.dataset import Dataset, assemble, standardised
+from pflmpi.data.own_files import read_own
 from pflmpi.data.shares import apportion, merged
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
@@ -29,6 +31,17 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Dataset:
         ConfigError: an unknown name.
         DataError: a dataset that is missing, unreadable, or cannot be downloaded.
     """
+    dataset = _read(config, cache)
+    if config.normalize == "standard":
+        dataset = standardised(dataset)
+    if config.limit is None:
+        return dataset
+    return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))
+
+
+def _read(config: DataConfig, cache: Path | None) -> Dataset:
+    if config.path is not None:
+        return read_own(Path(config.path), config.label, config.client)
     source = SOURCES[config.name]
     if isinstance(source, type):
         dataset = source(**config.options).read(Path(_folder(config) or "."))
@@ -37,11 +50,8 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Dataset:
                 f"{outside.file_of(source)}: {source.__qualname__}.read returned a {type(dataset).__name__}; expected "
                 "what pflmpi.data.dataset.assemble returns"
             )
-    else:
-        dataset = source.read(Path()) if source.embedded else _from_folder(source, config, cache)
-    if config.limit is None:
         return dataset
-    return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))
+    return source.read(Path()) if source.embedded else _from_folder(source, config, cache)
 
 
 def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
@@ -64,7 +74,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         shares = apportion(int(count), np.array([len(side) for side in sides], dtype=np.float64))
         chosen += [side[:share] for side, share in zip(sides, shares, strict=True)]
     kept = merged(chosen)
-    return assemble(
+    found = assemble(
         dataset.name,
         np.asarray(dataset.images[kept]),
         dataset.labels[kept],
@@ -72,6 +82,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         dataset.num_classes,
         None if dataset.writers is None else dataset.writers[kept],
     )
+    return replace(found, mean=dataset.mean, std=dataset.std)
 
 
 def _from_folder(source: Source, config: DataConfig, cache: Path | None) -> Dataset:

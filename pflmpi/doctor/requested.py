@@ -55,8 +55,13 @@ def find_data(config: "Config | None", environ: Mapping[str, str]) -> Data:
     name, saved = config.data.name, config.partition.path
     files: list[Path] = []
     try:
-        source = SOURCES[name]
-        if isinstance(source, type) or source.embedded:
+        source = None if config.data.path else SOURCES[name]
+        if source is None:
+            root, own = "", Path(str(config.data.path))
+            files = [own] if own.is_file() else sorted(file for file in own.rglob("*") if file.is_file())
+            if not files:
+                raise DataError(f"data.path = {str(own)!r} does not exist, or is an empty folder")
+        elif isinstance(source, type) or source.embedded:
             root = ""
         elif root:
             files = source.files(folder)

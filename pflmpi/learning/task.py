@@ -65,13 +65,18 @@ class Task:
         return ("stats",) if self.architecture.has_batch_norm and self.training.bn == "local" else ()
 
     def prepare(self, images: Tensor) -> Tensor:
-        """Images [..., C, H, W] (uint8) as normalised floats."""
-        x = images.float()
+        """Images [..., C, H, W] (uint8), or other samples (float32), as normalised floats."""
+        x, axes = images.float(), len(self.architecture.shape)
+        if images.dtype != torch.uint8:
+            if not any(self.mean) and set(self.std) == {1.0}:
+                return x
+            mean, std = (torch.tensor(each, device=x.device) for each in (self.mean, self.std))  # a table may be wide
+            return x.sub(mean.view(-1, *(1,) * (axes - 1))).div_(std.view(-1, *(1,) * (axes - 1)))
         if len(set(self.mean)) == len(set(self.std)) == 1:  # one multiply and add instead of broadcasting
             return x.mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])
         x.div_(255)
         for channel, (mean, std) in enumerate(zip(self.mean, self.std, strict=True)):
-            x.select(-3, channel).sub_(mean).div_(std)  # by numbers: tensors would have to be copied to the device
+            x.select(-axes, channel).sub_(mean).div_(std)  # by numbers: tensors would have to be copied to the device
         return x
 
     def features(self, model: Tree, x: Tensor, training: bool = False) -> Tensor:

@@ -12,12 +12,12 @@ from pflmpi.errors import ConfigError
 from pflmpi.models.affine import affine
 from pflmpi.tree import Tree, leaf, part
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(ABC):
-    """A model for images of one shape and a number of classes; its methods are pure functions of trees.
+    """A model for samples of one shape and a number of classes; its methods are pure functions of trees.
 
     The weights are `{"body": {...}, "head": {"weight": [K, d], "bias": [K]}}`, float32, and with batch norm also
     `"stats": {...}`, its running means and variances. Two clients belong to one cohort if and only if their
@@ -25,7 +25,7 @@ class Architecture(ABC):
 
     Attributes:
         name: the model's name in a configuration.
-        shape: (C, H, W) of an image.
+        shape: of a sample: (C, H, W) of an image, (F,) of a line of a table.
         num_classes: K.
         num_features: d, the width of the body's output.
         has_batch_norm: whether the weights have a part "stats".
@@ -61,6 +61,14 @@ class Architecture(ABC):
         With `training`, batch norm uses the batch's own statistics, and the running statistics in `params["stats"]` are
         updated in place; nothing else is changed.
         """
+
+    def require_images(self) -> None:
+        """Raise `ConfigError` unless the samples are images."""
+        if len(self.shape) != 3:
+            raise ConfigError(
+                f"model {self.name} takes images, CxHxW; the samples are {'x'.join(map(str, self.shape))}; choose mlp "
+                "or logistic, which take any shape, or a module of your own"
+            )
 
     def noise_key(self, params: Tree) -> Tensor:
         """The key of the noise in a training step; `ConfigError` where an algorithm calls the model without one."""

@@ -31,7 +31,7 @@ class CNN(Model):
     padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        height, width = (pooled_side(side, self.kernel, self.padding) for side in shape[1:])
+        height, width = (pooled_side(side, self.kernel, self.padding) for side in (*shape[1:], 1, 1)[:2])
         return TwoConv(
             name=self.name,
             shape=shape,

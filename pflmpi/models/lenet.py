@@ -39,6 +39,7 @@ class Layers(Architecture):
     dropout: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
+        self.require_images()
         if min(self.sides) < 1:
             height, width = self.shape[1:]
             raise ConfigError(

@@ -42,6 +42,7 @@ class ResidualNetwork(Architecture):
     _evaluation: nn.Module = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self.require_images()
         object.__setattr__(self, "_training", self._skeleton().train())
         object.__setattr__(self, "_evaluation", self._skeleton().eval())
 

@@ -165,7 +165,7 @@ def _check(name: str, module: nn.Module, head: str, shape: Shape) -> int:
         raise ConfigError(f"model.head = {head!r} of {name} has no bias; a head is nn.Linear with bias")
     seen: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].detach()))
-    x = torch.linspace(-1, 1, 2 * int(np.prod(shape))).view(2, *shape)
+    x = torch.linspace(0, 1, 2 * int(np.prod(shape))).view(2, *shape)
     module.eval()
     with torch.no_grad():
         try:

@@ -33,6 +33,7 @@ class TwoConv(Architecture):
     has_hidden: bool = True
 
     def __post_init__(self) -> None:
+        self.require_images()
         if self.padding >= self.kernel:
             raise ConfigError(
                 f"model.padding = {self.padding} is not smaller than model.kernel = {self.kernel}, so that windows "

@@ -97,6 +97,7 @@ FREE_ON_RESUME = {
         for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server", "faults")
     ),
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
+    "data.path",  # what lies there is checked by its hash
     "data.root",  # what lies there is checked by its hash
     "training.rounds",
     "checkpoint.every",

@@ -1,0 +1,173 @@
+"""Data of one's own: an .npz file, a table as .csv, or a folder with a folder of pictures for each class."""
+
+import csv
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.npz import read_npz
+from pflmpi.errors import DataError
+
+_HOW = (
+    "give an .npz with x and y (and client, test), a .csv with a header and a column of labels, or a folder with a "
+    "folder of pictures for each class"
+)
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
+_MOST_CLASSES = 10_000
+
+
+@dataclass(frozen=True)
+class OwnArrays:
+    """What a file or folder holds.
+
+    Attributes:
+        x: [n, ...].
+        y: [n] labels of any kind.
+        client: [n] whose samples they are, of any kind; None: not said.
+        test: bool [n], for `data.split: official`.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    client: np.ndarray | None
+    test: np.ndarray
+
+
+def read_own(path: Path, label: str | None = None, client: str | None = None) -> Dataset:
+    """The dataset in a file or folder.
+
+    Samples of bytes are images: [n, H, W], [n, C, H, W], or [n, H, W, C] with 1 or 3 channels. All others become
+    float32 of the shape that they have. Classes and clients are numbered in sorted order.
+
+    Args:
+        label, client: columns of a table; None for those called so, and for the last one as the label.
+
+    Raises:
+        DataError: there is no such file, or its content cannot be used.
+    """
+    if not path.exists():
+        raise DataError(f"data.path = {str(path)!r} does not exist; {_HOW}")
+    try:
+        if path.is_dir():
+            arrays = _folder(path)
+        elif path.suffix == ".npz":
+            arrays = _npz(path)
+        elif path.suffix == ".csv":
+            arrays = _csv(path, label, client)
+        else:
+            raise DataError(f"data.path = {str(path)!r} has an unknown suffix; {_HOW}")
+        return _dataset(path.stem, arrays)
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise DataError(f"data.path = {str(path)!r} cannot be used: {error}") from error
+
+
+def _dataset(name: str, arrays: OwnArrays) -> Dataset:
+    x, count = _samples(arrays.x), len(arrays.x)
+    for what, found in (("y", arrays.y), ("client", arrays.client), ("test", arrays.test)):
+        if found is not None and found.shape != (count,):
+            raise ValueError(f"{what} has the shape {list(found.shape)}, and x has {count} samples; expected [{count}]")
+    if not count:
+        raise ValueError("it has no samples")
+    classes, labels = np.unique(arrays.y, return_inverse=True)
+    if len(classes) > _MOST_CLASSES or (arrays.y.dtype.kind == "f" and (classes != np.round(classes)).any()):
+        raise ValueError(f"y has {len(classes)} different values, such as {classes[0]!r}; expected labels of classes")
+    writers = None if arrays.client is None else np.unique(arrays.client, return_inverse=True)[1]
+    return assemble(name, x, labels.astype(np.int64), arrays.test.astype(bool), len(classes), writers)
+
+
+def _samples(x: np.ndarray) -> np.ndarray:
+    if x.ndim < 2 or x.dtype.kind not in "biuf":
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}; expected numbers [n, ...]")
+    if x.dtype == np.uint8 and x.ndim == 3:
+        return x[:, None]
+    if x.dtype == np.uint8 and x.ndim == 4:
+        last = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
+    x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        bad = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(1))[0])
+        raise ValueError(f"sample {bad} has a value that is not a finite number; fill it in, or leave the sample out")
+    return x
+
+
+def _npz(path: Path) -> OwnArrays:
+    x, y = read_npz(path, ("x", "y"))
+    with np.load(path, allow_pickle=False) as archive:
+        others = {name: archive[name] for name in ("client", "test") if name in archive}
+    return OwnArrays(x, y, others.get("client"), others.get("test", np.zeros(len(x), bool)))
+
+
+def _csv(path: Path, label: str | None, client: str | None) -> OwnArrays:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        names, *rows = csv.reader(file)
+    names = [name.strip() for name in names]
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise ValueError(f"line {number} has {len(row)} values, the header has {len(names)}")
+    columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
+    for key, wanted in (("label", label), ("client", client)):
+        if wanted is not None and wanted not in columns:
+            raise ValueError(f"there is no column data.{key} = {wanted!r}; known: {', '.join(names)}")
+    label = label or next((name for name in ("label", "y", "class") if name in columns), names[-1])
+    client = client or ("client" if "client" in columns else None)
+    features = []
+    for name in names:
+        if name in (label, client, "test"):
+            continue
+        try:
+            features.append(columns[name].astype(np.float32))
+        except ValueError as error:
+            raise ValueError(f"column {name!r} holds no numbers ({error}); encode it, or leave it out") from error
+    if not features:
+        raise ValueError(f"there are no columns besides {label!r}")
+    test = columns["test"].astype(np.float32) > 0 if "test" in columns else np.zeros(len(rows), bool)
+    return OwnArrays(np.stack(features, 1), _numbers(columns[label]), columns.get(client or ""), test)
+
+
+def _numbers(labels: np.ndarray) -> np.ndarray:
+    """Labels as numbers where all are, so that 10 comes after 9."""
+    try:
+        return labels.astype(np.float64)
+    except ValueError:
+        return labels
+
+
+def _folder(path: Path) -> OwnArrays:
+    sides = [path / name for name in ("train", "test")] if (path / "train").is_dir() else [path]
+    found = [
+        (file, file.parent.name, side.name == "test" and len(sides) > 1) for side in sides for file in _files(side)
+    ]
+    if not found:
+        raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
+    pictures = [_picture(file) for file, _, _ in found]
+    for (file, _, _), picture in zip(found, pictures, strict=True):
+        if picture.shape != pictures[0].shape:
+            size, first = ("x".join(map(str, one.shape)) for one in (picture, pictures[0]))
+            raise ValueError(f"{file} is {size} and {found[0][0]} {first}; make all pictures of one size and kind")
+    labels, test = np.array([label for _, label, _ in found]), np.array([side for _, _, side in found])
+    return OwnArrays(np.stack(pictures), labels, None, test)
+
+
+def _files(side: Path) -> list[Path]:
+    return sorted(file for file in side.glob("*/*") if file.suffix.lower() in _PICTURES)
+
+
+def _picture(file: Path) -> np.ndarray:
+    from PIL import Image  # comes with torchvision
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(file) as image:
+                return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombWarning,
+            Image.DecompressionBombError,
+        ) as error:
+            raise ValueError(f"{file} cannot be read as a picture: {error}") from error

@@ -1,0 +1,120 @@
+"""Data of one's own: what is understood of .npz, .csv and folders of pictures, what is refused, and runs on them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quick_run
+from pflmpi.cli import main
+from pflmpi.config import load as configuration
+from pflmpi.data.own_files import read_own
+from pflmpi.errors import DataError, PflmpiError
+
+RNG = np.random.default_rng(0)
+
+
+def table(path: Path, rows: int = 200) -> Path:
+    x, client = RNG.normal(size=(rows, 3)), RNG.integers(0, 4, rows)
+    kind = np.where(x[:, 0] + x[:, 1] > 0, "good", "bad")
+    lines = [f"{a:.5f},{b:.5f},{1000 + 9 * c:.5f},{k},site{s}" for (a, b, c), k, s in zip(x, kind, client, strict=True)]
+    path.write_text("\n".join(["a,b,c,kind,client", *lines]) + "\n")
+    return path
+
+
+def test_bytes_are_images_and_other_numbers_keep_their_shape(tmp_path: Path) -> None:
+    y = np.arange(12) % 3
+    for x, shape, dtype in (
+        (RNG.integers(0, 256, (12, 6, 5)), (1, 6, 5), np.uint8),
+        (RNG.integers(0, 256, (12, 6, 5, 3)), (3, 6, 5), np.uint8),
+        (RNG.integers(0, 256, (12, 3, 6, 5)), (3, 6, 5), np.uint8),
+        (RNG.normal(size=(12, 7)), (7,), np.float32),
+        (RNG.integers(0, 90, (12, 20)).astype(np.int64), (20,), np.float32),
+    ):
+        np.savez(tmp_path / "my.npz", x=x.astype(np.uint8) if dtype == np.uint8 else x, y=y)
+        found = read_own(tmp_path / "my.npz")
+        assert found.images.shape[1:] == shape and found.images.dtype == dtype and found.num_classes == 3
+
+
+def test_labels_and_clients_of_any_kind_are_numbered_in_order(tmp_path: Path) -> None:
+    x, test = RNG.normal(size=(6, 2)), np.array([0, 0, 1, 0, 1, 0], bool)
+    np.savez(tmp_path / "my.npz", x=x, y=[10, 9, 10, 30, 9, 9], client=["b", "a", "b", "c", "a", "a"], test=test)
+    found = read_own(tmp_path / "my.npz")
+    assert found.labels.tolist() == [1, 0, 1, 2, 0, 0] and found.writers is not None
+    assert found.writers.tolist() == [1, 0, 1, 2, 0, 0] and found.official_test.tolist() == test.tolist()
+
+
+def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = table(tmp_path / "my.csv")
+    assert main(["data", str(path), "--label", "kind"]) == 0
+    shown = capsys.readouterr().out
+    assert "samples  200" in shown and "shape    3 (numbers)" in shown and "clients  4" in shown
+    (tmp_path / "own.yaml").write_text(
+        "data: {path: my.csv, label: kind, normalize: standard}\npartition: {name: writers}\n"
+        "model: {name: mlp, hidden: 8}\nalgorithm: {name: fedper}\n"
+        "training: {rounds: 6, lr: 0.3}\nruntime: {device: cpu}\n"
+    )
+    raw = configuration.load(tmp_path / "own.yaml").resolved()
+    assert raw["data"]["path"] == str(path)
+    alone = quick_run.run(raw, tmp_path / "1")
+    assert quick_run.run(raw, tmp_path / "3", 3) == alone
+    lines = (tmp_path / "1" / "metrics.csv").read_text().splitlines()
+    last = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
+    assert float(last["accuracy_mean"]) > 0.8
+
+
+def test_a_folder_of_pictures_has_classes_and_sides(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for side, count in (("train", 5), ("test", 2)):
+        for label in ("cat", "dog"):
+            (tmp_path / "pets" / side / label).mkdir(parents=True)
+            for number in range(count):
+                picture = Image.fromarray(RNG.integers(0, 256, (6, 4, 3)).astype(np.uint8))
+                picture.save(tmp_path / "pets" / side / label / f"{number}.png")
+    found = read_own(tmp_path / "pets")
+    assert found.images.shape == (14, 3, 6, 4) and found.num_classes == 2 and found.official_test.sum() == 4
+    Image.new("L", (9, 9)).save(tmp_path / "pets" / "train" / "cat" / "odd.png")
+    with pytest.raises(DataError, match=r"odd.png is 9x9 .*make all pictures of one size"):
+        read_own(tmp_path / "pets")
+    (tmp_path / "pets" / "train" / "cat" / "odd.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"odd.png cannot be read as a picture"):
+        read_own(tmp_path / "pets")
+
+
+def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
+    def npz(**arrays: Any) -> Path:
+        np.savez(tmp_path / "my.npz", **arrays)
+        return tmp_path / "my.npz"
+
+    def csv(text: str) -> Path:
+        (tmp_path / "my.csv").write_text(text)
+        return tmp_path / "my.csv"
+
+    x = RNG.normal(size=(4, 2))
+    for path, expected in (
+        (lambda: tmp_path / "nothing.npz", "does not exist"),
+        (lambda: npz(x=x), "no array 'y'"),
+        (lambda: npz(x=x, y=[0, 1]), r"y has the shape \[2\], and x has 4 samples"),
+        (lambda: npz(x=x, y=[0.5, 1, 2, 3]), "expected labels of classes"),
+        (lambda: npz(x=np.full((4, 2), np.nan), y=[0, 1, 2, 3]), "sample 0 has a value that is not a finite number"),
+        (lambda: npz(x=np.array([object()] * 4), y=[0, 1, 2, 3]), "cannot be used"),
+        (lambda: npz(x=np.zeros((0, 2)), y=np.zeros(0)), "no samples"),
+        (lambda: csv("a,label\n1,2\n3\n"), "line 3 has 1 values, the header has 2"),
+        (lambda: csv("a,label\nred,2\n"), "column 'a' holds no numbers"),
+        (lambda: csv(""), "cannot be used"),
+        (lambda: tmp_path, "no pictures"),
+    ):
+        with pytest.raises(DataError, match=f"data.path = .*{expected}"):
+            read_own(path())
+
+
+def test_a_model_for_images_refuses_a_table(tmp_path: Path) -> None:
+    raw = quick_run.settings(
+        data={"name": "t", "path": str(table(tmp_path / "my.csv")), "label": "kind", "limit": None},
+        partition={"name": "iid", "clients": 3},
+        model={"name": "cnn"},
+    )
+    with pytest.raises(PflmpiError, match="model cnn takes images, CxHxW; the samples are 3; choose mlp"):
+        quick_run.run(raw, tmp_path / "run")
