@@ -60,10 +60,12 @@ class Registry(Mapping[str, T]):
         return found
 
     def reference(self, name: str) -> str | None:
-        """`module:Class` or `file.py:Class` of a name; None for the package's own."""
+        """`module:Class` or `file.py:Class` of a name; None for the package's own, and for an unknown one."""
         if name in self._objects:
             return None
-        return self.installed[name].value if name in self.installed else name
+        if name in self.installed:
+            return self.installed[name].value
+        return name if outside.is_reference(name) else None
 
     def name_of(self, found: object) -> str:
         """The name by which an object was asked for."""
@@ -73,7 +75,7 @@ class Registry(Mapping[str, T]):
         if name not in self.installed and name in self._objects:
             return self._objects[name]
         reference = self.reference(name)
-        if self._accept is None or reference is None or not outside.is_reference(reference):
+        if self._accept is None or reference is None:
             raise ConfigError(unknown(self.kind, name, list(self)))
         try:
             self._loaded[name] = self._accept(outside.load(reference))

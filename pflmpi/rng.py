@@ -1,8 +1,12 @@
 """Randomness is data: every draw comes from a stream named by its purpose, never from global state."""
 
 import hashlib
+import threading
 
 import numpy as np
+
+# Held by whoever uses a global generator of torch, which the initial values of a torch module come from.
+GLOBAL_GENERATORS = threading.RLock()
 
 
 def stream(seed: int, round: int, client: int, purpose: str) -> np.random.Generator:

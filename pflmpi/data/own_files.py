@@ -2,6 +2,7 @@
 
 import csv
 import warnings
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +96,10 @@ def _samples(x: np.ndarray) -> np.ndarray:
 
 def _npz(path: Path) -> OwnArrays:
     x, y = read_npz(path, ("x", "y"))
-    with np.load(path, allow_pickle=False) as archive:
-        others = {name: archive[name] for name in ("client", "test") if name in archive}
+    with zipfile.ZipFile(path) as archive:
+        others = {
+            name: read_npz(path, (name,))[0] for name in ("client", "test") if f"{name}.npy" in archive.namelist()
+        }
     return OwnArrays(x, y, others.get("client"), others.get("test", np.zeros(len(x), bool)))
 
 

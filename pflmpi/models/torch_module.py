@@ -18,6 +18,7 @@ from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.initial import linear
 from pflmpi.models.module_parts import KeyedDropout, key_dropout, prepare, split
 from pflmpi.models.weights_file import read_weights
+from pflmpi.rng import GLOBAL_GENERATORS
 from pflmpi.tree import Tree, part
 
 _GIVEN = ("num_classes", "in_channels", "shape")  # arguments of a module that follow from the data
@@ -103,7 +104,7 @@ class ModuleModel(Model):
             shape=shape,
             num_classes=num_classes,
             num_features=num_features,
-            has_batch_norm=any(True for _ in module.buffers()),
+            has_batch_norm="stats" in split(module),
             has_convolution=any(isinstance(one, nn.Conv1d | nn.Conv2d | nn.Conv3d) for one in modules),
             draws_noise=any(isinstance(one, KeyedDropout) for one in modules),
             kind=type(self).kind,
@@ -147,7 +148,7 @@ def build(
     kind: Callable[..., nn.Module], options: tuple[tuple[str, Any], ...], head: str, norm: str, seed: int
 ) -> nn.Module:
     """A new module with its head, its dropout keyed; initial values follow from `seed` alone."""
-    with torch.random.fork_rng(devices=[]):
+    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = kind(**dict(options))
     linears = [name for name, one in module.named_modules() if isinstance(one, nn.Linear)]

@@ -97,7 +97,7 @@ def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in _REGISTRIES:
         sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
         for number, section in enumerate(sections):
-            if isinstance(section.get("name"), str):
+            if isinstance(section.get("name"), str) and not section.get("path"):
                 yield f"{key}/{number}" if number else key, section["name"]
 
 

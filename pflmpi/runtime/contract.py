@@ -17,8 +17,9 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.personal import NotAModel, messages
 from pflmpi.learning.task import HOST, Task
-from pflmpi.messages.kinds import ClassMeans, Downlink, Uplink
+from pflmpi.messages.kinds import ClassMeans, Downlink, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
+from pflmpi.rng import GLOBAL_GENERATORS
 from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
@@ -34,6 +35,11 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 raise ConfigError(
                     f"{kind}.{way}: {name!r} is a {type(message).__name__}; expected a kind of message of "
                     "pflmpi.messages.kinds"
+                )
+            if isinstance(message, Sum | Shared) and not any(tree.leaves(message.like)):
+                raise ConfigError(
+                    f"{kind}.{way}: {name!r} is empty with model {task.architecture.name}; choose another model or "
+                    "algorithm"
                 )
     personal = algorithm.personal(task)
     known = {
@@ -151,7 +157,13 @@ def _of(clients: Sequence[int]) -> str:
 
 def _generators() -> tuple[object, ...]:
     numpy_state = np.random.get_state(legacy=False)["state"]
-    return torch.get_rng_state().numpy().tobytes(), numpy_state["key"].tobytes(), numpy_state["pos"], random.getstate()
+    with GLOBAL_GENERATORS:
+        return (
+            torch.get_rng_state().numpy().tobytes(),
+            numpy_state["key"].tobytes(),
+            numpy_state["pos"],
+            random.getstate(),
+        )
 
 
 def _line(algorithm: Algorithm, error: Exception) -> str:

@@ -14,7 +14,7 @@ from pflmpi import outside, tree
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.state_dict import client_state
 from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError
+from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models import MODELS
 
 NET = '''
@@ -165,9 +165,13 @@ def test_models_of_speed_comparisons_have_their_sizes(name: str, shape: tuple[in
     assert sum(leaf.numel() for _, leaf in tree.leaves(found)) == count
 
 
-@pytest.mark.parametrize(
-    "name, algorithm", [("logistic", "fedavg"), ("logistic", "fedper"), ("dropout_cnn", "fedprox")]
-)
+def test_an_algorithm_that_sends_nothing_of_a_model_refuses_it(tmp_path: Path) -> None:
+    raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": "fedper"})
+    with pytest.raises(PflmpiError, match=r"FedPer.uplink: 'body' is empty with model logistic"):
+        quick_run.run(raw, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name, algorithm", [("logistic", "fedavg"), ("dropout_cnn", "fedprox")])
 def test_they_run(name: str, algorithm: str, tmp_path: Path) -> None:
     raw = quick_run.settings(model={"name": name}, algorithm={"name": algorithm}, training={"rounds": 1})
     assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
