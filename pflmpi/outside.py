@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -58,8 +59,11 @@ def code_hash(reference: str) -> str:
     Beside it is what lies in the folder of a file, or in the package of a module.
     """
     file, (place, _) = _file(reference), _split(reference)
-    if file is not None:
-        return source_code.digest(file, file.parent, file.parent)
+    return _module_hash(place) if file is None else source_code.digest(file, file.parent, file.parent)
+
+
+@cache  # a large package takes seconds, and what is imported does not change any more
+def _module_hash(place: str) -> str:
     spec = find_spec(place)
     if spec is None or spec.origin is None:
         raise ConfigError(f"module {place} has no source file; give the file, as path/to/file.py:CLASS")
