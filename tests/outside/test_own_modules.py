@@ -113,7 +113,6 @@ def test_pretrained_weights_are_where_clients_start(suffix: str, net: str, tmp_p
 
 
 def test_torchvision_by_name_with_its_own_weights(tmp_path: Path) -> None:
-    from torchvision.models import squeezenet  # noqa: F401
     from torchvision.models.resnet import resnet18
 
     torch.manual_seed(1)
