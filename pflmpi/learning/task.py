@@ -70,8 +70,9 @@ class Task:
         if images.dtype != torch.uint8:
             if not any(self.mean) and set(self.std) == {1.0}:
                 return x
-            mean, std = (torch.tensor(each, device=x.device) for each in (self.mean, self.std))  # a table may be wide
-            return x.sub(mean.view(-1, *(1,) * (axes - 1))).div_(std.view(-1, *(1,) * (axes - 1)))
+            shape = (-1, *(1,) * (axes - 1))  # of tensors, since a table may have many columns
+            middle, width = (torch.tensor(each, device=x.device).view(shape) for each in (self.mean, self.std))
+            return x.sub(middle).div_(width)
         if len(set(self.mean)) == len(set(self.std)) == 1:  # one multiply and add instead of broadcasting
             return x.mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])
         x.div_(255)
