@@ -130,6 +130,7 @@ MODEL_KEYS: dict[str, dict[str, Any]] = {
     "protocnn": {**SMALL, "channels": 4},
     "resnet18": {"first_stage_stride": 2, "hidden": 9},
 }
+WIDTHS = {"dropout_cnn": 128, "lenet": 84, "logistic": 64, "protocnn": 50}  # of models that do not let choose them
 QUICK = {"rounds": 1, "participation": 1.0, "steps": 1, "batch_size": 4, "drop_last": True}
 FOUR = {"name": "iid", "clients": 4}
 
@@ -139,13 +140,13 @@ def test_every_model_runs(name: str, tmp_path: Path) -> None:
     raw = quick_run.settings(
         data={"name": "digits", "limit": 80},
         partition={"name": "iid", "clients": 2},
-        model={"name": name, **MODEL_KEYS[name]},
+        model={"name": name, **MODEL_KEYS.get(name, {})},
         algorithm={"name": "fedproto"},  # whole models stay with the clients
         training=QUICK,
     )
     _, folder = run(raw, tmp_path)
     (_, arrays), *_ = run_folder.read_clients(folder, 1, np.arange(2)).values()
-    assert arrays["model/head/weight"].shape == (2, 10, 50 if name == "protocnn" else 9)
+    assert arrays["model/head/weight"].shape == (2, 10, WIDTHS.get(name, 9))
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedper"])
