@@ -1,5 +1,6 @@
 """Which rank computes which clients, in which groups. Results never depend on the ranks."""
 
+import bisect
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
 
 _ROUNDS = 1000  # homes are chosen by the work of as many rounds
+_SEARCHED = 2**15  # loads that are compared for the home of a client
+_AT_ONCE = 32  # hosts, at first
 
 
 @dataclass(frozen=True)
@@ -107,12 +110,12 @@ def place(
     work = 3.0 * steps * training.batch_size  # forward, and twice as much backward
     if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
         return Placement(ranks, groups, None, hosts, work)
-    cost = np.zeros((min(max(training.rounds, 1), _ROUNDS), n))
-    for round in range(len(cost)):
+    cost = np.zeros((n, min(max(training.rounds, 1), _ROUNDS)))
+    for round in range(cost.shape[1]):
         chosen = training.participants(seed, round + 1, n)
-        cost[round, chosen] = work[chosen] + num_test[chosen]
+        cost[chosen, round] = work[chosen] + num_test[chosen]
     if executor.algorithm.predicts_with:
-        cost += num_test
+        cost += num_test[:, None]
     return Placement(ranks, groups, place_clients(groups, cost, hosts), hosts, work)
 
 
@@ -135,25 +138,43 @@ def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Clien
     return tuple(groups)
 
 
-def place_clients(groups: Sequence[ClientGroup], work: np.ndarray, hosts: Sequence[int]) -> np.ndarray:
+def place_clients(
+    groups: Sequence[ClientGroup], work: np.ndarray, hosts: Sequence[int], searched: int = _SEARCHED
+) -> np.ndarray:
     """The home rank [N] of every client, chosen so that the slowest rank of each round has the least to do.
 
-    Who takes part in which round is known from the seed, so the placement can look at all of it.
+    Who takes part in which round is known from the seed, so the placement can look at all of it. The group with the
+    most work comes first; each goes where it makes all rounds together the least longer, of equal hosts to the one with
+    the least work, then to the first.
 
     Args:
         groups: the groups; one stays together.
-        work: [T, N] cost of each client in each round.
+        work: [N, T] cost of each client in each round: whole numbers, so that sums are exact in any order.
         hosts: ranks to spread over.
+        searched: rounds of a group times hosts that are compared for it; of more, those hosts with the least work.
     """
-    home = np.full(work.shape[1], -1, np.int64)
-    load = np.zeros((len(hosts), len(work)))
-    for group in sorted(groups, key=lambda group: (-work[:, group].sum(), group[0])):
-        cost = work[:, group].sum(1)
-        slowest = load.max(0)
-        added = np.maximum(load + cost - slowest, 0).sum(1)  # [hosts], how much longer all rounds together get
-        best = min(range(len(hosts)), key=lambda i: (added[i], load[i].sum(), i))
-        load[best] += cost
-        home[group] = hosts[best]
+    home = np.full(len(work), -1, np.int64)
+    load, slowest, longest = np.zeros((len(hosts), work.shape[1])), np.zeros(work.shape[1]), 0.0
+    least = [(0.0, host) for host in range(len(hosts))]  # ascending; work of each host in all rounds
+    whole = np.array([work[group].sum() for group in groups])
+    for index in np.lexsort(([group[0] for group in groups], -whole)):
+        cost = work[groups[index]].sum(0)
+        rounds = np.flatnonzero(cost)
+        cost, most = cost[rounds], max(_AT_ONCE, searched // max(len(rounds), 1))
+        best, longer, start = 0, np.inf, 0
+        # A host makes the rounds longer at least by the work that does not fit below the slowest ones.
+        while start < min(most, len(least)) and max(least[start][0] + whole[index] - longest, 0.0) < longer:
+            some = [host for _, host in least[start : min(2 * start + _AT_ONCE, most)]]
+            added = np.maximum(load[np.ix_(some, rounds)] + (cost - slowest[rounds]), 0).sum(1)
+            if added.min() < longer:
+                best, longer = start + int(added.argmin()), float(added.min())
+            start += len(some)
+        total, host = least.pop(best)
+        bisect.insort(least, (total + float(whole[index]), host))
+        load[host, rounds] += cost
+        slowest[rounds] = np.maximum(slowest[rounds], load[host, rounds])
+        longest += longer
+        home[groups[index]] = hosts[host]
     return home
 
 

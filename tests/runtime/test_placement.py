@@ -1,5 +1,7 @@
 """Clients are assigned to ranks by their groups."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: 
     rng = np.random.default_rng(0)
     steps = rng.integers(1, 9, 50)
     groups = cut_groups(rng.integers(0, 2, 50), steps, 4)
-    home = place_clients(groups, rng.random((3, 50)), range(5)) if lives_somewhere else None
+    home = place_clients(groups, rng.integers(0, 9, (50, 3)), range(5)) if lives_somewhere else None
     placement = Placement(5, groups, home, (1, 2, 3, 4) if home is None else tuple(range(5)), 3.0 * steps)
     for count in (0, 1, 20, 50):
         clients = np.sort(rng.choice(50, count, replace=False))
@@ -23,3 +25,32 @@ def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: 
     if home is None:
         loads = [sum(float(placement.work[part].sum()) for part in parts) for parts in placement.assign(np.arange(50))]
         assert loads[0] == 0 and max(loads[1:]) < 1.3 * min(loads[1:]), "rank 0 serves; the others share evenly"
+
+
+def plain_homes(groups: Sequence[np.ndarray], work: np.ndarray, hosts: Sequence[int], most: int) -> list[int]:
+    """As `place_clients` says, in plain words; `most` hosts are compared for each group."""
+    home, load = [-1] * len(work), [np.zeros(work.shape[1]) for _ in hosts]
+    for group in sorted(groups, key=lambda group: (-work[group].sum(), group[0])):
+        cost, before = work[group].sum(0), np.max(load, axis=0).sum()
+        after = [np.max([*load[:i], load[i] + cost, *load[i + 1 :]], axis=0).sum() for i in range(len(hosts))]
+        least = sorted(range(len(hosts)), key=lambda i: (load[i].sum(), i))[:most]
+        best = min(least, key=lambda i: (after[i] - before, load[i].sum(), i))
+        load[best] += cost
+        for client in group:
+            home[client] = hosts[best]
+    return home
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_homes_are_those_that_comparing_every_host_gives(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clients, rounds, count = rng.integers(1, 60), rng.integers(1, 20), rng.integers(1, 70)
+    cost = rng.integers(1, 4 if seed % 2 else 1000, clients)[:, None]
+    takes_part = rng.random((clients, rounds)) < rng.choice([0.05, 0.3, 1.0])
+    tested = rng.choice([0, 1]) * rng.integers(0, 5, clients)[:, None]  # in every round
+    work = (cost * takes_part + tested).astype(float)
+    hosts = np.sort(rng.choice(100, count, replace=False)).tolist()
+    groups = cut_groups(rng.integers(0, 2, clients), cost[:, 0], int(rng.integers(1, 5)))
+    assert place_clients(groups, work, hosts).tolist() == plain_homes(groups, work, hosts, count)
+    if takes_part.all():  # 32 hosts with the least work are compared at least
+        assert place_clients(groups, work, hosts, 0).tolist() == plain_homes(groups, work, hosts, 32)
