@@ -4,8 +4,11 @@ Float addition is not associative, so a tree reduction over ranks would change b
 are: every value becomes a multiple of one common power of two, small enough that no sum overflows.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.messages.declared import Declared
@@ -16,6 +19,7 @@ from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
 _BITS = 62
+_BLOCK = 2**16  # entries of a leaf at a time
 
 
 def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
@@ -35,6 +39,12 @@ def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
     values *= 2.0**shift  # exact
     fixed: np.ndarray = np.rint(values, out=values).astype(np.int64)
     return fixed
+
+
+def add_fixed(total: np.ndarray, values: np.ndarray, weight: float, shift: int) -> None:
+    """Add `values` times a weight to int64 sums of multiples of 2**-shift; in blocks that stay in the cache."""
+    for block in _blocks(len(values)):
+        total[block] += to_fixed(values[block].astype(np.float64) * weight, shift)
 
 
 def from_fixed(values: np.ndarray, shift: int) -> np.ndarray:
@@ -63,8 +73,8 @@ def fold(
     for clients, messages in ups:
         values = dict(tree.leaves({name: messages[name] for name in kinds}))
         for i, (path, _) in enumerate(paths):
-            each = values[path].flatten(1).abs().amax(1).double().numpy()
-            largest[i] = max(largest[i], (each * _weights(kinds[_name(path)], declared, clients)).max())
+            each = magnitudes(values[path]) * _weights(kinds[_name(path)], declared, clients)
+            largest[i] = max(largest[i], each.max())
     with transport.channel("data"):
         largest = transport.maximum(largest)
     shifts = common_shift(largest, len(participants)).tolist()
@@ -73,8 +83,8 @@ def fold(
         values, offset = dict(tree.leaves({name: messages[name] for name in kinds})), 0
         for (path, leaf), shift in zip(paths, shifts, strict=True):
             weights = _weights(kinds[_name(path)], declared, clients)
-            for row, weight in zip(to_numpy(values[path].flatten(1)), weights, strict=True):  # one at a time: memory
-                total[offset : offset + leaf.numel()] += to_fixed(row.astype(np.float64) * weight, shift)
+            for row, weight in zip(to_numpy(values[path].flatten(1)), weights.tolist(), strict=True):
+                add_fixed(total[offset : offset + leaf.numel()], row, weight, shift)
             offset += leaf.numel()
     with transport.channel("data"):
         summed = transport.sum_int64(total)
@@ -82,13 +92,26 @@ def fold(
         return None
     flat, offset = {}, 0
     for (path, leaf), shift in zip(paths, shifts, strict=True):
-        kind = kinds[_name(path)]
-        folded = from_fixed(summed[offset : offset + leaf.numel()], shift)
-        if isinstance(kind, Mean):
-            folded /= _weights(kind, declared, participants).sum()
-        flat[path] = torch.from_numpy(folded).to(leaf.dtype).reshape(leaf.shape)
+        kind, fixed = kinds[_name(path)], summed[offset : offset + leaf.numel()]
+        terms = _weights(kind, declared, participants).sum() if isinstance(kind, Mean) else 1.0
+        folded = torch.empty(leaf.numel(), dtype=leaf.dtype)
+        for block in _blocks(leaf.numel()):
+            folded[block] = torch.from_numpy(from_fixed(fixed[block], shift) / terms)
+        flat[path] = folded.reshape(leaf.shape)
         offset += leaf.numel()
     return tree.unflatten(flat)  # type: ignore[return-value]
+
+
+def magnitudes(leaf: Tensor) -> np.ndarray:
+    """[m] float64, the largest magnitude in each row of a leaf [m, ...]; not finite where a value is not."""
+    rows = to_numpy(leaf.flatten(1))
+    highest, lowest = rows.max(1, initial=0).astype(np.float64), rows.min(1, initial=0).astype(np.float64)
+    found: np.ndarray = np.maximum(highest, -lowest)
+    return found
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(start, start + _BLOCK) for start in range(0, count, _BLOCK))
 
 
 def _name(path: str) -> str:

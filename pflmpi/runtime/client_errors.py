@@ -9,6 +9,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
+from pflmpi.messages.exact_fold import magnitudes
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Call, Messages
 from pflmpi.runtime.executors.base import Executor
@@ -132,7 +133,7 @@ def _diverged(clients: ClientGroup, before: Tree, after: Tree, up: Messages, rou
     failed: dict[int, str] = {}
     for what, found, known in (("message", {**up}, {}), ("state", after, dict(tree.leaves(before)))):
         for path, leaf in tree.leaves(found):  # type: ignore[arg-type]
-            if not leaf.is_floating_point() or bool(leaf.isfinite().all()):
+            if not leaf.is_floating_point() or np.isfinite(magnitudes(leaf)).all():
                 continue
             bad = ~leaf.isfinite() & known[path].isfinite() if path in known else ~leaf.isfinite()
             for client in clients[bad.reshape(len(leaf), -1).any(1).numpy()].tolist():

@@ -164,7 +164,7 @@ def place_clients(
         best, longer, start = 0, np.inf, 0
         # A host makes the rounds longer at least by the work that does not fit below the slowest ones.
         while start < min(most, len(least)) and max(least[start][0] + whole[index] - longest, 0.0) < longer:
-            some = [host for _, host in least[start : min(2 * start + _AT_ONCE, most)]]
+            some = np.array([host for _, host in least[start : min(2 * start + _AT_ONCE, most)]])
             added = np.maximum(load[np.ix_(some, rounds)] + (cost - slowest[rounds]), 0).sum(1)
             if added.min() < longer:
                 best, longer = start + int(added.argmin()), float(added.min())

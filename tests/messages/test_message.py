@@ -1,13 +1,15 @@
 """Messages: their size, and the sum whose bits do not depend on the order of the terms."""
 
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pflmpi.messages.exact_fold import common_shift, from_fixed, to_fixed
+from pflmpi.messages.exact_fold import add_fixed, common_shift, from_fixed, magnitudes, to_fixed
 from pflmpi.messages.kinds import (
     ClassMeans,
     Mean,
@@ -67,3 +69,23 @@ def test_the_sum_of_equal_largest_values_does_not_overflow() -> None:
 
 def test_zeros_stay_zero() -> None:
     assert fixed_sum(np.zeros(5)) == 0
+
+
+def test_a_large_message_is_added_in_blocks_that_need_little_memory() -> None:
+    values = np.random.default_rng(0).normal(0, 0.1, 2**20 + 3).astype(np.float32)
+    total = np.arange(len(values))
+    expected = total + to_fixed(values.astype(np.float64) * 3.0, 50)
+    tracemalloc.start()
+    add_fixed(total, values, 3.0, 50)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.array_equal(total, expected)
+    assert peak < 2**21, "of 4 MiB of values"
+
+
+def test_the_largest_magnitude_of_each_row_tells_what_is_not_finite() -> None:
+    leaf = torch.tensor([[[1.0, -3.0]], [[2.0, 0.5]], [[float("nan"), 9.0]], [[-float("inf"), 0.0]]])
+    assert magnitudes(leaf)[:2].tolist() == [3.0, 2.0]
+    assert np.isfinite(magnitudes(leaf)).tolist() == [True, True, False, False]
+    assert magnitudes(torch.empty(2, 0, 3)).tolist() == [0.0, 0.0]
+    assert magnitudes(torch.tensor([[-(2**31)], [7]], dtype=torch.int32)).tolist() == [2.0**31, 7.0]
