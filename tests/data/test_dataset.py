@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from pflmpi.data import load
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import assemble
 from pflmpi.data.loading import limited
+from pflmpi.data.sources import digits
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
 from project import ROOT
@@ -68,6 +71,18 @@ def test_a_limit_above_the_size_changes_nothing_and_one_below_the_classes_still_
     data = toy([5, 4, 3], [0, 0, 0])
     assert limited(data, 12, np.random.default_rng(0)) is data
     assert limited(data, 2, np.random.default_rng(0)).labels.tolist() == [0, 1]
+
+
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = digits.Digits().read(Path())
+    monkeypatch.setattr(digits, "find_spec", lambda name: SimpleNamespace(origin="/nowhere/__init__.py"))
+    assert digits.Digits().read(Path()).digest == read.digest
+
+
+def test_digits_are_read_without_scikit_learn() -> None:
+    read = "from pflmpi.data.sources.digits import Digits; Digits().read(None)"
+    code = f"import sys; {read}; sys.exit('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_digits_are_scaled_to_the_whole_byte_range() -> None:

@@ -87,5 +87,6 @@ def test_the_largest_magnitude_of_each_row_tells_what_is_not_finite() -> None:
     leaf = torch.tensor([[[1.0, -3.0]], [[2.0, 0.5]], [[float("nan"), 9.0]], [[-float("inf"), 0.0]]])
     assert magnitudes(leaf)[:2].tolist() == [3.0, 2.0]
     assert np.isfinite(magnitudes(leaf)).tolist() == [True, True, False, False]
+    assert magnitudes(torch.tensor([0.5, -2.0])).tolist() == [0.5, 2.0]
     assert magnitudes(torch.empty(2, 0, 3)).tolist() == [0.0, 0.0]
     assert magnitudes(torch.tensor([[-(2**31)], [7]], dtype=torch.int32)).tolist() == [2.0**31, 7.0]

@@ -1,6 +1,7 @@
 """Handwritten digits of 8x8 pixels, embedded in scikit-learn: no files, no network."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,19 @@ class Digits:
 
     def read(self, root: Path) -> Dataset:
         """The digits; 0..16 becomes 0..255, rounded half up in integers."""
-        from sklearn.datasets import load_digits
+        table = _table()
+        images = ((table[:, :64] * 255 + 8) // 16).astype(np.uint8).reshape(-1, 1, 8, 8)
+        return assemble(self.name, images, table[:, 64], np.arange(len(images)) >= NUM_TRAIN, num_classes=10)
 
-        bunch = load_digits()
-        grey = bunch.images.astype(np.int64)  # whole numbers stored as floats
-        images = ((grey * 255 + 8) // 16).astype(np.uint8)[:, None]
-        return assemble(self.name, images, bunch.target, np.arange(len(images)) >= NUM_TRAIN, num_classes=10)
+
+def _table() -> np.ndarray:
+    """[1797, 65] int64, 64 pixels and the label; from scikit-learn's file, without importing scikit-learn for it."""
+    package = find_spec("sklearn")
+    assert package is not None and package.origin is not None, "scikit-learn is a dependency"
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if file.exists():
+        return np.loadtxt(file, np.int64, delimiter=",")
+    from sklearn.datasets import load_digits  # of a version that keeps them elsewhere; it takes a second and 100 MB
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target]).astype(np.int64)
