@@ -33,17 +33,17 @@ def _in_a_lane(
 ) -> tuple[list[Tensor], Tensor]:
     leaves = [leaf for _, leaf in tree.leaves(trained)]
 
-    def of(leaves: list[Tensor]) -> Tensor:
+    def of(leaves: list[Tensor]) -> tuple[Tensor, tuple[list[Tensor], Tensor]]:
         rest = iter(leaves)
         value = loss({**params, **tree.map(lambda _: next(rest), trained)}, batch)
         assert batch.padding is not None
         # A step of padding alone must have no gradient at all, also not that of a proximal term.
-        return value if batch.padding.active is None else batch.padding.active * value
+        value = value if batch.padding.active is None else batch.padding.active * value
+        begin = torch.ones_like(value) if one is None else one
+        return value, (list(torch.autograd.grad(value, leaves, begin, materialize_grads=True)), begin)
 
-    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
-    # not by `torch.func.grad`, which keeps all it does for second derivatives.
-    value, pull_back = torch.func.vjp(of, leaves)[:2]
-    with torch.no_grad():
-        one = torch.ones_like(value) if one is None else one
-        gradients: list[Tensor] = pull_back(one)[0]
-    return gradients, one
+    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. Not
+    # by `torch.func.grad`, which keeps all it does for second derivatives. And without pulling back, which would import
+    # PyTorch's compiler, two seconds of processor time.
+    found: tuple[list[Tensor], Tensor] = torch.func.vjp(of, leaves, has_aux=True)[2]  # type: ignore[misc]
+    return found

@@ -1,0 +1,22 @@
+"""A run imports no more than it needs: each of these packages takes a second or two of processor time in every rank."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from project import ROOT
+
+RUN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests/helpers")
+import quick_run
+quick_run.run(quick_run.settings(training={"rounds": 1}, runtime={"executor": "lanes"}), Path(sys.argv[1]) / "run")
+heavy = {"sklearn", "scipy", "sympy", "torch._dynamo", "torchvision", "matplotlib", "tensorboard"}
+print(*sorted(heavy & set(sys.modules)))
+"""
+
+
+def test_a_run_in_lanes_imports_neither_scikit_learn_nor_the_compiler_of_pytorch(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", RUN, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
