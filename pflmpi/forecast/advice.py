@@ -60,7 +60,7 @@ def _why_idle(forecast: Forecast) -> str:
     groups = len(placement.groups)
     if groups < min(n, len(placement.hosts)):
         return (
-            f"the {n} clients are computed in {groups} calls of up to {forecast.experiment.config.runtime.lanes}; "
+            f"the {n} clients are in {groups} groups of up to {forecast.experiment.config.runtime.lanes}; "
             "set runtime.lanes lower, or take fewer ranks"
         )
     if forecast.ranks.count > n + 1:

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from pflmpi import machine
 from pflmpi.forecast.bytes import StateSizes
@@ -97,7 +100,7 @@ def _smallest_and_largest(setup: Setup, rounds: Sequence[RoundSchedule], cohort:
         return [group for group in groups if setup.executor.cohort[group[0]] == cohort]
 
     calls = of_cohort(group for one in rounds for groups in (*one.training, *one.testing) for group in groups)
-    calls = calls or of_cohort(setup.placement.groups)
+    calls = calls or of_cohort(chain(*setup.placement.assign(np.arange(setup.task.num_clients))))
     smallest, largest = min(calls, key=len), max(calls, key=len)
     return [smallest, largest] if len(smallest) < len(largest) else [largest]
 

@@ -82,9 +82,10 @@ def assemble(
     )
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
-    algorithm.check(tasks[0], len(training.participants(config.seed, 1, n)))
+    participants = len(training.participants(config.seed, 1, n))
+    algorithm.check(tasks[0], participants)
     check_passes(training, algorithm.passes(tasks[0], 1), federation.num_train)
-    runtime = choose_executor(config.runtime, tasks, n, on_gpu=bool(gpu_models))
+    runtime = choose_executor(config.runtime, tasks, n, participants, on_gpu=bool(gpu_models))
     if runtime.executor == "lanes":
         for number, task in enumerate(tasks):
             check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))

@@ -58,9 +58,10 @@ class RuntimeConfig(BaseModel):
         Literal["auto", "loop", "lanes"],
         Field(description="client by client, or many clients in one call; auto chooses by device and model"),
     ] = "auto"
-    lanes: Annotated[int | None, Field(ge=1, description="most clients in one call; null chooses by their number")] = (
-        None
-    )
+    lanes: Annotated[
+        int | None,
+        Field(ge=1, description="clients of which those that take part share a call; null chooses by participants"),
+    ] = None
     threads: Annotated[int, Field(ge=1, le=1024, description="CPU threads of each rank")] = 1
     timeout: Annotated[
         float | None,

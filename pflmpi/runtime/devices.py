@@ -9,14 +9,17 @@ from collections.abc import Sequence
 import torch
 from torch.utils import deterministic
 
+from pflmpi import tree
 from pflmpi.data.cache import private_folder
 from pflmpi.errors import ConfigError
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.gpu_placement import GpuPlacement
+from pflmpi.runtime.placement import MOST_TOGETHER
 
-_LANES = 32  # clients in one call, where their number is not configured
+_LEAST_TOGETHER = 4  # participants in one call, where their number is not configured
+_CACHE = 3 * 2**20  # bytes of their models on a CPU: MLPs are slower per client with twice as many, and with half
 _log = logging.getLogger(__name__)
 
 
@@ -40,12 +43,15 @@ def limit_memory(placement: GpuPlacement, rank: int, runtime: RuntimeConfig) -> 
         torch.cuda.set_per_process_memory_fraction(share, torch.device("cuda", number))
 
 
-def choose_executor(runtime: RuntimeConfig, tasks: Sequence[Task], clients: int, on_gpu: bool) -> RuntimeConfig:
+def choose_executor(
+    runtime: RuntimeConfig, tasks: Sequence[Task], clients: int, participants: int, on_gpu: bool
+) -> RuntimeConfig:
     """The settings with `executor` and `lanes` decided, from what does not depend on ranks.
 
     Args:
         tasks: one per cohort.
         clients: N.
+        participants: P.
         on_gpu: clients are computed on GPUs, wherever this rank is.
 
     Raises:
@@ -63,9 +69,23 @@ def choose_executor(runtime: RuntimeConfig, tasks: Sequence[Task], clients: int,
         # On a CPU a batched convolution is slower than one after another; a matrix product is faster.
         batchable = not batch_norm and (on_gpu or not any(a.has_convolution for a in architectures))
         executor = "lanes" if batchable else "loop"
-    # Two groups at least, so that two ranks can share.
-    lanes = 1 if executor == "loop" else runtime.lanes or -(-clients // max(2, -(-clients // _LANES)))
+    if executor == "loop":
+        return runtime.model_copy(update={"executor": executor, "lanes": 1})
+    in_cache = _CACHE // max(tree.num_bytes(task.like()) for task in tasks)
+    together = MOST_TOGETHER if on_gpu else min(max(in_cache, _LEAST_TOGETHER), MOST_TOGETHER)
+    lanes = runtime.lanes or choose_lanes(clients, participants, together)
     return runtime.model_copy(update={"executor": executor, "lanes": lanes})
+
+
+def choose_lanes(clients: int, participants: int, together: int) -> int:
+    """Clients in one group, of which about `together` take part in a round; two groups at least, so that ranks share.
+
+    >>> choose_lanes(20, 20, together=32), choose_lanes(100, 20, together=9), choose_lanes(10_000, 20, together=9)
+    (10, 34, 3334)
+    >>> choose_lanes(1000, 100, together=32), choose_lanes(3, 1, together=32), choose_lanes(1, 1, together=4)
+    (250, 2, 1)
+    """
+    return -(-clients // max(2, -(-participants // together)))
 
 
 def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: TrainingConfig) -> None:

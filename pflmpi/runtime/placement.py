@@ -15,6 +15,7 @@ from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
 
+MOST_TOGETHER = 32  # clients in one call, where no more are configured
 _ROUNDS = 1000  # homes are chosen by the work of as many rounds
 _SEARCHED = 2**15  # loads that are compared for the home of a client
 _AT_ONCE = 32  # hosts, at first
@@ -26,7 +27,8 @@ class Placement:
 
     Attributes:
         ranks: number of ranks.
-        groups: the lanes: groups of clients of one cohort that a rank computes together.
+        groups: the lanes: groups of clients of one cohort, of which a rank computes those at hand together.
+        most: clients in one call; of a group with more at hand, several calls are made.
         home: [N] the rank of each client, or None when clients keep nothing and may be computed anywhere.
         hosts: the ranks that compute.
         work: [N] the relative cost of one round of training.
@@ -34,12 +36,13 @@ class Placement:
 
     ranks: int
     groups: tuple[ClientGroup, ...]
+    most: int
     home: np.ndarray | None
     hosts: tuple[int, ...]
     work: np.ndarray
 
     def assign(self, clients: np.ndarray, work: np.ndarray | None = None) -> list[list[ClientGroup]]:
-        """The groups of each rank, restricted to the given clients.
+        """The groups of each rank, restricted to the given clients and cut where these are too many for a call.
 
         Args:
             clients: ascending ids.
@@ -49,7 +52,9 @@ class Placement:
         if not len(clients):
             return ranks
         ordered = clients[np.argsort(self.group_of[clients], kind="stable")]
-        starts = np.flatnonzero(np.diff(self.group_of[ordered], prepend=-1))
+        first = np.flatnonzero(np.diff(self.group_of[ordered], prepend=-1))
+        place = np.arange(len(ordered)) - np.repeat(first, np.diff(first, append=len(ordered)))
+        starts = np.flatnonzero(place % self.most == 0)
         parts = [ordered[start:end] for start, end in zip(starts, [*starts[1:], len(ordered)], strict=True)]
         if self.home is not None:
             for rank, part in zip(self.home[ordered[starts]], parts, strict=True):
@@ -75,7 +80,9 @@ class Placement:
         """Those of the given clients whose state lives on each rank; none where clients keep nothing."""
         if self.home is None:
             return [clients[:0]] * self.ranks
-        return [clients[self.home[clients] == rank] for rank in range(self.ranks)]
+        home = self.home[clients]
+        order = np.argsort(home, kind="stable")
+        return np.split(clients[order], np.searchsorted(home[order], np.arange(1, self.ranks)))
 
     def hosted(self, rank: int) -> np.ndarray:
         """Ascending ids of the clients whose state lives on a rank."""
@@ -105,18 +112,19 @@ def place(
     training, seed, federation = executor.tasks[0].training, executor.tasks[0].seed, executor.federation
     n, num_test = federation.num_clients, federation.num_test
     steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
-    groups = cut_groups(executor.cohort, steps, runtime.lanes or 1)
+    lanes = runtime.lanes or 1
+    groups, most = cut_groups(executor.cohort, steps, lanes), max(MOST_TOGETHER, int(lanes * training.participation))
     hosts = choose_hosts(runtime.server, ranks, n, slots)
     work = 3.0 * steps * training.batch_size  # forward, and twice as much backward
     if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
-        return Placement(ranks, groups, None, hosts, work)
+        return Placement(ranks, groups, most, None, hosts, work)
     cost = np.zeros((n, min(max(training.rounds, 1), _ROUNDS)))
     for round in range(cost.shape[1]):
         chosen = training.participants(seed, round + 1, n)
         cost[chosen, round] = work[chosen] + num_test[chosen]
     if executor.algorithm.predicts_with:
         cost += num_test[:, None]
-    return Placement(ranks, groups, place_clients(groups, cost, hosts), hosts, work)
+    return Placement(ranks, groups, most, place_clients(groups, cost, hosts), hosts, work)
 
 
 def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[ClientGroup, ...]:

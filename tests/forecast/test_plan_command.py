@@ -186,7 +186,11 @@ def test_says_what_does_not_fit_on_disk(machine: Machine, monkeypatch: pytest.Mo
     ("sections", "ranks", "note"),
     [
         ({"runtime": {"executor": "loop"}}, 10, "ranks 8-9 will have nothing to do: there are 7 clients: at most 8"),
-        ({"runtime": {"executor": "lanes", "lanes": 4}}, 4, "computed in 2 calls of up to 4; set runtime.lanes lower"),
+        (
+            {"runtime": {"executor": "lanes", "lanes": 4}},
+            4,
+            "the 7 clients are in 2 groups of up to 4; set runtime.lanes lower",
+        ),
         ({"training": {"participation": 0.15}}, 7, "at most 1 of them at a time (1 participants"),
         ({"runtime": {"threads": 1000}}, 2, "ranks with 1000 threads each compute on the"),
     ],

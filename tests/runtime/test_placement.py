@@ -14,7 +14,7 @@ def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: 
     steps = rng.integers(1, 9, 50)
     groups = cut_groups(rng.integers(0, 2, 50), steps, 4)
     home = place_clients(groups, rng.integers(0, 9, (50, 3)), range(5)) if lives_somewhere else None
-    placement = Placement(5, groups, home, (1, 2, 3, 4) if home is None else tuple(range(5)), 3.0 * steps)
+    placement = Placement(5, groups, 32, home, (1, 2, 3, 4) if home is None else tuple(range(5)), 3.0 * steps)
     for count in (0, 1, 20, 50):
         clients = np.sort(rng.choice(50, count, replace=False))
         assigned = placement.assign(clients)
@@ -25,6 +25,20 @@ def test_every_client_is_assigned_once_with_those_of_its_group(lives_somewhere: 
     if home is None:
         loads = [sum(float(placement.work[part].sum()) for part in parts) for parts in placement.assign(np.arange(50))]
         assert loads[0] == 0 and max(loads[1:]) < 1.3 * min(loads[1:]), "rank 0 serves; the others share evenly"
+
+
+@pytest.mark.parametrize("lives_somewhere", [True, False])
+def test_a_group_with_many_clients_at_hand_is_cut_the_same_on_any_number_of_ranks(lives_somewhere: bool) -> None:
+    groups = cut_groups(np.zeros(50, np.int64), np.arange(50), 20)
+    calls = []
+    for ranks in (1, 2, 5):
+        home = np.empty(50, np.int64)
+        for i, group in enumerate(groups):
+            home[group] = i % ranks
+        placement = Placement(ranks, groups, 8, home if lives_somewhere else None, tuple(range(ranks)), np.ones(50))
+        calls.append(sorted(call.tolist() for mine in placement.assign(np.arange(3, 50)) for call in mine))
+    assert calls[0] == calls[1] == calls[2]
+    assert [len(call) for call in calls[0]] == [8, 6, 8, 8, 1, 8, 8]
 
 
 def plain_homes(groups: Sequence[np.ndarray], work: np.ndarray, hosts: Sequence[int], most: int) -> list[int]:
