@@ -46,8 +46,9 @@ class Task:
 
     def init(self, client: int = -1) -> Tree:
         """The initial model of a client (-1: the server's), on the host."""
-        per_client = self.training.init == "per_client"
-        return self.architecture.init(stream(self.seed, 0, client if per_client else -1, "init"))
+        if self.training.init == "per_client":
+            return self.architecture.init(stream(self.seed, 0, client, "init"))
+        return tree.clone(_shared(self.architecture, self.seed))
 
     def like(self, *parts: str) -> Tree:
         """The template of a model, or of some of its parts; parts that it does not have are left out."""
@@ -106,6 +107,11 @@ class Task:
         if self.training.precision != "bf16":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=not self.batched)
+
+
+@functools.lru_cache(maxsize=1)  # a run draws the model of one cohort after another, once for each client
+def _shared(architecture: Architecture, seed: int) -> Tree:
+    return architecture.init(stream(seed, 0, -1, "init"))
 
 
 @functools.lru_cache(maxsize=64)

@@ -145,9 +145,10 @@ def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Tas
     for rows, task in zip(population.cohorts, tasks, strict=True):
         host = task.replace(device=HOST)
         with calling(algorithm, "init_client", 0):
-            for client in rows.clients:
+            for row, client in enumerate(rows.clients):
                 state = algorithm.init_client(host, int(client))
-                population.put(np.array([client]), tree.map(lambda leaf: leaf.unsqueeze(0), state))
+                target: Tree = {name: rows.rows[name] for name in state}
+                tree.map(lambda leaf, new, row=row: leaf[row].copy_(new), target, state)
 
 
 def from_flat(flat: dict[str, np.ndarray]) -> Tree:

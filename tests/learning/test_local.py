@@ -12,6 +12,18 @@ from pflmpi.learning.sgd import train
 from pflmpi.learning.training import TrainingConfig, batch_order
 
 
+def test_clients_begin_with_the_same_model_but_none_with_that_of_another() -> None:
+    task, drawn = small_task.task(), []
+    for client in (3, -1, 5):
+        model = task.init(client)
+        drawn.append(small_task.to_numpy(tree.clone(model)))
+        tree.map(torch.Tensor.zero_, model)
+    for other in drawn[1:]:
+        assert all(np.array_equal(other[name], drawn[0][name]) and drawn[0][name].any() for name in ("W1", "W2"))
+    other_seed = small_task.to_numpy(task.replace(seed=task.seed + 1).init())
+    assert not np.array_equal(other_seed["W1"], drawn[0]["W1"])
+
+
 @pytest.mark.parametrize("momentum, decay", [(0.0, 0.0), (0.5, 0.0), (0.0, 0.1), (0.9, 0.01)])
 def test_train_is_sgd_as_pytorch_defines_it(momentum: float, decay: float) -> None:
     task = small_task.task(momentum=momentum, weight_decay=decay)
