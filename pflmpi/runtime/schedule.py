@@ -53,6 +53,8 @@ class RoundSchedule:
     def training(self) -> list[list[ClientGroup]]:
         """The groups of participants of each rank."""
         drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped))
+        if not len(self.skipped):
+            return drawn
         left = [[group[~np.isin(group, self.skipped)] for group in groups] for groups in drawn]
         return [[group for group in groups if len(group)] for groups in left]
 
