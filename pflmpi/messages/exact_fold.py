@@ -105,7 +105,8 @@ def fold(
 def magnitudes(leaf: Tensor) -> np.ndarray:
     """[m] float64, the largest magnitude in each row of a leaf [m, ...]; not finite where a value is not."""
     rows = to_numpy(leaf.unsqueeze(1).flatten(1))
-    highest, lowest = rows.max(1, initial=0).astype(np.float64), rows.min(1, initial=0).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # NaN is an answer
+        highest, lowest = rows.max(1, initial=0).astype(np.float64), rows.min(1, initial=0).astype(np.float64)
     found: np.ndarray = np.maximum(highest, -lowest)
     return found
 
