@@ -11,8 +11,11 @@ from pflmpi.tree import Tree
 
 def gradients(
     task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[list[Tensor], Tensor | None]:
     """The gradient of each leaf, and the derivative of the loss by itself: one, which the next step can begin with.
+
+    On a CPU PyTorch begins with a one of its own: to be given one, or to pull back, it imports its compiler or sympy, a
+    second or two of processor time. Elsewhere that saves an operation of every step.
 
     Args:
         trained: the leaves, which `params` has too; outside a vmapped call they require a gradient.
@@ -24,26 +27,34 @@ def gradients(
         return _in_a_lane(params, trained, loss, batch, one)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     value = loss(params, batch)
-    one = torch.ones_like(value) if one is None else one
+    if one is None and value.device.type != "cpu":
+        one = torch.ones_like(value)
     return list(torch.autograd.grad(value, leaves, one, materialize_grads=True)), one
 
 
 def _in_a_lane(
     params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[list[Tensor], Tensor | None]:
     leaves = [leaf for _, leaf in tree.leaves(trained)]
 
-    def of(leaves: list[Tensor]) -> tuple[Tensor, tuple[list[Tensor], Tensor]]:
+    def of(leaves: list[Tensor]) -> Tensor:
         rest = iter(leaves)
         value = loss({**params, **tree.map(lambda _: next(rest), trained)}, batch)
         assert batch.padding is not None
         # A step of padding alone must have no gradient at all, also not that of a proximal term.
-        value = value if batch.padding.active is None else batch.padding.active * value
-        begin = torch.ones_like(value) if one is None else one
-        return value, (list(torch.autograd.grad(value, leaves, begin, materialize_grads=True)), begin)
+        return value if batch.padding.active is None else batch.padding.active * value
 
-    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. Not
-    # by `torch.func.grad`, which keeps all it does for second derivatives. And without pulling back, which would import
-    # PyTorch's compiler, two seconds of processor time.
-    found: tuple[list[Tensor], Tensor] = torch.func.vjp(of, leaves, has_aux=True)[2]  # type: ignore[misc]
-    return found
+    def with_gradients(leaves: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        value = of(leaves)
+        return value, list(torch.autograd.grad(value, leaves, materialize_grads=True))
+
+    # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
+    # not by `torch.func.grad`, which keeps all it does for second derivatives.
+    if leaves[0].device.type == "cpu":
+        found: list[Tensor] = torch.func.vjp(with_gradients, leaves, has_aux=True)[2]  # type: ignore[misc]
+        return found, None
+    value, pull_back = torch.func.vjp(of, leaves)[:2]
+    with torch.no_grad():
+        one = torch.ones_like(value) if one is None else one
+        pulled: list[Tensor] = pull_back(one)[0]
+    return pulled, one
