@@ -14,7 +14,8 @@ def advice(setup: Setup, rounds: Sequence[RoundSchedule]) -> str:
     busy = [sum(map(bool, one.training)) for one in rounds]
     if hosts < _FEW or not busy or 2 * max(busy) > hosts:
         return ""
-    participants, lanes = max(len(one.participants) for one in rounds), max(map(len, setup.placement.groups))
+    participants = max(len(one.participants) for one in rounds)
+    lanes = min(max(map(len, setup.placement.groups)), setup.placement.most)
     calls = f" in calls of up to {lanes}" if lanes > 1 else ""
     lower = ", or set runtime.lanes lower" if lanes > 1 else ""
     return (
