@@ -12,6 +12,13 @@ TEMPORARY = ".tmp"  # suffix of a file that is being written
 # Some network file systems cannot flush directories; there the rename has to suffice.
 _NO_FOLDER_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
 
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable"),
+    errno.ENOENT: "put the folder back that was moved or deleted",
+    errno.EISDIR: "move that directory away",
+}
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[int]:
@@ -68,3 +75,8 @@ def flush_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def remedy(error: OSError) -> str:
+    """What to do so that a file can be written, for an error message."""
+    return _REMEDIES.get(error.errno or 0, "fix that")

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.analysis.run import columns
+from pflmpi.analysis.run import columns, open_run
 from pflmpi.errors import CheckpointError
-from pflmpi.store import metrics_file, probe_file
+from pflmpi.store import config_file, metrics_file, partition_file, probe_file
 from pflmpi.store.checked_hdf5 import damage
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_checksums, read_history, read_layout
@@ -38,12 +38,13 @@ def files(run: Path) -> list[Path]:
 
 
 def check(run: Path) -> Iterator[Checked]:
-    """Check metrics.csv and then each of `files`; a file that a running run deletes is left out.
+    """Check the text files and then each of `files`; a file that a running run deletes is left out.
 
     A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
     """
     good: set[Path] = set()
-    for path in [metrics_file.path(run), *files(run)]:
+    texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run)]
+    for path in [*texts, *files(run)]:
         try:
             problems = _problems(run, path, good)
         except CheckpointError as error:
@@ -53,21 +54,29 @@ def check(run: Path) -> Iterator[Checked]:
         try:
             length = path.stat().st_size
         except FileNotFoundError:
-            continue
+            if path not in texts or not problems:
+                continue
+            length = 0
         yield Checked(path, length, problems)
 
 
 def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
+    if path == config_file.path(run):
+        return _listed(config_file.damage(run))
+    if path == partition_file.path(run):
+        recorded = open_run(run).config.get("recorded")
+        expected = recorded.get("partition_csv") if isinstance(recorded, dict) else None
+        return _listed(partition_file.damage(run, expected)) if expected else ()
     if path == metrics_file.path(run):
         columns(run)
         return _rewritten(run)
-    if problem := damage(path):
-        return (problem,)
     number = round_of(path.name) if path.parent == run else None
-    if number is None:
-        return ()
-    foreigner = foreign(run, number)
-    return (foreigner,) if foreigner else _unmet(run, number, good)
+    problem = damage(path) or (None if number is None else foreign(run, number))
+    return _listed(problem) if problem or number is None else _unmet(run, number, good)
+
+
+def _listed(problem: str | None) -> tuple[str, ...]:
+    return () if problem is None else (problem,)
 
 
 def _rewritten(run: Path) -> tuple[str, ...]:

@@ -14,14 +14,12 @@ import numpy as np
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.config import yaml_file
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import config_file, metrics_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError, cut_short
 from pflmpi.store.names import round_path
 from pflmpi.text import spans
 
 _COUNTS = ("round", "participants", "skipped")
-# As "recorded" in config.yaml.
-_RECORDED = ("run", "data", "partition", "device", "ranks", "transport", "versions", "code")
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +158,6 @@ def _recorded(attributes: Mapping[str, Any], path: Path) -> dict[str, Any]:
         config = yaml_file.parse(str(attributes["config"]), f"the configuration in {path}")
     except (ConfigError, KeyError) as error:
         raise CheckpointError(f"{path} does not say how its run was configured: {error}") from error
-    recorded = {key: attributes[key] for key in _RECORDED if key in attributes}
+    recorded = {key: attributes[key] for key in config_file.RECORDED if key in attributes}
     recorded |= {key: json.loads(recorded[key]) for key in ("versions", "code") if key in recorded}
     return {**config, "recorded": recorded}

@@ -2,6 +2,7 @@
 
 import argparse
 
+from pflmpi.atomic import remedy
 from pflmpi.commands import arguments
 from pflmpi.errors import ConfigError
 from pflmpi.machine import cores
@@ -53,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         probe_file.write(opened.path, probe_file.Probe(round.number, len(samples), layers))
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; make room, or probe a copy of the run") from error
+        cure = f"{remedy(error)}, or probe a copy of the run"
+        raise ConfigError(f"cannot write {path}: {error.strerror}; {cure}") from error
     print(path)
     return 0

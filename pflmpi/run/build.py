@@ -26,6 +26,7 @@ from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.placement import place
 from pflmpi.runtime.setup import Setup
+from pflmpi.store.partition_file import Counts
 from pflmpi.tree import Tree
 
 
@@ -47,6 +48,12 @@ class Experiment:
     cohort: np.ndarray
     tasks: tuple[Task, ...]
     templates: tuple[Tree, ...]
+
+    @property
+    def counts(self) -> Counts:
+        """Samples of each client and class."""
+        return Counts(self.federation.class_counts, self.federation.test_class_counts)
+
     computed_on: tuple[str, ...]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 import pflmpi
-from pflmpi import atomic
 from pflmpi.config import yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import flat, override
@@ -19,7 +18,7 @@ from pflmpi.learning import diagnostics, personal
 from pflmpi.run.build import Experiment
 from pflmpi.run.code import changes, code_hashes, renamed
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.store import partition_file, run_folder
+from pflmpi.store import config_file, partition_file, run_folder
 from pflmpi.text import shown
 from pflmpi.transports.base import Transport
 
@@ -28,10 +27,9 @@ _AND = " + "  # between the models of devices
 
 def write(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> None:
     """Write who holds how many samples of which class, and, last, the configuration."""
-    federation = experiment.federation
-    partition_file.write(run, partition_file.Counts(federation.class_counts, federation.test_class_counts))
-    content = yaml_file.dump({**experiment.config.resolved(), "recorded": _recorded(experiment, transport, run_id)})
-    atomic.write(run / "config.yaml", content.encode())
+    partition_file.write(run, experiment.counts)
+    recorded = _recorded(experiment, transport, run_id)
+    config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 
 
 def attributes(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, str | int]:
@@ -95,16 +93,11 @@ def check_round(run: Path, round: int, config: Config) -> None:
         config: says where files that the run names are now.
     """
     written = yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), "")
-    changed = [
-        f"{key} = {now!r}, written with {before!r}"
-        for key, (before, now) in _differences(_parsed(written, config), _parsed(_values(run), config)).items()
-        if key not in FREE_ON_RESUME
-    ]
-    if changed:
-        raise CheckpointError(
-            f"{run / 'config.yaml'} is not the one that round {round} was written with: {', '.join(changed)}; put it "
-            "back from a copy, or set these values back"
-        )
+    if changed := _fixed(_differences(_parsed(written, config), _parsed(_values(run), config))):
+        other = f"{config_file.path(run)} is not the one that round {round} was written with: {', '.join(changed)}"
+        raise CheckpointError(f"{other}; put it back from a copy, or set these values back")
+    if problem := config_file.damage(run):
+        raise CheckpointError(problem)
 
 
 def check_same_data(run: Path, experiment: Experiment) -> None:
@@ -148,6 +141,7 @@ def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict
         "run": run_id,
         "data": experiment.federation.dataset.digest,
         "partition": experiment.federation.digest,
+        "partition_csv": partition_file.checksum(experiment.counts),
         "device": _AND.join(experiment.computed_on),
         "ranks": transport.size,
         "transport": transport.name,
@@ -157,15 +151,19 @@ def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict
 
 
 def _stored(run: Path) -> dict[str, Any]:
-    if not (run / "config.yaml").exists():
-        raise CheckpointError(f"{run} is not a run: it has no config.yaml; name the folder that `pflmpi run` printed")
-    values = yaml_file.read(run / "config.yaml")
+    if not config_file.path(run).exists():
+        found = config_file.from_checkpoint(run)
+        if "config" not in found:
+            raise CheckpointError(
+                f"{run} is not a run: it has no config.yaml; name the folder that `pflmpi run` printed"
+            )
+        config = yaml_file.parse(found.pop("config"), f"the configuration in the newest checkpoint of {run}")
+        return {**config, "recorded": found}
+    values = yaml_file.read(config_file.path(run))
     recorded = values.setdefault("recorded", {})
     if not isinstance(recorded, dict) or not isinstance(recorded.get("code", {}), dict):
-        raise CheckpointError(
-            f"{run / 'config.yaml'} is damaged: recorded = {shown(recorded)} is not what a run records; put it back "
-            "from a copy"
-        )
+        damaged = f"{config_file.path(run)} is damaged: recorded = {shown(recorded)} is not what a run records"
+        raise CheckpointError(f"{damaged}; put it back from a copy")
     return values
 
 
@@ -187,11 +185,15 @@ def _differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def _check_changes(run: Path, different: Mapping[str, tuple[Any, Any]]) -> None:
-    found = [
-        f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in different.items() if key not in FREE_ON_RESUME
-    ]
-    if found:
+    if changed := _fixed(different):
         raise CheckpointError(
-            f"{run} cannot be continued with another configuration: {', '.join(found)}; "
+            f"{run} cannot be continued with another configuration: {', '.join(changed)}; "
             "leave these as they are, or start a new run"
         )
+
+
+def _fixed(different: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """The differences that would change results, in words."""
+    return [
+        f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in different.items() if key not in FREE_ON_RESUME
+    ]

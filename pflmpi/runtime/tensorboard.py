@@ -9,6 +9,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from pflmpi.atomic import remedy
 from pflmpi.errors import ConfigError, RunError
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.store import metrics_file
@@ -98,6 +99,6 @@ def _add(writer: Any, line: Mapping[str, str | int], at: float) -> None:
 
 def _unwritable(run: Path, error: OSError) -> RunError:
     return RunError(
-        f"cannot write {run / FOLDER}: {error.strerror or error}; the newest complete checkpoint is good: make room, "
-        f"or continue without it: `pflmpi resume {run} -s output.tensorboard=false`"
+        f"cannot write {run / FOLDER}: {error.strerror or error}; the newest complete checkpoint is good: "
+        f"{remedy(error)}, or continue without it: `pflmpi resume {run} -s output.tensorboard=false`"
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pflmpi import atomic
-from pflmpi.errors import RunError
+from pflmpi.errors import CheckpointError, RunError
 
 COLUMNS = (
     "round",
@@ -32,21 +32,32 @@ def path(run: Path) -> Path:
 
 
 def read(run: Path) -> list[dict[str, str]]:
-    """Complete lines of the file, one mapping from column to text per round."""
+    """Complete lines of the file with as many values as columns, one mapping from column to text per round."""
     if not path(run).exists():
         return []
     text = path(run).read_text()
     lines = text[: text.rfind("\n") + 1].splitlines()  # a killed process may leave half a line
-    return [row for row in csv.DictReader(lines) if None not in row.values()]
+    return [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
 
 
 def restart(run: Path, done: int) -> None:
     """Keep the lines of rounds 1 to `done` and drop the rest; creates the file if it is missing."""
-    kept = [row for row in read(run) if int(row["round"]) <= done]
+    kept = _kept(run, done) if done else []
     with atomic.replacing(path(run)) as descriptor, open(descriptor, "w", newline="", closefd=False) as file:
         writer = csv.DictWriter(file, COLUMNS, restval="0", lineterminator="\n")
         writer.writeheader()
         writer.writerows(kept)
+
+
+def _kept(run: Path, done: int) -> list[dict[str, str]]:
+    try:
+        lines = read(run)
+        other = set(lines[0]) - set(COLUMNS) if lines else set()
+        if other:
+            raise ValueError(f"it has columns that this pflmpi does not write, such as {min(other)}")
+        return [line for line in lines if int(line["round"]) <= done]
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise CheckpointError(f"{path(run)} is damaged: {error}; put it back from a copy, or delete it") from error
 
 
 def restore(run: Path, text: bytes) -> None:
@@ -68,5 +79,5 @@ def append(run: Path, line: Sequence[str | int]) -> None:
     except OSError as error:
         raise RunError(
             f"cannot write {path(run)}: {error.strerror}; the newest complete checkpoint is intact: "
-            f"free space and continue with `pflmpi resume {run}`"
+            f"{atomic.remedy(error)} and continue with `pflmpi resume {run}`"
         ) from error

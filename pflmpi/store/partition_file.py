@@ -1,6 +1,8 @@
 """RUN/partition.csv: number of samples of each class on every client, for later analysis."""
 
 import csv
+import io
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,13 +37,23 @@ def write(run: Path, counts: Counts) -> None:
 
     The line of the last client and class is always written, so that the numbers of both can be read back.
     """
-    held = (counts.train + counts.test) > 0
-    held[-1, -1] = True
-    with atomic.replacing(path(run)) as descriptor, open(descriptor, "w", newline="", closefd=False) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(_HEADER)
-        for client, label in np.argwhere(held).tolist():
-            writer.writerow((client, label, int(counts.train[client, label]), int(counts.test[client, label])))
+    atomic.write(path(run), _content(counts))
+
+
+def checksum(counts: Counts) -> str:
+    """CRC-32 of the file with these counts."""
+    return _checksum(_content(counts))
+
+
+def damage(run: Path, expected: str) -> str | None:
+    """Why the file is not the one with this checksum, or None."""
+    try:
+        content = path(run).read_bytes()
+    except OSError as error:
+        return f"{path(run)} cannot be read: {error.strerror}; `pflmpi resume {run}` writes it anew"
+    if _checksum(content) == expected:
+        return None
+    return f"{path(run)} is not as it was written: its CRC-32 is another; `pflmpi resume {run}` writes it anew"
 
 
 def read(run: Path) -> Counts | None:
@@ -64,3 +76,18 @@ def read(run: Path) -> Counts | None:
     except (OSError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path(run)} is damaged: {error}; copy it again, or delete it") from error
     return Counts(train, test)
+
+
+def _checksum(content: bytes) -> str:
+    return f"crc32 {zlib.crc32(content):08x}"  # digits alone could be read as a number
+
+
+def _content(counts: Counts) -> bytes:
+    held = (counts.train + counts.test) > 0
+    held[-1, -1] = True
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_HEADER)
+    for client, label in np.argwhere(held).tolist():
+        writer.writerow((client, label, int(counts.train[client, label]), int(counts.test[client, label])))
+    return text.getvalue().encode()

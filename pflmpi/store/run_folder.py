@@ -1,5 +1,6 @@
 """The folder of a run: its rounds, whether they are intact, and what is in them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pflmpi.errors import CheckpointError
@@ -53,7 +54,7 @@ def verify(run: Path, round: int) -> list[str]:
         layout, checksums = read_layout(run, round), read_checksums(run, round)
     except CheckpointError as error:
         return [str(error)]
-    return list(exchanged(run, checksums).values()) or _shard_problems(run, layout)
+    return list(_shard_problems(run, layout, exchanged(run, checksums)).values())
 
 
 def newest_good(run: Path) -> tuple[int, list[str]]:
@@ -73,6 +74,8 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
         )
     skipped: list[str] = []
     for round in reversed(present):
+        if round_path(run, round).is_dir():
+            raise CheckpointError(f"{round_path(run, round)} is a directory named like a checkpoint; move it away")
         problems = verify(run, round)
         if not problems:
             return round, skipped
@@ -83,10 +86,12 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
     )
 
 
-def _shard_problems(run: Path, layout: Layout) -> list[str]:
+def _shard_problems(run: Path, layout: Layout, exchanged: Mapping[str, str]) -> dict[str, str]:
+    """What is wrong with each shard: its bytes, or that it is another one or holds other clients."""
     bad = {name: problem for name in layout.files if (problem := checked_hdf5.damage(run / name))}
+    bad = {**exchanged, **bad}
     for cohort in sorted(layout.cohorts):
         for name, clients in layout.shards(cohort):
             if name not in bad and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):
                 bad[name] = problem
-    return [bad[name] for name in sorted(bad)]
+    return dict(sorted(bad.items()))

@@ -2,17 +2,16 @@
 
 import atexit
 import contextlib
-import errno
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from pflmpi import atomic
 from pflmpi.errors import PflmpiError, RunError
 from pflmpi.store.names import rounds
 
 _MOST_WAITING = 2
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Writer:
@@ -133,9 +132,8 @@ class Writer:
         what = error.strerror or str(error)
         present = rounds(self._run)
         last = f"the last complete round is {present[-1]}" if present else "no round is complete yet"
-        cure = "free space" if error.errno in _FULL else "fix that"
         again = f"`pflmpi resume {self._run}`" if present else "start again"
-        return f"{what} while writing {error.filename or self._run}; {last}; {cure} and {again}"
+        return f"{what} while writing {error.filename or self._run}; {last}; {atomic.remedy(error)} and {again}"
 
 
 def _run(job: Callable[[], None]) -> BaseException | None:
