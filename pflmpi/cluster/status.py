@@ -9,6 +9,7 @@ from pflmpi.cluster.jobs import Job, cells_file
 from pflmpi.cluster.run_status import run_status, runs_below
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
 from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.store.lock import run_lock
 
 _FORGOTTEN = "Slurm forgets a job some minutes after its end"
 
@@ -56,6 +57,8 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         pass  # there is no Slurm here
     except PflmpiError as error:
         note = str(error)
+    if writer := run_lock.owner(folder):
+        note = f"being written by {writer}"
     state, runs = run_status(folder), runs_below(folder)
     if jobs:
         yield from _blocks(_current(jobs))

@@ -44,6 +44,15 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--bar", action="store_true", help="a progress bar even where mpirun hides the terminal")
 
 
+def add_take_over(parser: argparse.ArgumentParser) -> None:
+    """Add `--take-over`."""
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="take the run from a process that writes it, as its lock.json says; that one then ends",
+    )
+
+
 def add_cells(parser: argparse.ArgumentParser) -> None:
     """Add the choice among the cells of a table."""
     parser.add_argument("--seeds", type=int, metavar="N", help="only the first N seeds of the table")

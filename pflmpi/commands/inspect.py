@@ -51,6 +51,7 @@ def _show_round(run: Path, round: int | None, digest_only: bool) -> None:
 
     from pflmpi.analysis.run import open_run
     from pflmpi.store import run_folder
+    from pflmpi.store.lock import run_lock
 
     newest, passed_over = run_folder.newest_good(run)
     terminal = console()
@@ -75,6 +76,8 @@ def _show_round(run: Path, round: int | None, digest_only: bool) -> None:
     terminal.print(table)
     terminal.print(f"checkpoints: {', '.join(map(str, there))}")
     terminal.print(f"digest: {digest}", soft_wrap=True)
+    if writer := run_lock.owner(run):
+        terminal.print(f"being written by {writer}", soft_wrap=True)
 
 
 def _show_difference(run: Path, before: int, after: int) -> None:

@@ -79,7 +79,8 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if placed.serves_only:
             config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
         stop = Stop(_end_of_job(transport), config.runtime.spare)
-        context = RankContext(transport, device, placed.slots, placed.models, stop)
+        again = launch.jobs, options.take_over
+        context = RankContext(transport, device, placed.slots, placed.models, stop, *again)
         with (
             RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
             noted_signals(stop, lambda: bool(ended(context.transport.peers))),

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resume the run in --out if there is one (for batch jobs that are requeued); needs --out",
     )
     arguments.add_changed_code(parser)
+    arguments.add_take_over(parser)
     arguments.add_ranks(parser)
 
 

@@ -13,7 +13,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.messages.kinds import Call
 from pflmpi.messages.packing import to_numpy
 from pflmpi.run.build import Experiment
-from pflmpi.runtime.checkpoints import received
+from pflmpi.runtime.client_state import received
 from pflmpi.runtime.placement import Placement
 from pflmpi.transports import ring
 from pflmpi.tree import Tree

@@ -1,7 +1,7 @@
 """Run the rounds of an experiment in a run's folder, again from the newest checkpoint after losing a rank."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,17 +13,19 @@ from pflmpi.errors import CheckpointError, RankLost, Stopped
 from pflmpi.run import build, stored_config
 from pflmpi.run.agreement import check_same_setup
 from pflmpi.run.build import Experiment
+from pflmpi.run.restore import newest, restore
 from pflmpi.runtime import idle_ranks, rounds, tensorboard
 from pflmpi.runtime.checkpoints import Checkpoints
-from pflmpi.runtime.client_state import Population, allocate, from_flat, initialise
+from pflmpi.runtime.client_state import Population, allocate, initialise
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.faults import all_or_none, on_root
+from pflmpi.runtime.faults import on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
+from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
 from pflmpi.tree import Tree
@@ -43,6 +45,8 @@ class RankContext:
         slots: how many ranks can compute at once on all nodes.
         gpu_models: of the ranks that compute; none on CPUs.
         stop: whether it has a reason to stop.
+        jobs: what starts the run again, with how often it has; see `store.lock.owner`.
+        take_over: take the run from a process that still writes it.
     """
 
     transport: Transport
@@ -50,12 +54,20 @@ class RankContext:
     slots: int
     gpu_models: tuple[str, ...] = ()
     stop: Stop = field(default_factory=Stop)
+    jobs: Mapping[str, int] = field(default_factory=dict)
+    take_over: bool = False
 
 
 def run_rounds(
-    experiment: Experiment, run: Path, run_id: str, context: RankContext, done: int | None, observe: Observer
+    experiment: Experiment,
+    run: Path,
+    run_id: str,
+    context: RankContext,
+    lock: RunLock,
+    done: int | None,
+    observe: Observer,
 ) -> None:
-    """Run the rounds after `done`, or a new run if it is None, on all ranks.
+    """Run the rounds after `done`, or a new run if it is None, on all ranks, while rank 0 keeps the run's lock.
 
     Where the transport can continue without a rank, the others take its clients over, and the first of them the server
     after rank 0, and repeat the rounds after the newest complete checkpoint.
@@ -69,6 +81,8 @@ def run_rounds(
         stopped, lost = None, False
         try:
             transport.counter.take("data")
+            if transport.rank == 0:
+                lock.keep()
             setup = build.setup(experiment, transport.size, context.slots)
             check_same_setup(experiment, setup, transport)
             if transport.rank == 0 and (
@@ -79,9 +93,9 @@ def run_rounds(
             if done is None:
                 server, layout = _begin(setup, population, transport)
             else:
-                server, layout = _restore(run, setup, population, transport, done)
+                server, layout = restore(run, setup, population, transport, done)
             attributes = stored_config.attributes(experiment, transport, run_id)
-            checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, done)
+            checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock, done)
             wanted = experiment.config.output.tensorboard and transport.rank == 0
             with tensorboard.writing(run, wanted, observe) as observer:
                 rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop)
@@ -117,18 +131,6 @@ def retry_after_rank_loss(transport: Transport, function: Callable[[], T]) -> T:
         _drop(transport)
 
 
-def newest(run: Path) -> int:
-    """Newest good round of a run; damaged ones are reported.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    done, problems = run_folder.newest_good(run)
-    for problem in problems:
-        print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
-    return done
-
-
 def _begin(setup: Setup, population: Population, transport: Transport) -> tuple[Tree, Layout]:
     """Make the state before the first round; return the server's (`{}` but on rank 0) and the empty layout."""
     initialise(population, setup.algorithm, setup.executor.tasks)
@@ -137,27 +139,6 @@ def _begin(setup: Setup, population: Population, transport: Transport) -> tuple[
         with calling(setup.algorithm, "init_server", 0):
             server = setup.algorithm.init_server(setup.task)
     return server, Layout.unwritten(setup.executor.cohort)
-
-
-def _restore(run: Path, setup: Setup, population: Population, transport: Transport, done: int) -> tuple[Tree, Layout]:
-    """Read the state after a round, and delete what is on disk of later ones; returns as `_begin`."""
-
-    def fill() -> tuple[Tree, Layout]:
-        hosted = setup.placement.hosted(transport.rank)
-        for clients, arrays in run_folder.read_clients(run, done, hosted).values():
-            population.put(clients, from_flat(arrays))
-        server = from_flat(run_folder.read_server(run, done)) if transport.rank == 0 else {}
-        return server, run_folder.read_layout(run, done)
-
-    state = all_or_none(transport, fill)
-    if transport.rank == 0:
-        run_folder.discard_after(run, done)
-        history = run_folder.read_history(run, done)
-        if history is not None:
-            metrics_file.restore(run, history)
-        metrics_file.restart(run, done)
-    transport.barrier()
-    return state
 
 
 def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None) -> int | None:

@@ -1,7 +1,8 @@
 """Start a run in a new folder, or resume the one in a folder, on all ranks."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,12 +13,15 @@ from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.run import stored_config
 from pflmpi.run.build import Experiment, prepare
-from pflmpi.run.execute import RankContext, newest, retry_after_rank_loss, run_rounds
+from pflmpi.run.execute import RankContext, retry_after_rank_loss, run_rounds
+from pflmpi.run.restore import continuing, newest
 from pflmpi.runtime import tensorboard
 from pflmpi.runtime.client_state import row_kinds
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
-from pflmpi.store import metrics_file, run_folder, run_identity
+from pflmpi.store import config_file, metrics_file, partition_file, run_folder, run_identity
+from pflmpi.store.lock.run_lock import RunLock
+from pflmpi.store.lock.taking import take
 from pflmpi.transports.base import Transport
 
 T = TypeVar("T")
@@ -34,12 +38,18 @@ def start(config: Config, folder: Path, context: RankContext, observe: Observer)
     return start_prepared(_prepare(config, context), folder, context, observe)
 
 
-def start_prepared(experiment: Experiment, folder: Path, context: RankContext, observe: Observer) -> Path:
-    """Run an experiment in a new folder; return the folder."""
+def start_prepared(
+    experiment: Experiment, run: Path, context: RankContext, observe: Observer, anew: bool = False
+) -> Path:
+    """Run an experiment in a new folder; return the folder.
+
+    Args:
+        anew: also in the folder of a run that was stopped before its first checkpoint.
+    """
     transport = context.transport
-    run_id = _from_root(transport, run_identity.new_run_id)
-    run = Path(_from_root(transport, lambda: _create(folder, experiment, transport, run_id)))
-    run_rounds(experiment, run, run_id, context, None, observe)
+    with _locked(run, context, run_identity.new_run_id) as (lock, run_id):
+        _from_root(transport, lambda: _create(run, experiment, transport, run_id, anew))
+        run_rounds(experiment, run, run_id, context, lock, None, observe)
     return run
 
 
@@ -53,9 +63,9 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer, *
     for change in _together(transport, lambda: stored_config.changed_code(run, config, changed_code)):
         _log.warning("%s; going on with the changed code", change)
     experiment = _prepare(config, context, run)
-    run_id = _from_root(transport, lambda: run_identity.run_id(run) or run_identity.new_run_id())
-    done = int(_from_root(transport, lambda: _rewrite(run, experiment, transport, run_id)))
-    run_rounds(experiment, run, run_id, context, done, observe)
+    with _locked(run, context, lambda: run_identity.run_id(run) or run_identity.new_run_id()) as (lock, run_id):
+        done = int(_from_root(transport, lambda: _continue(run, experiment, transport, run_id)))
+        run_rounds(experiment, run, run_id, context, lock, done, observe)
     return run
 
 
@@ -64,10 +74,10 @@ def start_or_resume(
 ) -> Path:
     """Start the run in a folder, or resume it if it has a checkpoint; see `resume`."""
     transport = context.transport
-    if _from_root(transport, lambda: _kept(run)):
+    if _from_root(transport, lambda: "yes" if run_folder.rounds(run) else ""):
         stored = _together(transport, lambda: stored_config.resumed_config(run, config))
         return resume(stored, run, context, observe, changed_code=changed_code)
-    return start(config, run, context, observe)
+    return start_prepared(_prepare(config, context), run, context, observe, anew=True)
 
 
 def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, changed_code: bool = False) -> Experiment:
@@ -104,34 +114,55 @@ def _from_root(transport: Transport, function: Callable[[], str]) -> str:
     return retry_after_rank_loss(transport, lambda: on_root(transport, function))
 
 
-def _create(folder: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
-    """Make the folder of a new run, and return its name; a folder with another run is refused."""
+@contextlib.contextmanager
+def _locked(run: Path, context: RankContext, function: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
+    """Hold the lock of a run on rank 0; yields it, and the text that `function` then returned there, on every rank."""
+    taken: list[RunLock] = []
+
+    def locked() -> str:
+        if not taken:
+            taken.append(take(run, context.jobs, context.take_over))
+        return f"{taken[0].token} {function()}"
+
     try:
-        if (folder / "config.yaml").exists() and run_identity.run_id(folder) != run_id:
-            raise ConfigError(
-                f"{folder} holds a run already; continue it with `pflmpi resume {folder}` or choose another --out"
-            )
-        (folder / "shards").mkdir(parents=True, exist_ok=True)
-        stored_config.write(folder, experiment, transport, run_id)
-        metrics_file.restart(folder, 0)
+        token, _, text = _from_root(context.transport, locked).partition(" ")
+        taken = taken or [RunLock(run, token, context.jobs)]
+        yield taken[0], text
+    finally:
+        for lock in taken:
+            lock.release()
+
+
+def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str, anew: bool) -> str:
+    """Write what a new run begins with, and return its folder; one with another run is refused."""
+    begun = bool(run_folder.rounds(run))
+    try:
+        if config_file.path(run).exists() and run_identity.run_id(run) != run_id and (begun or not anew):
+            how = f"continue it with `pflmpi resume {run}`" if begun else "it has no checkpoint: add --continue"
+            raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
+        (run / "shards").mkdir(exist_ok=True)
+        stored_config.write(run, experiment, transport, run_id)
+        metrics_file.restart(run, 0)
     except OSError as error:
-        raise ConfigError(f"cannot write the run folder {folder}: {error.strerror}; choose another --out") from error
-    return str(folder)
+        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
+    return str(run)
 
 
-def _rewrite(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
-    """Write the configuration with which a run is resumed; gives its newest good round."""
-    done = _newest_matching(run, experiment)
-    stored_config.write(run, experiment, transport, run_id)
+def _continue(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
+    """The round to continue after, once the configuration to continue with is written."""
+    done, rounds = _newest_matching(run, experiment), experiment.config.training.rounds
+    if rounds < done:
+        raise CheckpointError(
+            f"training.rounds = {rounds}, but {run} has reached round {done}; give more, or start a new run"
+        )
+    if rounds == done:
+        print(f"pflmpi: nothing is left to do: {run} has reached round {done} of {rounds}", flush=True)
+    with continuing(run):
+        if rounds > done or not config_file.path(run).exists():
+            stored_config.write(run, experiment, transport, run_id)
+        else:
+            partition_file.write(run, experiment.counts)
     return str(done)
-
-
-def _kept(run: Path) -> str:
-    """Whether a run has a checkpoint ("" if not); what it has left without one is removed."""
-    if run_folder.rounds(run):
-        return "yes"
-    (run / "config.yaml").unlink(missing_ok=True)
-    return ""
 
 
 def _newest_matching(run: Path, experiment: Experiment) -> int:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,19 +10,17 @@ import numpy as np
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import RunError
-from pflmpi.learning import personal
-from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Messages, Own
+from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_state import RECEIVED, Population, row_kinds
+from pflmpi.runtime.client_state import Population, received, row_kinds
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import metrics_file
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
+from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.run_folder import prune
@@ -69,6 +67,7 @@ class Checkpoints:
         rank: of this process.
         attributes: written into every round file.
         layout: where the newest row of each client is.
+        lock: of the run; without it nothing more is written.
         done: the round that the run continues after; None for a new run.
     """
 
@@ -79,11 +78,13 @@ class Checkpoints:
         rank: int,
         attributes: Mapping[str, str | int],
         layout: Layout,
+        lock: RunLock,
         done: int | None,
     ) -> None:
         self.shards_done = -1 if done is None else done
         self._run, self._setup, self._rank, self._attributes = run, setup, rank, attributes
         self._layout = layout
+        self._lock = lock
         self._writer = Writer(run)
         self._pending: list[_Pending] = []
         self._checksums: dict[str, Checksum] = {}
@@ -97,6 +98,7 @@ class Checkpoints:
     def record(self, progress: Progress, shards_done: int) -> None:
         """Write the metrics of a round (rank 0), and join the checkpoints whose shards are all on disk."""
         with self._timed():
+            self._lock.check()
             metrics_file.append(self._run, progress.line())
             self._join(shards_done)
 
@@ -182,19 +184,13 @@ class Checkpoints:
 
     def _write_shard(self, round: int, rows: ClientRows) -> None:
         if rows:
+            self._lock.check()
             attributes = {"run": self._attributes["run"], "round": round, "rank": self._rank}
             write_shard(shard_path(self._run, round, self._rank), rows, attributes)
         self.shards_done = round
 
     def _write_round(self, ready: _Pending) -> None:
+        self._lock.check()
         kinds = row_kinds(self._setup.templates)
         self._checksums = write_round(self._run, ready.content, ready.layout, kinds, self._attributes, self._checksums)
         prune(self._run, self._setup.checkpoint.keep)
-
-
-def received(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> dict[str, bool]:
-    """Messages that personal models are put together from and no client keeps; true where each has a row of its own."""
-    if RECEIVED in templates[0]:
-        return {}
-    names = personal.messages(algorithm.personal(task))
-    return {name: isinstance(algorithm.downlink(task)[name], Own) for name in sorted(names)}

@@ -8,9 +8,10 @@ import torch
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
+from pflmpi.learning import personal
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
-from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
+from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.contract import calling
 from pflmpi.store.names import cohort_name
@@ -162,3 +163,11 @@ def _zeros(template: Tree, rows: int) -> Tree:
 
 def _received(kind: Downlink, num_classes: int) -> Tree:
     return with_rows(kind.like, num_classes) if isinstance(kind, OwnClasses) else kind.like
+
+
+def received(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> dict[str, bool]:
+    """Messages that personal models are put together from and no client keeps; true where each has a row of its own."""
+    if RECEIVED in templates[0]:
+        return {}
+    names = personal.messages(algorithm.personal(task))
+    return {name: isinstance(algorithm.downlink(task)[name], Own) for name in sorted(names)}

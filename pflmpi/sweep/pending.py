@@ -12,6 +12,7 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
 from pflmpi.run.stored_config import allowed_changes, changed_code
 from pflmpi.store import run_folder
+from pflmpi.store.lock import run_lock
 from pflmpi.sweep.cells import Cell
 
 State = Literal["start", "continue", "done", "other"]
@@ -23,7 +24,7 @@ class RunState:
 
     Attributes:
         state: what is to be done: "start", "continue", nothing ("done"), or nothing possible ("other": the run in the
-            folder was made with another configuration).
+            folder was made with another configuration, or another process writes it).
         done: rounds that need not run again.
         problem: why the run in the folder cannot be used, for "other" and for "start" over damaged checkpoints.
         changes: values that resuming changes.
@@ -75,6 +76,8 @@ def cell_task(cell: Cell, config: Config, out: Path, ranks: int | None, code_may
 def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
     """State of a run's folder for this configuration; changes nothing."""
     rounds = config.training.rounds
+    if writer := run_lock.owner(run):
+        return RunState("other", problem=f"{run} is being written by {writer}")
     if not run_folder.rounds(run):
         return RunState("start")
     try:

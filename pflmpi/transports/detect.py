@@ -1,7 +1,7 @@
 """How this process was started, and its rank: the only place that reads the launchers' variables."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pflmpi.errors import ConfigError
@@ -17,6 +17,7 @@ class Launch:
         rank, size: of the whole run.
         address: host:port where torch's ranks meet, unless torchrun says so; "" if unknown.
         restarts: how often torchrun has restarted the ranks.
+        jobs: what starts this process again, with how often it has, such as {"Slurm job 77": 1}.
         fault_tolerant: whether mpirun was started with ULFM, so that ranks can continue when one dies, and with
             settings that work.
     """
@@ -26,6 +27,7 @@ class Launch:
     size: int
     address: str = ""
     restarts: int = 0
+    jobs: Mapping[str, int] = field(default_factory=dict, compare=False)
     fault_tolerant: bool = False
 
 
@@ -39,9 +41,16 @@ def detect(environ: Mapping[str, str]) -> Launch:
         ConfigError: the variables contradict each other.
     """
     launch = _innermost(environ)
+    restarts = _count(environ, "TORCHELASTIC_RESTART_COUNT")
+    jobs = {}
+    if "SLURM_JOB_ID" in environ:
+        jobs[f"Slurm job {environ['SLURM_JOB_ID']}"] = _count(environ, "SLURM_RESTART_COUNT")
+    if environ.get("TORCHELASTIC_RUN_ID", "none") != "none":  # the name of a run that was given none
+        jobs[f"torchrun {environ['TORCHELASTIC_RUN_ID']}"] = restarts
     return replace(
         launch,
-        restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0,
+        restarts=restarts,
+        jobs=jobs,
         fault_tolerant=environ.get("OMPI_MCA_mpi_ft_enable") == "1" and environ.get("OMPI_MCA_coll") == "^han,adapt",
     )
 
@@ -90,6 +99,10 @@ def _launch(
             "earlier launch has left"
         )
     return Launch(kind, rank, size)
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    return _number(environ, name) if name in environ else 0
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -193,12 +193,13 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             assert right == correct[round][tested].tolist()
     down = run.content("control", up=False)
     expected_down = []
-    federation = run.experiment.federation
-    start = "\n".join([str(run.folder), federation.dataset.digest, federation.digest, ""])  # no code from outside
-    for text in (run_identity.run_id(run.folder), start):  # once, to each rank, after its length
+    lock = down[RANKS - 1][:16].decode()  # the token of the run's lock
+    assert re.fullmatch(r"[0-9a-f]{16}", lock)
+    texts = (f"{lock} {run_identity.run_id(run.folder)}", str(run.folder))
+    for text in texts:  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
-    *texts, sizes, more_sizes, same, also_same = down
-    assert texts == expected_down
+    *sent, sizes, more_sizes, same, also_same = down
+    assert sent == expected_down
     assert sizes == more_sizes and len(sizes) == 8 * RANKS  # of what all ranks have made of the configuration
     assert same == also_same == bytes(8)  # it is the same: no error
 

@@ -84,7 +84,7 @@ def test_a_changed_value_in_the_configuration_is_refused_by_name(runs: tuple[Pat
     config = run / "config.yaml"
     config.write_text(config.read_text().replace(" lr: 0.1,", " lr: 0.3,"))
     before = config.read_bytes()
-    with pytest.raises(UserError, match=r"training.lr = 0.3, written with 0.1; put it back"):
+    with pytest.raises(UserError, match=r"training.lr = 0.1 in the run, 0.3 now; put it back"):
         quick_run.resume(run, ("training.rounds=4",))
     assert config.read_bytes() == before
 
@@ -126,3 +126,88 @@ def test_inspect_verify_names_an_exchanged_file(
     assert not [problem for each in check(run) for problem in each.problems]
     exchange(run, runs[1])
     assert any(EXCHANGES[exchange] in problem for each in check(run) for problem in each.problems)
+
+
+def problems(run: Path) -> list[str]:
+    return [problem for each in check(run) for problem in each.problems]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "partition.csv", "metrics.csv"])
+def test_every_flipped_bit_of_a_text_file_is_found(name: str, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    whole = (run / name).read_bytes()
+    for position in range(0, len(whole), 1 + len(whole) // 40):
+        bit = 1 << position % 8
+        (run / name).write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        assert any(name in problem for problem in problems_or_refusal(run)), (position, bit)
+
+
+def problems_or_refusal(run: Path) -> list[str]:
+    try:
+        return problems(run)
+    except UserError as error:  # no longer a run
+        return [str(error)]
+
+
+def test_a_damaged_partition_file_is_written_anew_by_a_continuation(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    whole = (run / "partition.csv").read_bytes()
+    shutil.copy(runs[1] / "partition.csv", run)
+    assert "partition.csv is not as it was written" in problems(run)[0]
+    quick_run.resume(run, ("training.rounds=4",))
+    assert (run / "partition.csv").read_bytes() == whole and not problems(run)
+
+
+def test_a_damaged_configuration_is_refused_and_once_deleted_taken_from_the_checkpoint(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    config = run / "config.yaml"
+    whole = config.read_bytes()
+    config.write_bytes(whole.replace(b"rounds: 3", b"rounds: 7"))  # which may change, but not so
+    with pytest.raises(UserError, match=r"config.yaml is not as it was written.*delete it"):
+        quick_run.resume(run)
+    config.unlink()
+    assert quick_run.resume(run) == quick_run.digest(runs[0])
+    quick_run.resume(run, ("training.rounds=4",))
+    assert not problems(run) and run_folder.read_attributes(run, 4)["run"] == run_folder.read_attributes(run, 3)["run"]
+
+
+def test_fewer_rounds_than_a_run_has_are_refused_and_as_many_leave_its_configuration_alone(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    before = (run / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match=r"training.rounds = 1, but .* has reached round 3"):
+        quick_run.resume(run, ("training.rounds=1",))
+    assert quick_run.resume(run, (), 2) == quick_run.digest(runs[0])
+    assert "nothing is left to do" in capsys.readouterr().out
+    assert (run / "config.yaml").read_bytes() == before
+
+
+def test_a_damaged_shard_is_named_beside_an_exchanged_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    quick_run.run(quick_run.settings(checkpoint={"keep": 0}), run, 2)
+    first, second = run_folder.read_layout(run, 0).files
+    shutil.copy(run / first, run / second)
+    (run / first).write_bytes((run / first).read_bytes()[:-1])
+    problems = run_folder.verify(run, 0)
+    assert len(problems) == 2 and "damaged" in problems[0] and "is not the file" in problems[1]
+
+
+def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    (run / "round_00006.h5").mkdir()
+    with pytest.raises(UserError, match=r"round_00006.h5 is a directory named like a checkpoint; move it away"):
+        quick_run.resume(run, ("training.rounds=7",))
+
+
+def test_metrics_of_another_kind_are_named_where_no_checkpoint_recorded_them(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    monkeypatch.setattr(run_folder, "read_history", lambda run, round: None)  # as in format 1
+    for text in ("round,colour\n1,red\n", "round\nx\n"):
+        (run / "metrics.csv").write_text(text)
+        with pytest.raises(UserError, match=r"metrics.csv is damaged: .*delete it"):
+            quick_run.resume(run, ("training.rounds=4",))

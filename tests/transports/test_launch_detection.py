@@ -173,3 +173,13 @@ import sys
 open_transport("auto", detect.ALONE, 1.0).close()
 assert not {"torch", "mpi4py"} & sys.modules.keys()""")
     assert done.returncode == 0, done.stderr
+
+
+def test_what_starts_a_process_again_is_known_with_its_restarts() -> None:
+    assert detect({}).jobs == {}
+    assert detect({"SLURM_JOB_ID": "77"}).jobs == {"Slurm job 77": 0}
+    torchrun = {"TORCHELASTIC_RUN_ID": "a1", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert detect({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1", **torchrun}).jobs == {
+        "Slurm job 77": 1,
+        "torchrun a1": 2,
+    }

@@ -1,0 +1,61 @@
+"""Find the newest good checkpoint of a run, and go back to it."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from pflmpi.atomic import remedy
+from pflmpi.errors import CheckpointError
+from pflmpi.runtime.client_state import Population, from_flat
+from pflmpi.runtime.faults import all_or_none
+from pflmpi.runtime.setup import Setup
+from pflmpi.store import metrics_file, run_folder
+from pflmpi.store.layout import Layout
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+
+
+def newest(run: Path) -> int:
+    """Newest good round of a run; damaged ones are reported.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    done, problems = run_folder.newest_good(run)
+    for problem in problems:
+        print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
+    return done
+
+
+def restore(run: Path, setup: Setup, population: Population, transport: Transport, done: int) -> tuple[Tree, Layout]:
+    """Read the state after a round, and delete what is on disk of later ones; the server's is `{}` but on rank 0."""
+
+    def fill() -> tuple[Tree, Layout]:
+        hosted = setup.placement.hosted(transport.rank)
+        for clients, arrays in run_folder.read_clients(run, done, hosted).values():
+            population.put(clients, from_flat(arrays))
+        server = from_flat(run_folder.read_server(run, done)) if transport.rank == 0 else {}
+        return server, run_folder.read_layout(run, done)
+
+    def tidy() -> None:
+        if transport.rank == 0:
+            with continuing(run):
+                run_folder.discard_after(run, done)
+                history = run_folder.read_history(run, done)
+                if history is not None:
+                    metrics_file.restore(run, history)
+                metrics_file.restart(run, done)
+
+    state = all_or_none(transport, fill)
+    all_or_none(transport, tidy)
+    return state
+
+
+@contextlib.contextmanager
+def continuing(run: Path) -> Iterator[None]:
+    """Raise `CheckpointError` for a file of the run that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename or run}: {error.strerror or error}"
+        raise CheckpointError(f"{run} cannot be continued: {what}; {remedy(error)}") from error

@@ -1,0 +1,1 @@
+"""The lock of a run, and who holds it."""
