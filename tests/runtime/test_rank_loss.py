@@ -1,20 +1,40 @@
 """A rank dies before any of its calls, from the first step of the start to the last: the others reach the same bits."""
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 import quick_run
-from mortal_transport import MortalTransport, run_mortal
+from mortal_transport import Died, MortalTransport, run_mortal
 from pflmpi.config import load as configuration
 from pflmpi.run import start as starting
 from pflmpi.run.execute import RankContext
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import metrics_file, run_folder
+from pflmpi.store.lock import taking
+from pflmpi.store.lock.run_lock import RunLock
 
 RANKS = 3
 RAW = quick_run.settings(training={"rounds": 2, "momentum": 0.5}, checkpoint={"every": 2})
+
+
+@pytest.fixture(autouse=True)
+def dying_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that dies leaves its lock behind, as a process does; that its process lives is not held against it."""
+    release = RunLock.release
+
+    def unless_dying(self: RunLock) -> None:
+        if not isinstance(sys.exc_info()[1], Died):
+            release(self)
+
+    def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
+        return taking.take(run, jobs, take_over=True)
+
+    monkeypatch.setattr(RunLock, "release", unless_dying)
+    monkeypatch.setattr(starting, "take", take)
 
 
 def run(folder: Path, last: dict[int, int]) -> list[MortalTransport]:
