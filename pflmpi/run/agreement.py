@@ -48,7 +48,7 @@ def _parts(experiment: Experiment, setup: Setup) -> dict[str, str]:
     return {
         "the version": f"{pflmpi.__version__} {torch.__version__}",
         "the configuration": _hash(yaml_file.dump(experiment.config.resolved()).encode()),
-        "the code from outside the package": repr(code_hashes(experiment.config)),
+        "the code from outside the package": _hash(repr(code_hashes(experiment.config)).encode()),
         "the data": experiment.federation.dataset.digest,
         "the partition": experiment.federation.digest,
         "the placement of clients": _hash(repr(placement.hosts).encode() + homes + groups),

@@ -182,7 +182,7 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
         (*agreed, length, hashes, same), scores, ends = mine[:6], mine[6::2], mine[7::2]
         assert [len(one) for one in (*agreed, same)] == [AGREE] * 4
         assert int.from_bytes(length, "little") == len(hashes)
-        assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{0,40}", value) for value in json.loads(hashes).values())
+        assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
         assert [len(one) for one in scores] == [8 * (2 + len(tested)) for tested in lists]
         for content in ends:
             longest, wish = from_keys(np.frombuffer(content, np.int64))
