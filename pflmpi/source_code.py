@@ -5,6 +5,9 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
+
+_PARSER = Lock()  # Python 3.11 counts the depth of a tree for all threads together, and finds it wrong
 
 
 def known(file: Path | None) -> str:
@@ -42,7 +45,8 @@ def digest(file: Path, root: Path, within: Path) -> str:
 def _parsed(file: Path) -> ast.Module | None:
     """The syntax tree of a file; None for one that is no Python source."""
     try:
-        return ast.parse(file.read_bytes())
+        with _PARSER:
+            return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return None
 
