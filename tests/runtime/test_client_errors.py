@@ -109,7 +109,7 @@ def test_a_round_without_anybody_left_stops_the_run(tmp_path: Path, monkeypatch:
     with pytest.raises(PflmpiError, match=r"all \d participants of round 1 failed.*client \d diverged") as caught:
         quick_run.run(raw, tmp_path / "run", 3)
     assert caught.value.exit_code == 3
-    assert run_folder.newest_good(tmp_path / "run")[0] == 0
+    assert run_folder.rounds(tmp_path / "run") in ([], [0])  # round 0 may not have been complete yet
 
 
 @pytest.mark.parametrize("runtime", EXECUTORS, ids=["loop", "lanes"])
