@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """Run all cells on this machine, or one of them as a task of a job array; return the exit code."""
     from pflmpi.sweep import cells as listing
     from pflmpi.sweep.lock import cell_locked, locked
-    from pflmpi.sweep.pending import cell_task, prepare
+    from pflmpi.sweep.pending import cell_task, prepare, unless_written
     from pflmpi.sweep.runs import run_cells
 
     _check(options)
@@ -64,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
 
     def works() -> "list[CellTask]":
         return [
-            cell_task(cell, config, out, _ranks(options, config.runtime.device), options.changed_code)
+            unless_written(
+                cell_task(cell, config, out, _ranks(options, config.runtime.device), options.changed_code), out
+            )
             for cell, config in selected
         ]
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,11 +73,18 @@ def cell_task(cell: Cell, config: Config, out: Path, ranks: int | None, code_may
     return CellTask(cell, found.state, found.done, rounds, command, found.problem)
 
 
+def unless_written(task: CellTask, out: Path) -> CellTask:
+    """The task, or one that leaves the run alone where another process writes it."""
+    writer = run_lock.owner(task.cell.run(out)) if task.state != "done" else None
+    if writer is None:
+        return task
+    problem = f"{task.cell.run(out)} is being written by {writer}; wait for it, or end it"
+    return replace(task, state="other", command=(), problem=problem)
+
+
 def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
     """State of a run's folder for this configuration; changes nothing."""
     rounds = config.training.rounds
-    if writer := run_lock.owner(run):
-        return RunState("other", problem=f"{run} is being written by {writer}")
     if not run_folder.rounds(run):
         return RunState("start")
     try:
