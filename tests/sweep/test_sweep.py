@@ -21,9 +21,10 @@ from pflmpi.commands.sweep import environments
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, run_folder
+from pflmpi.store.lock.taking import take
 from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.lock import locked
-from pflmpi.sweep.pending import CellTask, cell_task, prepare
+from pflmpi.sweep.pending import CellTask, cell_task, prepare, unless_written
 from pflmpi.sweep.processes import LoggedCommand, run_all
 from pflmpi.sweep.runs import SweepProgress
 from pflmpi.sweep.table import load
@@ -112,6 +113,21 @@ def test_a_run_stopped_before_its_first_checkpoint_is_removed_and_started_anew(c
     assert (work.state, work.problem) == ("start", "")
     prepare(work, tmp_path)
     assert not folder.exists()
+
+
+def test_a_run_that_another_process_writes_is_left_alone(cell: Cell, tmp_path: Path) -> None:
+    folder = run(cell, tmp_path)
+    for path in folder.glob("round_*.h5"):
+        path.unlink()
+    lock = take(folder, {}, take_over=False)
+    try:
+        work = unless_written(needed(cell, tmp_path), tmp_path)
+        assert (work.state, work.command) == ("other", ()) and f"by process {os.getpid()} on" in work.problem
+        prepare(work, tmp_path)
+        assert (folder / "lock.json").exists()
+    finally:
+        lock.release()
+    assert unless_written(needed(cell, tmp_path), tmp_path).state == "start"
 
 
 def test_a_run_with_damaged_checkpoints_only_is_kept_aside(cell: Cell, tmp_path: Path) -> None:
