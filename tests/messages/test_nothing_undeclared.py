@@ -35,7 +35,7 @@ from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
 RANKS, ROUNDS, CLIENTS = 3, 3, 7
-AGREE = 8  # bytes of an exit code, from each rank, in each of the four steps of a start
+AGREE = 8  # bytes of an exit code, from each rank, in each of the five steps of a start
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     correct = {one.round: one.scores.correct for one in run.progress if one.scores is not None}
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
-        (*agreed, length, hashes, same), scores, ends = mine[:6], mine[6::2], mine[7::2]
-        assert [len(one) for one in (*agreed, same)] == [AGREE] * 4
+        (*agreed, length, hashes, same), scores, ends = mine[:7], mine[7::2], mine[8::2]
+        assert [len(one) for one in (*agreed, same)] == [AGREE] * 5
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
         assert [len(one) for one in scores] == [8 * (2 + len(tested)) for tested in lists]
@@ -193,9 +193,9 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             assert right == correct[round][tested].tolist()
     down = run.content("control", up=False)
     expected_down = []
-    lock = down[RANKS - 1][:16].decode()  # the token of the run's lock
+    lock = down[3 * (RANKS - 1)][:16].decode()  # the token of the run's lock
     assert re.fullmatch(r"[0-9a-f]{16}", lock)
-    texts = (f"{lock} {run_identity.run_id(run.folder)}", str(run.folder))
+    texts = (str(run.folder), f"{lock} {run_identity.run_id(run.folder)}", str(run.folder))
     for text in texts:  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
     *sent, sizes, more_sizes, same, also_same = down

@@ -39,6 +39,18 @@ def test_a_rank_with_another_set_up_is_named(sections: dict[str, Any], part: str
     assert run_folder.rounds(tmp_path / "run") == []
 
 
+def test_all_ranks_run_in_the_folder_of_rank_0(tmp_path: Path) -> None:
+    """Without `--out` it is named by the time, which may be another second on another rank."""
+
+    def work(transport: Transport) -> Path:
+        context = RankContext(transport, torch.device("cpu"), slots=2)
+        config = configuration.parse(quick_run.settings(training={"rounds": 1}))
+        return start.start(config, tmp_path / f"run{transport.rank}", context, lambda _: None)
+
+    assert run_ranks(2, work) == [tmp_path / "run0"] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["run0"] and run_folder.rounds(tmp_path / "run0") == [0, 1]
+
+
 def test_other_data_under_the_same_configuration_is_named(tmp_path: Path) -> None:
     def work(transport: Transport) -> None:
         config = configuration.parse(quick_run.settings())
