@@ -7,7 +7,8 @@ from torch import nn
 from pflmpi.class_checks import subclass
 from pflmpi.models.base import Architecture, Model
 from pflmpi.models.cnn import CNN
-from pflmpi.models.lenet import DropoutCNN, LeNet
+from pflmpi.models.dropout_cnn import DropoutCNN
+from pflmpi.models.lenet import LeNet
 from pflmpi.models.logistic import Logistic
 from pflmpi.models.mlp import DNN, MLP
 from pflmpi.models.protocnn import ProtoCNN

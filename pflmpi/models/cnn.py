@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from pflmpi.models.base import Architecture, Model, Shape
-from pflmpi.models.two_conv import TwoConv, pooled_side
+from pflmpi.models.two_conv import TwoConv, check_size, pooled_side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class CNN(Model):
     padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        check_size(self.name, shape, self.kernel, self.padding)
         height, width = (pooled_side(side, self.kernel, self.padding) for side in (*shape[1:], 1, 1)[:2])
         return TwoConv(
             name=self.name,
@@ -39,6 +40,6 @@ class CNN(Model):
             num_features=self.hidden or self.second_channels * height * width,
             channels=(self.first_channels, self.second_channels),
             kernel=self.kernel,
-            padding=self.padding,
-            has_hidden=self.hidden is not None,
+            padding=(self.padding, self.padding),
+            widths=() if self.hidden is None else (self.hidden,),
         )

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from pflmpi.models.base import Architecture, Model, Shape
-from pflmpi.models.two_conv import TwoConv
+from pflmpi.models.two_conv import TwoConv, check_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class ProtoCNN(Model):
     padding: Annotated[int, Field(ge=0, le=30, description="zeros on each side of a convolution's input")] = 0
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
+        check_size(self.name, shape, self.kernel, self.padding)
         return TwoConv(
             name=self.name,
             shape=shape,
@@ -35,5 +36,6 @@ class ProtoCNN(Model):
             num_features=50,
             channels=(10, self.channels),
             kernel=self.kernel,
-            padding=self.padding,
+            padding=(self.padding, self.padding),
+            widths=(50,),
         )

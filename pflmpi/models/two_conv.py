@@ -1,4 +1,4 @@
-"""Two convolutions and two fully connected layers: the architecture of `cnn` and `protocnn`."""
+"""Two convolutions and fully connected layers: the architecture of `cnn`, `protocnn`, `lenet` and `dropout_cnn`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,47 +9,57 @@ from torch.nn import functional as F
 
 from pflmpi.errors import ConfigError
 from pflmpi.models.affine import affine
-from pflmpi.models.base import Architecture
+from pflmpi.models.base import Architecture, Shape
 from pflmpi.models.initial import conv, linear
+from pflmpi.models.noise import dropped
 from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoConv(Architecture):
-    """Twice (convolution, 2x2 max-pool, ReLU), then, if `has_hidden`, fully connected to d with a ReLU; head d - K.
+    """Twice (convolution, 2x2 max-pool, ReLU), then fully connected layers with a ReLU each; head d - K.
 
     Attributes:
         channels: output channels of the two convolutions.
         kernel: side of their kernels.
-        padding: zeros added on each side of their inputs.
-        has_hidden: whether there is a fully connected layer; if not, the features are the flattened images.
+        padding: zeros added on each side of the input of each of them.
+        pools: whether each of them has a pool.
+        widths: of the fully connected layers, the last one d; without any, the features are the flattened images.
+        dropout: probabilities after the convolutions, and after the fully connected layers; 0 for none.
     """
 
     has_convolution: ClassVar[bool] = True
 
     channels: tuple[int, int]
     kernel: int
-    padding: int
-    has_hidden: bool = True
+    padding: tuple[int, int]
+    pools: tuple[bool, bool] = (True, True)
+    widths: tuple[int, ...]
+    dropout: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         self.require_images()
-        if self.padding >= self.kernel:
-            raise ConfigError(
-                f"model.padding = {self.padding} is not smaller than model.kernel = {self.kernel}, so that windows "
-                f"would see zeros alone; choose at most {self.kernel - 1} ({self.kernel // 2} keeps the image's size)"
-            )
         if min(self.pooled) < 1:
-            raise ConfigError(self._too_small())
+            height, width = self.shape[1:]
+            raise ConfigError(
+                f"model {self.name} cannot use images of {height}x{width}: nothing is left of them after its "
+                "convolutions and pools; choose model mlp, which takes any size"
+            )
+
+    @property
+    def draws_noise(self) -> bool:  # type: ignore[override]
+        return any(self.dropout)
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return "body/conv1", "body/conv2", *(["body/fc1"] if self.has_hidden else []), "head"
+        return "body/conv1", "body/conv2", *(f"body/fc{number}" for number in self._numbers), "head"
 
     @property
     def pooled(self) -> tuple[int, int]:
         """Height and width after both convolutions and pools; 0 or less if nothing is left."""
-        height, width = (pooled_side(side, self.kernel, self.padding) for side in self.shape[1:])
+        height, width = self.shape[1:]
+        for padding, pool in zip(self.padding, self.pools, strict=True):
+            height, width = (_block_side(side, self.kernel, padding, pool) for side in (height, width))
         return height, width
 
     def init(self, rng: np.random.Generator) -> Tree:
@@ -58,38 +68,53 @@ class TwoConv(Architecture):
             "conv1": conv(rng, self.shape[0], first, self.kernel),
             "conv2": conv(rng, first, second, self.kernel),
         }
-        if self.has_hidden:
-            body["fc1"] = linear(rng, second * self.pooled[0] * self.pooled[1], self.num_features)
+        inputs = second * self.pooled[0] * self.pooled[1]
+        for number, width in zip(self._numbers, self.widths, strict=True):
+            body[f"fc{number}"] = linear(rng, inputs, width)
+            inputs = width
         return {"body": body, "head": linear(rng, self.num_features, self.num_classes)}
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
         body = part(params, "body")
         x = channels_last(x) if x.is_cpu else x
-        x = self._block(part(body, "conv1"), x)
-        x = self._block(part(body, "conv2"), x)
-        x = x.flatten(1)  # in the order C, H, W
-        if not self.has_hidden:
-            return x
-        return F.relu(affine(part(body, "fc1"), x))
+        for name, padding, pool in zip(("conv1", "conv2"), self.padding, self.pools, strict=True):
+            x = _block(part(body, name), x, padding, pool)
+        x = self._drop(params, x, 0, training).flatten(1)  # in the order C, H, W
+        for number in self._numbers:
+            x = F.relu(affine(part(body, f"fc{number}"), x))
+        return self._drop(params, x, 1, training)
 
-    def _block(self, layer: Tree, x: Tensor) -> Tensor:
-        x = F.conv2d(x, leaf(layer, "weight"), leaf(layer, "bias"), padding=self.padding)
-        if not x.is_cpu:
-            x = x.contiguous()  # it is; but in lanes the pool and its gradient would each copy it otherwise
-        return F.relu(F.max_pool2d(x, 2))  # in this order the ReLU does a quarter of the work, with the same bits
+    @property
+    def _numbers(self) -> range:
+        """Of the fully connected layers."""
+        return range(1, len(self.widths) + 1)
 
-    def _too_small(self) -> str:
-        height, width = self.shape[1:]
-        side = min(height, width)
-        once = _block_side(side, self.kernel, self.padding)
-        left = f"{once} and then to nothing" if once > 0 else "nothing"
-        smallest = next(side for side in range(1, 8 * self.kernel) if pooled_side(side, self.kernel, self.padding) > 0)
-        smaller_kernel = "model.kernel = 3 with model.padding = 1, or " if side >= 4 else ""
-        return (
-            f"model {self.name} cannot use images of {height}x{width}: convolution (model.kernel = {self.kernel}, "
-            f"model.padding = {self.padding}) and 2x2 pooling, done twice, take a side of {side} to {left}; "
-            f"the smallest image is {smallest}x{smallest}; choose {smaller_kernel}model mlp, which takes any size"
+    def _drop(self, params: Tree, x: Tensor, place: int, training: bool) -> Tensor:
+        p = self.dropout[place]
+        return dropped(x, self.noise_key(params), p, place) if training and p else x
+
+
+def check_size(name: str, shape: Shape, kernel: int, padding: int) -> None:
+    """Raise `ConfigError` where `model.kernel` and `model.padding` do not fit images, saying which would."""
+    if len(shape) != 3:
+        return  # no image, which `TwoConv` refuses
+    if padding >= kernel:
+        raise ConfigError(
+            f"model.padding = {padding} is not smaller than model.kernel = {kernel}, so that windows would see zeros "
+            f"alone; choose at most {kernel - 1} ({kernel // 2} keeps the image's size)"
         )
+    side = min(shape[1:])
+    if pooled_side(side, kernel, padding) > 0:
+        return
+    once = _block_side(side, kernel, padding)
+    left = f"{once} and then to nothing" if once > 0 else "nothing"
+    smallest = next(side for side in range(1, 8 * kernel) if pooled_side(side, kernel, padding) > 0)
+    smaller_kernel = "model.kernel = 3 with model.padding = 1, or " if side >= 4 else ""
+    raise ConfigError(
+        f"model {name} cannot use images of {shape[1]}x{shape[2]}: convolution (model.kernel = {kernel}, model.padding "
+        f"= {padding}) and 2x2 pooling, done twice, take a side of {side} to {left}; the smallest image is "
+        f"{smallest}x{smallest}; choose {smaller_kernel}model mlp, which takes any size"
+    )
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -105,11 +130,18 @@ def channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
-def _block_side(side: int, kernel: int, padding: int) -> int:
-    """Side of an image after one convolution and its pool."""
-    return (side + 2 * padding - kernel + 1) // 2
-
-
 def pooled_side(side: int, kernel: int, padding: int) -> int:
     """Side of an image after two convolutions and pools; 0 or less if nothing is left."""
     return _block_side(_block_side(side, kernel, padding), kernel, padding)
+
+
+def _block_side(side: int, kernel: int, padding: int, pool: bool = True) -> int:
+    """Side of an image after one convolution and its pool."""
+    return (side + 2 * padding - kernel + 1) // (2 if pool else 1)
+
+
+def _block(layer: Tree, x: Tensor, padding: int, pool: bool) -> Tensor:
+    x = F.conv2d(x, leaf(layer, "weight"), leaf(layer, "bias"), padding=padding)
+    if not x.is_cpu:
+        x = x.contiguous()  # it is; but in lanes the pool and its gradient would each copy it otherwise
+    return F.relu(F.max_pool2d(x, 2) if pool else x)  # the ReLU last: a quarter of the work, with the same bits
