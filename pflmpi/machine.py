@@ -1,9 +1,11 @@
 """What this machine is, and what of it this process may use: cores, memory, temporary space, processor, GPU."""
 
+import contextlib
 import os
 import platform
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +84,26 @@ def temporary() -> tuple[str, int]:
         return "", 0
 
 
+def private_folder() -> Path:
+    """This user's folder for caches, with mode 0700, among the folders for temporary files, which all users share.
+
+    Its name may be taken, by another user's folder or a link, or others may have been able to write to it: then it has
+    another name, which nobody can foresee.
+
+    Raises:
+        OSError: no folder can be made.
+    """
+    shared, name = Path(tempfile.gettempdir()), f"pflmpi-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        (shared / name).mkdir(mode=0o700)
+    if (found := _own_folder(shared, name)) is None:
+        tempfile.mkdtemp(prefix=f"{name}-cache-", dir=shared)
+        found = _own_folder(shared, name)  # the same for ranks that do this at one time
+    if found is None:
+        raise PermissionError(f"{shared} gives new folders to another user")
+    return found
+
+
 def processor() -> str:
     """Name of the processor."""
     try:
@@ -129,6 +151,17 @@ def _gpus(visible: str | None) -> Iterator[Gpu]:
         about = torch.cuda.get_device_properties(number)
         uuid = slices[number] if number < len(slices) else str(about.uuid)
         yield Gpu(uuid, about.name, int(about.total_memory))
+
+
+def _own_folder(shared: Path, name: str) -> Path | None:
+    """First folder of these names that is this user's own and that nobody else can write to, made private."""
+    for folder in (shared / name, *sorted(shared.glob(f"{name}-cache-*"))):
+        with contextlib.suppress(FileNotFoundError):
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+                folder.chmod(0o700)
+                return folder
+    return None
 
 
 def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, int]:

@@ -7,7 +7,6 @@ checked whenever it is opened: every file must be this user's own and nobody els
 the digest it was written with, which one process of a node computes; any other entry is rebuilt.
 """
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -23,7 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pflmpi import atomic
+from pflmpi import atomic, machine
 from pflmpi.data.dataset import Dataset, assemble, content_digest
 from pflmpi.data.verified import once_per_node
 from pflmpi.errors import DataError
@@ -32,37 +31,6 @@ logger = logging.getLogger(__name__)
 
 VERSION = 1  # of the layout above
 ARRAYS = ("images", "labels", "official_test", "writers")
-
-
-def private_folder() -> Path:
-    """This user's cache folder, with mode 0700, among the folders for temporary files, which all users share.
-
-    Its name may be taken, by another user's folder or a link, or others may have been able to write to it: then it has
-    another name, which nobody can foresee.
-
-    Raises:
-        OSError: no folder can be made.
-    """
-    shared, name = Path(tempfile.gettempdir()), f"pflmpi-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        (shared / name).mkdir(mode=0o700)
-    if (found := _own_folder(shared, name)) is None:
-        tempfile.mkdtemp(prefix=f"{name}-cache-", dir=shared)
-        found = _own_folder(shared, name)  # the same for ranks that do this at one time
-    if found is None:
-        raise PermissionError(f"{shared} gives new folders to another user")
-    return found
-
-
-def _own_folder(shared: Path, name: str) -> Path | None:
-    """First folder of these names that is this user's own and that nobody else can write to, made private."""
-    for folder in (shared / name, *sorted(shared.glob(f"{name}-cache-*"))):
-        with contextlib.suppress(FileNotFoundError):
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
-                folder.chmod(0o700)
-                return folder
-    return None
 
 
 def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: Path | None = None) -> Dataset:
@@ -78,7 +46,7 @@ def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: 
         folder: of the cache; None for the user's own folder below the temporary one.
     """
     try:
-        folder = private_folder() if folder is None else folder
+        folder = machine.private_folder() if folder is None else folder
         folder.mkdir(parents=True, exist_ok=True)
         entry = folder / _entry_name(source, files)
         dataset = _open(entry, source)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch.utils import deterministic
 
-from pflmpi import tree
-from pflmpi.data.cache import private_folder
+from pflmpi import machine, tree
 from pflmpi.errors import ConfigError
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
@@ -99,7 +98,7 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     with contextlib.suppress(OSError):
         # For its compiler, which nothing here uses, torch otherwise makes a folder with a name that all users know in
         # the one for temporary files, and fails where somebody has made a file of that name first.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(private_folder() / "torch"))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine.private_folder() / "torch"))
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pflmpi import machine
 from pflmpi.data import cache
-from pflmpi.data.cache import cached, private_folder
+from pflmpi.data.cache import cached
 from pflmpi.data.dataset import Dataset
 from raw_files import alike, toy
 
@@ -146,7 +147,7 @@ def test_the_users_own_folder_is_private(
     folder = tmp_path / f"pflmpi-{os.getuid()}"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and entry(folder)
     folder.chmod(0o755)
-    assert private_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700, "made private again"
+    assert machine.private_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700, "made private again"
 
 
 @pytest.mark.parametrize("taken", ["a link", "a file", "open to all", "another user's"])
@@ -170,9 +171,9 @@ def test_a_folder_that_somebody_made_first_does_not_block_the_cache(
     with caplog.at_level(logging.WARNING):
         results = [reader.load(None) for _ in range(3)]
     assert reader.calls == 1 and not caplog.text and all(alike(one, results[0]) for one in results)
-    own = private_folder()
+    own = machine.private_folder()
     assert own != folder and own.name.startswith(f"{folder.name}-cache-") and entry(own)
-    assert stat.S_IMODE(own.stat().st_mode) == 0o700 and private_folder() == own
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700 and machine.private_folder() == own
 
 
 @pytest.mark.parametrize("file", ["images.npy", "entry.json"])
