@@ -23,6 +23,7 @@ FLOORS = {
         "machine",
         "module_names",
         "outside",
+        "process",
         "source_code",
         "class_checks",
         "terminal",

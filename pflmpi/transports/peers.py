@@ -6,11 +6,10 @@ import socket
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pflmpi.machine import Gpu
+from pflmpi.process import has_ended
 
-_ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
 _SHOWN = 8  # ranks named in an error
 
 
@@ -47,15 +46,7 @@ class Peer:
 
     def ended(self) -> bool:
         """Whether the process has ended; one on another host counts as alive."""
-        if self.host != socket.gethostname():
-            return False
-        try:
-            status = Path(f"/proc/{self.process}/stat").read_text()
-        except FileNotFoundError:
-            return Path("/proc/self/stat").exists()  # unknown on a system without /proc
-        except OSError:
-            return False
-        return status.rpartition(")")[2].split()[0] in _ENDED
+        return self.host == socket.gethostname() and has_ended(self.process)
 
 
 def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_UNKNOWN = -1  # start of a process where the system does not tell
-_ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
+from pflmpi.process import has_ended, start_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Owner:
         """This process, as the owner of a run, with a new token by default."""
         pid, inode = os.getpid(), run.stat().st_ino
         token = token or secrets.token_hex(8)
-        return cls(token, socket.gethostname(), pid, _system(), _started(pid), int(time.time()), jobs, inode)
+        return cls(token, socket.gethostname(), pid, _system(), start_of(pid), int(time.time()), jobs, inode)
 
     def gone(self, run: Path, jobs: Mapping[str, int] | None = None) -> str:
         """Why the process is known not to write this run any more; "" if it does, or if nothing is known.
@@ -56,20 +55,12 @@ class Owner:
         for job, restarts in (jobs or {}).items():
             if self.jobs.get(job, restarts) < restarts:
                 return f"{job} was restarted since"
-        return "that process has ended" if self.near() and self._ended() else ""
+        ended = self.near() and has_ended(self.process, self.started)
+        return "that process has ended" if ended else ""
 
     def near(self) -> bool:
         """Whether this system is the owner's, so that `gone` knows."""
         return self.system != "" and self.system == _system()
-
-    def _ended(self) -> bool:
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            pass  # of another user
-        return _started(self.process) not in (self.started, _UNKNOWN)
 
     def __str__(self) -> str:
         jobs = "".join(f", {job}" for job in self.jobs)
@@ -104,12 +95,3 @@ def _system() -> str:
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
-
-
-def _started(process: int) -> int:
-    """Start of a process in clock ticks after the boot; 0 once it has ended, `_UNKNOWN` where that cannot be read."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return _UNKNOWN
-    return 0 if fields[0] in _ENDED else int(fields[19])
