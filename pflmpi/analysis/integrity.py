@@ -64,8 +64,7 @@ def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
     if path == config_file.path(run):
         return _listed(config_file.damage(run))
     if path == partition_file.path(run):
-        recorded = open_run(run).config.get("recorded")
-        expected = recorded.get("partition_csv") if isinstance(recorded, dict) else None
+        expected = open_run(run).config.get("recorded", {}).get("partition_csv")
         return _listed(partition_file.damage(run, expected)) if expected else ()
     if path == metrics_file.path(run):
         columns(run)

@@ -1,6 +1,5 @@
 """A run on disk, opened to read: its configuration, metrics and checkpoints. Needs neither torch nor MPI."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,6 +157,4 @@ def _recorded(attributes: Mapping[str, Any], path: Path) -> dict[str, Any]:
         config = yaml_file.parse(str(attributes["config"]), f"the configuration in {path}")
     except (ConfigError, KeyError) as error:
         raise CheckpointError(f"{path} does not say how its run was configured: {error}") from error
-    recorded = {key: attributes[key] for key in config_file.RECORDED if key in attributes}
-    recorded |= {key: json.loads(recorded[key]) for key in ("versions", "code") if key in recorded}
-    return {**config, "recorded": recorded}
+    return {**config, "recorded": config_file.recorded(attributes)}

@@ -17,6 +17,8 @@ from pflmpi.rng import stream
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.tree import Tree
 
+TRAIN = "/train"  # a client's whole training split, beside its passes; no pass has a slash in its name
+
 
 @dataclass(frozen=True)
 class Executor(ABC):

@@ -12,11 +12,9 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores, check_state
-from pflmpi.runtime.executors.base import Executor, as_messages
+from pflmpi.runtime.executors.base import TRAIN, Executor, as_messages
 from pflmpi.runtime.executors.batches import LaneBatches, LanePass, in_order, lane_pass, lane_tensors
 from pflmpi.tree import Tree
-
-_TRAIN = "/train"  # no pass has a slash in its name
 
 
 class Lanes(Executor):
@@ -67,7 +65,7 @@ class Lanes(Executor):
         """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
         task = self.task(clients).replace(batched=True)
         lanes = {name: self._lanes(clients, states, round, name, length) for name, length in passes.items()}
-        lanes[_TRAIN] = lane_pass([in_order(self.federation.train[client], self.eval_batch) for client in clients])
+        lanes[TRAIN] = lane_pass([in_order(self.federation.train[client], self.eval_batch) for client in clients])
         sent: Tree = {
             "state": states,
             "received": {str(place): {**down} for place, down in enumerate(received)},
@@ -89,7 +87,7 @@ class Lanes(Executor):
             counts: Tensor,
         ) -> Any:
             batches = {name: LaneBatches(task, *value, *fixed[name], keys.get(name)) for name, value in mine.items()}
-            own = batches.pop(_TRAIN)
+            own = batches.pop(TRAIN)
             data = ClientData(dict(batches), own, counts, task.training.learning_rate(round), round)
             return method(task, state, *received, data)
 

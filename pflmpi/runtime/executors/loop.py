@@ -10,11 +10,10 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores, check_state
-from pflmpi.runtime.executors.base import Executor, as_messages
+from pflmpi.runtime.executors.base import TRAIN, Executor, as_messages
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.tree import Tree
 
-_TRAIN = "/train"  # no pass has a slash in its name
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -26,7 +25,7 @@ class Loop(Executor):
         batches = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
         drawn = batches if self.draws_noise else {}
         keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
-        batches[_TRAIN] = in_order(self.federation.train[client], self.eval_batch)
+        batches[TRAIN] = in_order(self.federation.train[client], self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]
         there = tree.to({"orders": _joined(batches), "keys": keys, "counts": counts}, self.device)
         orders, keys = tree.part(there, "orders"), tree.part(there, "keys")
@@ -41,7 +40,7 @@ class Loop(Executor):
             for name, order in batches.items()
         }
         return ClientData(
-            train=ready.pop(_TRAIN),
+            train=ready.pop(TRAIN),
             passes=dict(ready),
             class_counts=tree.leaf(there, "counts"),
             learning_rate=task.training.learning_rate(round),
