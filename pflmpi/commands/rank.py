@@ -31,9 +31,9 @@ from pflmpi.errors import (
 from pflmpi.machine import cores, gpus
 from pflmpi.run.execute import RankContext, retry_after_rank_loss
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, refuse_on_cpu
+from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, place
 from pflmpi.runtime.faults import CollectiveError, all_or_none
-from pflmpi.runtime.gpu_placement import GpuPlacement, place_ranks
+from pflmpi.runtime.gpu_placement import GpuPlacement
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.transports import introduce, open_transport, refuse_unless_fault_tolerant
@@ -79,8 +79,9 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if placed.serves_only:
             config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
         stop = Stop(_end_of_job(transport), config.runtime.spare)
-        again = launch.jobs, options.take_over
-        context = RankContext(transport, device, placed.slots, placed.models, stop, *again)
+        context = RankContext(
+            transport, device, placed.slots, placed.models, stop, launch.jobs, take_over=options.take_over
+        )
         with (
             RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
             noted_signals(stop, lambda: bool(ended(context.transport.peers))),
@@ -125,14 +126,9 @@ def _connect(config: Config, launch: Launch) -> Transport:
 
 def _place(config: Config, transport: Transport) -> GpuPlacement:
     """Who computes where, the same on every rank; raises `CollectiveError` where that cannot be."""
-
-    def place() -> GpuPlacement:
-        placed = place_ranks(transport.peers, config.runtime)
-        if placed.kind == "cpu":
-            refuse_on_cpu(config.training)
-        return placed
-
-    placed = retry_after_rank_loss(transport, lambda: all_or_none(transport, place))
+    placed = retry_after_rank_loss(
+        transport, lambda: all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
+    )
     if transport.rank == 0 and placed.remark():
         _log.warning("%s", placed.remark())
     return placed

@@ -44,17 +44,14 @@ def try_device(found: Device, peers: Sequence[Peer], rank: int, config: "Config 
     """The device that a run would give this rank, tried; `found` is what torch has."""
     if found.error:
         return found
-    from pflmpi.runtime.devices import device_of, refuse_on_cpu
-    from pflmpi.runtime.gpu_placement import place_ranks
+    from pflmpi.runtime.devices import device_of, place
 
     runtime, training = (config.runtime, config.training) if config else (RuntimeConfig(), TrainingConfig())
     about: dict[str, Any] = {"name": "CPU"}
     try:
         if runtime.device != "cpu":
             machine.gpus(found.visible)  # to have its error
-        placed = place_ranks(peers, runtime)
-        if placed.kind == "cpu":
-            refuse_on_cpu(training)
+        placed = place(peers, runtime, training)
         if placed.number[rank] is not None:
             about = gpu(device_of(placed, rank))
     except PflmpiError as error:

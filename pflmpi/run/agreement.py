@@ -10,7 +10,6 @@ import pflmpi
 from pflmpi.config import yaml_file
 from pflmpi.errors import RunError
 from pflmpi.run.build import Experiment
-from pflmpi.run.code import code_hashes
 from pflmpi.runtime.faults import on_root
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import Transport
@@ -48,7 +47,7 @@ def _parts(experiment: Experiment, setup: Setup) -> dict[str, str]:
     return {
         "the version": f"{pflmpi.__version__} {torch.__version__}",
         "the configuration": _hash(yaml_file.dump(experiment.config.resolved()).encode()),
-        "the code from outside the package": _hash(repr(code_hashes(experiment.config)).encode()),
+        "the code from outside the package": _hash(repr(experiment.code).encode()),
         "the data": experiment.federation.dataset.digest,
         "the partition": experiment.federation.digest,
         "the placement of clients": _hash(repr(placement.hosts).encode() + homes + groups),

@@ -5,6 +5,7 @@ import platform
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
+from pflmpi.run.code import code_hashes
 from pflmpi.run.pass_lengths import check_passes
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.contract import check_cohorts, check_declarations
@@ -48,13 +50,17 @@ class Experiment:
     cohort: np.ndarray
     tasks: tuple[Task, ...]
     templates: tuple[Tree, ...]
+    computed_on: tuple[str, ...]
 
     @property
     def counts(self) -> Counts:
         """Samples of each client and class."""
         return Counts(self.federation.class_counts, self.federation.test_class_counts)
 
-    computed_on: tuple[str, ...]
+    @cached_property
+    def code(self) -> dict[str, str]:
+        """SHA-256 of the code from outside the package; see `run.code`."""
+        return code_hashes(self.config)
 
 
 def load_federation(config: Config) -> Federation:

@@ -39,7 +39,7 @@ def start(config: Config, folder: Path, context: RankContext, observe: Observer)
 
 
 def start_prepared(
-    experiment: Experiment, run: Path, context: RankContext, observe: Observer, anew: bool = False
+    experiment: Experiment, folder: Path, context: RankContext, observe: Observer, anew: bool = False
 ) -> Path:
     """Run an experiment in a new folder, rank 0's; return the folder.
 
@@ -47,8 +47,7 @@ def start_prepared(
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
     transport = context.transport
-    named = run
-    run = Path(_from_root(transport, lambda: str(named)))  # a name by the time may differ between ranks
+    run = Path(_from_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
     with _locked(run, context, run_identity.new_run_id) as (lock, run_id):
         _from_root(transport, lambda: _create(run, experiment, transport, run_id, anew))
         run_rounds(experiment, run, run_id, context, lock, None, observe)

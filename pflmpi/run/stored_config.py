@@ -136,7 +136,6 @@ def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
 
 def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
     """What a run depends on besides its configuration, with its id."""
-    code = code_hashes(experiment.config)
     return {
         "run": run_id,
         "data": experiment.federation.dataset.digest,
@@ -145,7 +144,7 @@ def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict
         "device": _AND.join(experiment.computed_on),
         "ranks": transport.size,
         "transport": transport.name,
-        **({"code": code} if code else {}),
+        **({"code": experiment.code} if experiment.code else {}),
         "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
 

@@ -14,8 +14,9 @@ from pflmpi.errors import ConfigError
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.gpu_placement import GpuPlacement
+from pflmpi.runtime.gpu_placement import GpuPlacement, place_ranks
 from pflmpi.runtime.placement import MOST_TOGETHER
+from pflmpi.transports.peers import Peer
 
 _LEAST_TOGETHER = 4  # participants in one call, where their number is not configured
 _CACHE = 4 * 2**20  # bytes of their models on a CPU: ten MLPs of 100 hidden units in one call beat twice five
@@ -26,6 +27,14 @@ def device_of(placement: GpuPlacement, rank: int) -> torch.device:
     """The device of a rank."""
     number = placement.number[rank]
     return torch.device("cpu") if number is None else torch.device("cuda", number)
+
+
+def place(peers: Sequence[Peer], runtime: RuntimeConfig, training: TrainingConfig) -> GpuPlacement:
+    """The GPU of each rank; raises `ConfigError` as `place_ranks`, and for what only a GPU can do."""
+    placed = place_ranks(peers, runtime)
+    if placed.kind == "cpu":
+        refuse_on_cpu(training)
+    return placed
 
 
 def refuse_on_cpu(training: TrainingConfig) -> None:

@@ -84,8 +84,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
 def test_wrong_configurations_are_refused_with_a_clear_text(
     change: dict[str, Any], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pflmpi.runtime.devices import refuse_on_cpu
-    from pflmpi.runtime.gpu_placement import place_ranks
+    from pflmpi.runtime.devices import place
     from pflmpi.transports.peers import Peer
 
     raw = dict(quick_run.QUICK)
@@ -94,8 +93,7 @@ def test_wrong_configurations_are_refused_with_a_clear_text(
         raw[name] = {**raw[name], **value} if keep and name not in ("partition", "model") else value
     with pytest.raises(UserError) as caught:
         config = configuration.parse(raw)
-        place_ranks([Peer("a", 1)], config.runtime)
-        refuse_on_cpu(config.training)
+        place([Peer("a", 1)], config.runtime, config.training)
         quick_run.run(raw, tmp_path / "run")
     assert caught.value.exit_code == 2
     text = str(caught.value)
