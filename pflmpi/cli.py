@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level, format="pflmpi: %(message)s")
     try:
         _check(words)
-        with outside.blamed():
+        with outside.as_config_error():
             code: int = options.function(options)
         if code == 0 and (problem := terminal.output_problem()):
             raise RunError(f"the output could not be written: {problem}")

@@ -1,4 +1,4 @@
-"""Code from outside the package, named `module:Class` or `file.py:Class`: loaded, hashed, blamed for its errors."""
+"""Code from outside the package, named `module:Class` or `file.py:Class`: loaded, hashed, named in its errors."""
 
 import hashlib
 import os
@@ -93,7 +93,7 @@ def file_of(kind: type) -> str:
 
 
 @contextmanager
-def blamed() -> Iterator[None]:
+def as_config_error() -> Iterator[None]:
     """Turn an unexpected error of code from outside into a `ConfigError` that names file, line and method."""
     try:
         yield

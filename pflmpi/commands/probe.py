@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         probe_file.write(opened.path, probe_file.Probe(round.number, len(samples), layers))
     except OSError as error:
-        cure = f"{remedy(error)}, or probe a copy of the run"
-        raise ConfigError(f"cannot write {path}: {error.strerror}; {cure}") from error
+        what_to_do = f"{remedy(error)}, or probe a copy of the run"
+        raise ConfigError(f"cannot write {path}: {error.strerror}; {what_to_do}") from error
     print(path)
     return 0

@@ -75,7 +75,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def parse(raw: Mapping[str, Any]) -> Config:
     """The validated configuration; code that it names from outside the package is loaded."""
-    with outside.blamed():
+    with outside.as_config_error():
         return _parse(located(raw, Path()))
 
 

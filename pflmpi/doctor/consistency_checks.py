@@ -38,8 +38,8 @@ def broken_packages(one: RankFacts) -> Found:
     """A package is installed and cannot be imported."""
     for package, reason in one.broken.items():
         if package != "torch":  # without torch a rank has no device, which is a problem already
-            cure = f"install the package again (pip install --force-reinstall {package}), alike on all hosts"
-            yield f"{package} cannot be imported ({reason})", cure
+            remedy = f"install the package again (pip install --force-reinstall {package}), alike on all hosts"
+            yield f"{package} cannot be imported ({reason})", remedy
 
 
 @each_rank
@@ -61,30 +61,30 @@ def clocks(group: Sequence[RankFacts]) -> Found:
     clock = min((one.clock for one in group), key=lambda each: each.within)
     if abs(clock.ahead) - clock.within > _SKEW:
         way = "ahead of" if clock.ahead > 0 else "behind"
-        cure = "check the host's time service (chronyc tracking); until then, times in logs and of files mislead"
-        yield f"the clock is {abs(clock.ahead):.1f} s {way} rank 0's", cure
+        remedy = "check the host's time service (chronyc tracking); until then, times in logs and of files mislead"
+        yield f"the clock is {abs(clock.ahead):.1f} s {way} rank 0's", remedy
 
 
 def data(everyone: Sequence[RankFacts]) -> Iterator[Problem]:
     """The data is missing, or is not the same everywhere."""
     bad = [one for one in everyone if one.data.error and not one.data.download]
     good = [one.rank for one in everyone if one not in bad and one.data.root]
-    cure = "set data.root or PFLMPI_DATA to a folder that all hosts see at the same path"
+    remedy = "set data.root or PFLMPI_DATA to a folder that all hosts see at the same path"
     if good:
-        cure = (
+        remedy = (
             f"{ranks(good)} can read it: make the folder visible at the same path on all hosts, and export PFLMPI_DATA "
             "in the batch script (mpirun passes it on with -x PFLMPI_DATA)"
         )
     for one in bad:
-        yield Problem(f"data: {one.data.error}", cure, (one.rank,))
+        yield Problem(f"data: {one.data.error}", remedy, (one.rank,))
     if bad or not good:
         return
     for outlier in outliers(everyone, lambda one: one.data.root):
         if not (outlier.value and outlier.usual):  # of two paths, both may be right
             here, there = outlier.value or "not set", outlier.usual or "not set"
-            cure = "export it in the batch script, so that all ranks have it (mpirun: -x PFLMPI_DATA)"
+            remedy = "export it in the batch script, so that all ranks have it (mpirun: -x PFLMPI_DATA)"
             what = f"data: PFLMPI_DATA is {here} here, and {there} on {ranks(outlier.others)}"
-            yield Problem(what, cure, outlier.ranks)
+            yield Problem(what, remedy, outlier.ranks)
     for outlier in outliers(everyone, lambda one: one.data.digest):
         what = f"data: the files have other sizes or names than on {ranks(outlier.others)}"
         yield Problem(what, "copy the same files to all hosts, or use a folder that they share", outlier.ranks)

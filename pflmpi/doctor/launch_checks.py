@@ -31,22 +31,22 @@ def world_size(one: RankFacts) -> Found:
     """The launcher has started more ranks than MPI sees: each is a world of its own."""
     if _split_world(one):
         open_mpi, own = "Open MPI" in one.mpi.library, f"the mpirun of {one.mpi.library}"
-        cure = f"start with {own}: `which mpirun` shows which one this was"
+        remedy = f"start with {own}: `which mpirun` shows which one this was"
         if one.slurm:
             flag = "srun --mpi=pmix" if open_mpi else "srun --mpi=pmi2"
-            cure = f"start with {flag} (`srun --mpi=list` shows what this Slurm has), or {own}"
+            remedy = f"start with {flag} (`srun --mpi=list` shows what this Slurm has), or {own}"
         seen = f"MPI sees {one.mpi.world}: {one.size} worlds of size {one.mpi.world}"
-        yield f"{_LAUNCHERS[one.launcher]} has started {one.size} ranks, but {seen}", cure
+        yield f"{_LAUNCHERS[one.launcher]} has started {one.size} ranks, but {seen}", remedy
 
 
 @each_rank
 def connection(one: RankFacts) -> Found:
     """A rank has no connection to the others, for a reason that no other check names."""
     if one.launcher == "unclear":
-        cure = "unset the variables that an earlier launch has left in the environment, and start with one launcher"
-        yield f"it is unclear how this was started ({one.connection})", cure
+        remedy = "unset the variables that an earlier launch has left in the environment, and start with one launcher"
+        yield f"it is unclear how this was started ({one.connection})", remedy
     elif one.connection and not one.mpi.error and not _split_world(one):
-        yield f"no connection to the other ranks ({one.connection})", cure_of_no_connection(one.mpi.used)
+        yield f"no connection to the other ranks ({one.connection})", remedy_of_no_connection(one.mpi.used)
 
 
 @each_rank
@@ -68,8 +68,8 @@ def faults(one: RankFacts) -> Found:
         return
     setting = "runtime.faults = 'continue'"
     if one.mpi.library and not one.mpi.fault_tolerance:
-        cure = "use a library that was (the Open MPI of pip install 'pflmpi[mpi]'), or runtime.faults=stop"
-        yield f"{setting}, but {one.mpi.library} was built without ULFM", cure
+        remedy = "use a library that was (the Open MPI of pip install 'pflmpi[mpi]'), or runtime.faults=stop"
+        yield f"{setting}, but {one.mpi.library} was built without ULFM", remedy
     elif not one.mpi.used:
         yield f"{setting} needs ranks of MPI, but {_LAUNCHERS[one.launcher]} has started this", _FAULT_TOLERANT
     elif not one.mpi.fault_tolerant:
@@ -82,14 +82,14 @@ def torch_backends(one: RankFacts) -> Found:
     by_torch = one.launcher in ("torchrun", "slurm") or one.settings.transport == "torch"
     usable = one.device.gloo or (one.device.nccl and one.device.uuid)
     if by_torch and not one.mpi.used and "torch" not in one.broken and not usable:
-        cure = "install a torch that was built with them, as the published ones are"
-        yield "torch.distributed has neither gloo nor, for a GPU, NCCL", cure
+        remedy = "install a torch that was built with them, as the published ones are"
+        yield "torch.distributed has neither gloo nor, for a GPU, NCCL", remedy
 
 
 CHECKS: tuple[Check, ...] = (mpi_library, world_size, connection, slurm_tasks, faults, torch_backends)
 
 
-def cure_of_no_connection(mpi: bool) -> str:
+def remedy_of_no_connection(mpi: bool) -> str:
     """What to do when ranks do not find each other."""
     network = "OMPI_MCA_btl_tcp_if_include" if mpi else "GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
     return (

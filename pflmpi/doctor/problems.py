@@ -1,4 +1,4 @@
-"""A problem with its cure and ranks, and the ways to look for one: rank by rank, host by host, where ranks differ."""
+"""A problem with its remedy and ranks, and the ways to look for one: rank by rank, host by host, where ranks differ."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class Problem:
     """What is wrong, what to do, and on which ranks."""
 
     what: str
-    cure: str
+    remedy: str
     ranks: tuple[int, ...]
 
 
 Check = Callable[[Sequence[RankFacts]], Iterable[Problem]]
-Found = Iterator[tuple[str, str]]  # what is wrong, and its cure
+Found = Iterator[tuple[str, str]]  # what is wrong, and its remedy
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ def each_host(check: Callable[[Sequence[RankFacts]], Found]) -> Check:
     return of_all
 
 
-def same_for_all(name: str, value: Callable[[RankFacts], str | None], cure: str, why: str = "") -> Check:
+def same_for_all(name: str, value: Callable[[RankFacts], str | None], remedy: str, why: str = "") -> Check:
     """Check that a value is the same on all ranks but those where it is None."""
 
     def check(everyone: Sequence[RankFacts]) -> Iterator[Problem]:
         for outlier in outliers(everyone, value):
             what = f"{name} is {outlier.value} here, and {outlier.usual} on {ranks(outlier.others)}{why}"
-            yield Problem(what, cure, outlier.ranks)
+            yield Problem(what, remedy, outlier.ranks)
 
     return check
 
@@ -72,7 +72,7 @@ def outliers(everyone: Sequence[RankFacts], value: Callable[[RankFacts], str | N
 def line(problem: Problem, everyone: Sequence[RankFacts]) -> str:
     """A problem in one line, with ranks and hosts."""
     hosts = list(dict.fromkeys(one.host for one in everyone if one.rank in problem.ranks))
-    return f"{ranks(problem.ranks)} on {some(hosts)}: {problem.what}; {problem.cure}".replace("\n", " ")
+    return f"{ranks(problem.ranks)} on {some(hosts)}: {problem.what}; {problem.remedy}".replace("\n", " ")
 
 
 def by(everyone: Iterable[RankFacts], key: Callable[[RankFacts], T]) -> dict[T, list[RankFacts]]:

@@ -19,10 +19,10 @@ def devices(one: RankFacts) -> Found:
     """A rank cannot compute where it should."""
     visible = one.device.visible
     if one.device.error:
-        cure = "see with nvidia-smi whether the GPU is free and its driver fits torch, or set runtime.device=cpu"
+        remedy = "see with nvidia-smi whether the GPU is free and its driver fits torch, or set runtime.device=cpu"
         if "torch" in one.broken:
-            cure = "install the package again (pip install --force-reinstall torch), alike on all hosts"
-        yield one.device.error, cure
+            remedy = "install the package again (pip install --force-reinstall torch), alike on all hosts"
+        yield one.device.error, remedy
     elif visible is not None and visible not in _NO_GPU and not one.device.gpus and one.settings.device != "cpu":
         yield (
             f"CUDA_VISIBLE_DEVICES = {visible!r}, but torch finds no GPU",
@@ -35,11 +35,11 @@ def shared_gpus(everyone: Sequence[RankFacts]) -> Iterator[Problem]:
     """Several ranks of a host compute on one GPU."""
     for (_, uuid), group in by(everyone, lambda one: (one.host, one.device.uuid)).items():
         if len(group) > 1 and uuid:
-            cure = (
+            remedy = (
                 "give each its own (--ntasks-per-node as many as GPUs, --gpus-per-task=1 or --gpus-per-node), or start "
                 "fewer; clients are shared out among ranks, so one rank per GPU is fastest"
             )
-            yield Problem(f"{_ranks(group)} share one GPU ({group[0].device.name}, {uuid})", cure, numbers(group))
+            yield Problem(f"{_ranks(group)} share one GPU ({group[0].device.name}, {uuid})", remedy, numbers(group))
 
 
 @each_rank
@@ -59,11 +59,11 @@ def threads_and_cores(group: Sequence[RankFacts]) -> Found:
     unset = " (OMP_NUM_THREADS is not set)" if all(one.machine.omp is None for one in group) else ""
     each = " each" if len(group) > 1 else ""
     fitting = max(num_cores // len(group), 1)
-    cure = f"export OMP_NUM_THREADS={fitting}"
+    remedy = f"export OMP_NUM_THREADS={fitting}"
     if any(one.settings.threads > fitting for one in group):
-        cure += f" and set runtime.threads={fitting}"
+        remedy += f" and set runtime.threads={fitting}"
     what = f"{_ranks(group)} with {max(threads)} threads{each}{unset} on {counted(num_cores, 'core')}"
-    yield what, f"{cure}, or give them more cores (--cpus-per-task)"
+    yield what, f"{remedy}, or give them more cores (--cpus-per-task)"
 
 
 @each_host
@@ -87,8 +87,8 @@ def memory(group: Sequence[RankFacts]) -> Found:
         yield what, "start fewer ranks on a host, or request more memory (--mem, --mem-per-cpu)"
     shared = [one.machine.shared_free for one in group if one.machine.shared_free is not None]
     if len(group) > 1 and shared and min(shared) < _SHARED * len(group):
-        cure = f"{size(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g"
-        yield f"/dev/shm has {size(min(shared))} left for the messages of {_ranks(group)}", cure
+        remedy = f"{size(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g"
+        yield f"/dev/shm has {size(min(shared))} left for the messages of {_ranks(group)}", remedy
 
 
 @each_rank

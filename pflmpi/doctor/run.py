@@ -88,8 +88,8 @@ def find_problems(everyone: Sequence[RankFacts]) -> list[Problem]:
     found: dict[tuple[str, str], set[int]] = {}
     for check in CHECKS:
         for problem in check(everyone):
-            found.setdefault((problem.what, problem.cure), set()).update(problem.ranks)
-    return [Problem(what, cure, tuple(sorted(ranks))) for (what, cure), ranks in found.items()]
+            found.setdefault((problem.what, problem.remedy), set()).update(problem.ranks)
+    return [Problem(what, remedy, tuple(sorted(ranks))) for (what, remedy), ranks in found.items()]
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _connect(launch: Launch, config: "Config | None", facts: RankFacts, here: Pe
         return transport
     late = Problem(
         f"not all ranks have come within {_LIMIT:.0f} s, or the library that connects them hangs",
-        launch_checks.cure_of_no_connection(launch.kind == "mpi"),
+        launch_checks.remedy_of_no_connection(launch.kind == "mpi"),
         (launch.rank,),
     )
     # Somewhat later than the transport's own limit, whose error says more.

@@ -76,7 +76,7 @@ def prepare(config: Config, device: torch.device, gpu_models: Sequence[str] = ()
         device: of this rank.
         gpu_models: of the ranks that compute; none on CPUs.
     """
-    with outside.blamed():
+    with outside.as_config_error():
         return assemble(config, load_federation(config), device, gpu_models)
 
 

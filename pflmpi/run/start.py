@@ -49,7 +49,7 @@ def start_prepared(
     transport = context.transport
     run = Path(_from_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
     with _locked(run, context, run_identity.new_run_id) as (lock, run_id):
-        _from_root(transport, lambda: _create(run, experiment, transport, run_id, anew))
+        _together(transport, lambda: _create(run, experiment, transport, run_id, anew) if transport.rank == 0 else None)
         run_rounds(experiment, run, run_id, context, lock, None, observe)
     return run
 
@@ -134,8 +134,8 @@ def _locked(run: Path, context: RankContext, function: Callable[[], str]) -> Ite
             lock.release()
 
 
-def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str, anew: bool) -> str:
-    """Write what a new run begins with, and return its folder; one with another run is refused."""
+def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str, anew: bool) -> None:
+    """Write what a new run begins with; a folder with another run is refused."""
     begun = bool(run_folder.rounds(run))
     try:
         if config_file.path(run).exists() and run_identity.run_id(run) != run_id and (begun or not anew):
@@ -146,7 +146,6 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
         metrics_file.restart(run, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
-    return str(run)
 
 
 def _continue(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:

@@ -22,7 +22,7 @@ from pflmpi.tree import Tree
 # Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
 _MACHINE = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
 _HOST_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError for it
-_CURE = "lower training.lr, or a proximal or head learning rate of the algorithm"
+_REMEDY = "lower training.lr, or a proximal or head learning rate of the algorithm"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def update(
         return _joined(alone)
     failed = _diverged(clients, states, new, up, round, "client_update")
     if failed and not skip:
-        raise RunError(f"{next(iter(failed.values()))}; {_CURE}, or set runtime.client_errors to skip")
+        raise RunError(f"{next(iter(failed.values()))}; {_REMEDY}, or set runtime.client_errors to skip")
     if not failed:
         return GroupUpdate(clients, new, up, {})
     good = np.flatnonzero(~np.isin(clients, list(failed))).tolist()
@@ -111,7 +111,7 @@ def check_enough(setup: Setup, round: int, left: int, failed: Mapping[int, str])
     if left == 0:
         raise CollectiveError(
             RunError(
-                f"all {len(failed)} participants of round {round} failed, nobody is left; the first: {first}; {_CURE}"
+                f"all {len(failed)} participants of round {round} failed, nobody is left; the first: {first}; {_REMEDY}"
             )
         )
     try:

@@ -52,7 +52,7 @@ class RuntimeConfig(BaseModel):
     ] = 1.0
     mixed_gpus: Annotated[
         Literal["refuse", "allow"],
-        Field(description="GPUs of several models, or other devices than those a run began on; allow loses same bits"),
+        Field(description="GPUs of several models, or of another one than a run began on; allow gives up equal bits"),
     ] = "refuse"
     executor: Annotated[
         Literal["auto", "loop", "lanes"],

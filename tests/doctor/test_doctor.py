@@ -1,4 +1,4 @@
-"""`pflmpi doctor` as it is used: sound set-ups pass, and each broken one is named with its cure."""
+"""`pflmpi doctor` as it is used: sound set-ups pass, and each broken one is named with its remedy."""
 
 import fcntl
 import os
@@ -174,16 +174,16 @@ def other_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("problem", "cure"),
+    ("problem", "remedy"),
     [
         ("OMP_NUM_THREADS is 2 here, and 1 on rank 0", "export it in the batch script"),
         ("h5py is 3.0.1 here, and ", "use one environment on all hosts"),
         ("no data folder is set for dataset 'mnist'", "rank 0 can read it: make the folder visible"),
     ],
 )
-def test_a_rank_that_differs_is_named(problem: str, cure: str, other_rank: str) -> None:
+def test_a_rank_that_differs_is_named(problem: str, remedy: str, other_rank: str) -> None:
     found = [line for line in problems(other_rank) if problem in line]
-    assert len(found) == 1 and found[0].startswith("rank 1 on ") and cure in found[0], other_rank
+    assert len(found) == 1 and found[0].startswith("rank 1 on ") and remedy in found[0], other_rank
 
 
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
         ),
     ],
 )
-def test_a_problem_is_named_once_with_its_cure_and_ranks(changes: list[dict[str, Any]], expected: str) -> None:
+def test_a_problem_is_named_once_with_its_remedy_and_ranks(changes: list[dict[str, Any]], expected: str) -> None:
     found = told(world(*changes))
     assert len(found) == 1 and expected in found[0], found
 
@@ -234,7 +234,9 @@ def test_facts_of_another_version_are_read() -> None:
 
 def show(capsys: pytest.CaptureFixture[str], everyone: list[dict[str, Any]]) -> list[str]:
     facts = [RankFacts.model_validate(one) for one in everyone]
-    table.show(facts, [Problem("something is wrong", "put it right", (0, 1))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")  # not as wide as the terminal in which the tests run
+        table.show(facts, [Problem("something is wrong", "put it right", (0, 1))])
     return capsys.readouterr().out.splitlines()
 
 

@@ -39,6 +39,15 @@ def test_a_rank_with_another_set_up_is_named(sections: dict[str, Any], part: str
     assert run_folder.rounds(tmp_path / "run") == []
 
 
+def test_a_rank_that_places_clients_elsewhere_is_named(tmp_path: Path) -> None:
+    def work(transport: Transport) -> None:
+        context = RankContext(transport, torch.device("cpu"), slots=1 + transport.rank)
+        start.start(configuration.parse(quick_run.settings()), tmp_path / "run", context, lambda _: None)
+
+    with pytest.raises(CollectiveError, match="rank 1: the placement of clients is not rank 0's"):
+        run_ranks(2, work)
+
+
 def test_all_ranks_run_in_the_folder_of_rank_0(tmp_path: Path) -> None:
     """Without `--out` it is named by the time, which may be another second on another rank."""
 

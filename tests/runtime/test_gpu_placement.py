@@ -143,15 +143,19 @@ def test_each_rank_gets_its_gpu(name: str) -> None:
     assert placed.kind == ("cuda" if set(situation.expected) != {"cpu"} else "cpu")
 
 
-@pytest.mark.parametrize("name", SITUATIONS)
+FEW = [  # ranks that compute on GPUs, of which each may take any that it sees
+    name
+    for name, one in SITUATIONS.items()
+    if 0 < len(one.expected) - one.expected.count("cpu") <= 6 and "gpus" not in one.runtime
+]
+
+
+@pytest.mark.parametrize("name", FEW)
 def test_ranks_are_spread_as_evenly_as_they_can_be(name: str) -> None:
     """By brute force over all choices: nobody finds one whose fullest GPU has fewer ranks."""
     situation = SITUATIONS[name]
     placed = place_ranks(situation.peers(), RuntimeConfig(**situation.runtime))
     computing = [rank for rank, one in enumerate(placed.gpu) if one]
-    if placed.kind == "cpu" or len(computing) > 6 or "gpus" in situation.runtime:
-        assert max(map(placed.sharing, range(len(computing))), default=1) <= 3
-        return
     seen = [[one.uuid for one in placed.peers[rank].gpus] for rank in computing]
     choices: list[list[str]] = [[]]
     for names in seen:
