@@ -13,7 +13,7 @@ from pflmpi.forecast.bytes import Leaves, StateSizes, leaf_bytes
 from pflmpi.run.build import Experiment
 from pflmpi.run.stored_config import attributes
 from pflmpi.runtime.client_state import row_kinds
-from pflmpi.runtime.evaluation import Scores
+from pflmpi.runtime.evaluation.clients import Scores
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup

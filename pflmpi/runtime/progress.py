@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pflmpi.runtime.evaluation import Scores
+from pflmpi.runtime.evaluation.clients import Scores
 
 
 @dataclass(frozen=True)

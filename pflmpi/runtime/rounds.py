@@ -17,7 +17,7 @@ from pflmpi.runtime.checkpoints import Checkpoints, ServerRound
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.contract import calling, check_state
-from pflmpi.runtime.evaluation import Scores, evaluate
+from pflmpi.runtime.evaluation.clients import Scores, evaluate
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup

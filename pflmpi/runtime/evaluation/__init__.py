@@ -1,0 +1,1 @@
+"""Testing personal models, and the figures of it."""

@@ -1,0 +1,99 @@
+"""What the personal models of clients get right on some samples: every figure of an evaluation, from its counts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+LOWEST = 0.1  # share of the clients whose mean is `accuracy_bottom`
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """What is counted while clients are tested; their rows can be put together in any order and number.
+
+    Attributes:
+        hits: [N, K] int64, samples of each class that are classified correctly.
+        predicted: [N, K] int64, samples that are classified as each class.
+        total: [N, K] int64, samples of each class.
+        loss: [N] float64, sum over the samples of the cross-entropy of the scores, taken as logits.
+    """
+
+    hits: np.ndarray
+    predicted: np.ndarray
+    total: np.ndarray
+    loss: np.ndarray
+
+    @classmethod
+    def none(cls, total: np.ndarray) -> "Counts":
+        """Counts before any test; `total` [N, K]."""
+        return cls(np.zeros_like(total), np.zeros_like(total), total, np.zeros(len(total)))
+
+    @property
+    def samples(self) -> np.ndarray:
+        """[N] int64, samples of each client."""
+        return np.asarray(self.total.sum(1))
+
+    @property
+    def correct(self) -> np.ndarray:
+        """[N] int64, samples that are classified correctly."""
+        return np.asarray(self.hits.sum(1))
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """[N] float64, in 0..1; NaN for a client without samples."""
+        return _share(self.correct, self.samples)
+
+    @property
+    def mean_loss(self) -> np.ndarray:
+        """[N] float64, cross-entropy per sample; NaN for a client without samples."""
+        return _share(self.loss, self.samples)
+
+    @property
+    def macro_f1(self) -> np.ndarray:
+        """[N] float64, plain mean of F1 over the classes that a client has or predicts; NaN without samples."""
+        f1 = _share(2 * self.hits, self.total + self.predicted)  # [N, K]
+        counted = ~np.isnan(f1)
+        return _share(np.where(counted, f1, 0).sum(1), counted.sum(1))
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """[K] float64, correct share of the samples of each class, over all clients; NaN without samples."""
+        return _share(self.hits.sum(0), self.total.sum(0))
+
+
+def figures(counts: Counts) -> dict[str, float]:
+    """Figures over all clients by name; those without samples count in none, and without any it is NaN.
+
+    >>> none = np.zeros((1, 2), np.int64)
+    >>> figures(Counts(none, none, none, np.zeros(1)))["accuracy_mean"]
+    nan
+    """
+    accuracy = counts.accuracy
+    return {
+        "accuracy_mean": _over_clients(np.mean, accuracy),
+        "accuracy_weighted": float(_share(counts.correct.sum(), counts.samples.sum())),
+        "accuracy_std": _over_clients(np.std, accuracy),
+        "accuracy_bottom": _over_clients(lowest, accuracy),
+        "f1_macro": _over_clients(np.mean, counts.macro_f1),
+        "test_loss": _over_clients(np.mean, counts.mean_loss),
+    }
+
+
+def lowest(values: np.ndarray) -> float:
+    """Mean of the lowest tenth of values, at least one of them.
+
+    >>> lowest(np.arange(25.0))
+    0.5
+    """
+    return float(np.mean(np.sort(values)[: max(1, int(LOWEST * len(values)))]))
+
+
+def _over_clients(figure: Callable[[np.ndarray], float], values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(figure(known)) if len(known) else float("nan")
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole; NaN where there is nothing."""
+    return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)
