@@ -35,10 +35,10 @@ from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.data import dataset
 from pflmpi.data.federation import build
+from pflmpi.experiment.build import Experiment, assemble
+from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment.start import start_prepared
 from pflmpi.learning.task import Task
-from pflmpi.run.build import Experiment, assemble
-from pflmpi.run.execute import RankContext
-from pflmpi.run.start import start_prepared
 from pflmpi.runtime.devices import fix_kernels
 from pflmpi.runtime.progress import Progress
 from pflmpi.transports.inprocess import InProcessTransport

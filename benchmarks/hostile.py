@@ -47,7 +47,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0, metavar="N")
     options.add_argument("--out", type=Path, metavar="FILE", help="the table, appended")
     asked = options.parse_args()
-    import pflmpi.run.start  # noqa: F401  # before the forks
+    import pflmpi.experiment.start  # noqa: F401  # before the forks
 
     lines = [f"| | tried | {' | '.join(LABELS)} |", f"|---|---|{'---|' * len(LABELS)}"]
     details: list[str] = []

@@ -48,10 +48,10 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     from pflmpi.config import load as configuration
     from pflmpi.data.dataset import Dataset
     from pflmpi.data.federation import build
+    from pflmpi.experiment.build import assemble
+    from pflmpi.experiment.execute import RankContext
+    from pflmpi.experiment.start import start_prepared
     from pflmpi.machine import cores
-    from pflmpi.run.build import assemble
-    from pflmpi.run.execute import RankContext
-    from pflmpi.run.start import start_prepared
     from pflmpi.runtime.devices import fix_kernels
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect

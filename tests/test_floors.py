@@ -32,7 +32,7 @@ FLOORS = {
     2: {"messages", "learning"},
     3: {"algorithms", "store"},
     4: {"runtime"},
-    5: {"config", "run", "sweep", "cluster"},
+    5: {"config", "experiment", "sweep", "cluster"},
     6: {"analysis", "doctor", "forecast", "testing"},
     7: {"commands", "cli", "__main__"},
 }

@@ -14,9 +14,9 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.model import assembled, client_states, comparable_model
 from pflmpi.data.federation import Federation
 from pflmpi.errors import ConfigError
+from pflmpi.experiment.build import Experiment
 from pflmpi.models.activations import activations
 from pflmpi.rng import stream
-from pflmpi.run.build import Experiment
 from pflmpi.store.probe_file import LayerSimilarity
 
 LEAST_SAMPLES = 4  # with fewer, centring leaves nothing

@@ -17,7 +17,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.config.load import load
     from pflmpi.data.federation import save
     from pflmpi.data.picture import picture
-    from pflmpi.run.build import load_federation
+    from pflmpi.experiment.build import load_federation
     from pflmpi.terminal import console
 
     federation = load_federation(load(options.config, options.overrides))

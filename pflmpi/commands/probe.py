@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.series.selection import spread_over
     from pflmpi.commands.progress import bar
-    from pflmpi.run.start import reopened
+    from pflmpi.experiment.start import reopened
     from pflmpi.store import probe_file
 
     if options.samples < LEAST_SAMPLES or options.clients < 2:

@@ -28,8 +28,8 @@ from pflmpi.errors import (
     show,
     write_exit_code,
 )
+from pflmpi.experiment.execute import RankContext, retry_after_rank_loss
 from pflmpi.machine import cores, gpus
-from pflmpi.run.execute import RankContext, retry_after_rank_loss
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, place
 from pflmpi.runtime.faults import CollectiveError, all_or_none

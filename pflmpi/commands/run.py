@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the experiment on this rank and, started alone, on all others; return the exit code."""
     from pflmpi.commands.rank import run_rank
     from pflmpi.config.load import load
-    from pflmpi.run.start import start, start_or_resume
+    from pflmpi.experiment.start import start, start_or_resume
 
     def prepare(launch: "Launch") -> "Prepared":
         resumes = options.resume or launch.restarts > 0

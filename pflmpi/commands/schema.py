@@ -52,7 +52,7 @@ def _one(name: str) -> Iterator[tuple[str, Iterable[Row]]]:
     """Yield the title and the keys of everything with a name."""
     from pflmpi.config.fields import fields_model
     from pflmpi.data.partitions import section_model
-    from pflmpi.run.code import named
+    from pflmpi.experiment.code import named
 
     for section, full, found in named(name):
         keys = _fields(fields_model(found)) if isinstance(found, type) else ()

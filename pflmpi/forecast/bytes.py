@@ -8,11 +8,11 @@ import numpy as np
 
 from pflmpi import tree
 from pflmpi.data.federation import Federation
+from pflmpi.experiment.build import Experiment
 from pflmpi.forecast.communication import TransportName
 from pflmpi.learning.task import HOST
 from pflmpi.messages.kinds import Call
 from pflmpi.messages.packing import to_numpy
-from pflmpi.run.build import Experiment
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.placement import Placement
 from pflmpi.transports import ring

@@ -9,9 +9,9 @@ from time import thread_time
 
 import numpy as np
 
+from pflmpi.experiment.build import Experiment
+from pflmpi.experiment.stored_config import attributes
 from pflmpi.forecast.bytes import Leaves, StateSizes, leaf_bytes
-from pflmpi.run.build import Experiment
-from pflmpi.run.stored_config import attributes
 from pflmpi.runtime.client_state import row_kinds
 from pflmpi.runtime.evaluation.clients import Scores
 from pflmpi.runtime.progress import Progress

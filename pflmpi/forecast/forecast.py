@@ -10,6 +10,7 @@ import torch
 
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
+from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
 from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes, wire_bytes
 from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.communication import Link, Network, TransportName
@@ -21,7 +22,6 @@ from pflmpi.forecast.process import ProcessMemory, resident, resident_files
 from pflmpi.forecast.ranks import Ranks, lay_out
 from pflmpi.forecast.seconds import Seconds, seconds
 from pflmpi.learning.task import HOST
-from pflmpi.run.build import Experiment, assemble, load_federation, setup
 from pflmpi.runtime.devices import fix_kernels, refuse_on_cpu
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi import machine
+from pflmpi.experiment.build import Experiment
 from pflmpi.forecast.bytes import StateSizes
 from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.calibration import calibrate
@@ -16,7 +17,6 @@ from pflmpi.forecast.costs import Calibration
 from pflmpi.forecast.links import measure_link
 from pflmpi.learning.task import HOST
 from pflmpi.messages.groups import ClientGroup
-from pflmpi.run.build import Experiment
 from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 

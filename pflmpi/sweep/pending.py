@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pflmpi.config.load import Config
 from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
-from pflmpi.run.stored_config import allowed_changes, changed_code
+from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.store import run_folder
 from pflmpi.store.lock import run_lock
 from pflmpi.sweep.cells import Cell

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pflmpi.config import load as configuration
-from pflmpi.run.build import Experiment, prepare
+from pflmpi.experiment.build import Experiment, prepare
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
 

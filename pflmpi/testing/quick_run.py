@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from pflmpi.config import load as configuration
-from pflmpi.run import start as starting
-from pflmpi.run.execute import RankContext
-from pflmpi.run.stored_config import stored_config
+from pflmpi.experiment import start as starting
+from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment.stored_config import stored_config
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.store import run_folder
 from pflmpi.testing.thread_ranks import run_ranks

@@ -15,8 +15,8 @@ from pflmpi.config import yaml_file
 from pflmpi.data import dataset
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.federation import Federation, build
+from pflmpi.experiment.build import assemble
 from pflmpi.models.resnet18 import ResNet18
-from pflmpi.run.build import assemble
 from pflmpi.sweep.cells import Cell, cells, folder
 from pflmpi.sweep.table import load
 from project import ROOT

@@ -23,10 +23,10 @@ from pflmpi.analysis.state_dict import client_state, names
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
+from pflmpi.experiment.build import Experiment, prepare
 from pflmpi.learning.personal import Kept, NotAModel, Received
 from pflmpi.models import MODELS
 from pflmpi.models.module import ModelModule
-from pflmpi.run.build import Experiment, prepare
 from pflmpi.store import run_folder
 
 CASES = {

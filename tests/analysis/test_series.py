@@ -15,7 +15,7 @@ from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.series import final, partition, rounds, scores
 from pflmpi.analysis.series.selection import named, spread_over
 from pflmpi.config import load as configuration
-from pflmpi.run.build import load_federation
+from pflmpi.experiment.build import load_federation
 from pflmpi.store import metrics_file, partition_file
 
 

@@ -13,8 +13,8 @@ import quick_run
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
-from pflmpi.run.build import load_federation
-from pflmpi.run.stored_config import stored_config
+from pflmpi.experiment.build import load_federation
+from pflmpi.experiment.stored_config import stored_config
 from pflmpi.store import run_folder
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [

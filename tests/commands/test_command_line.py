@@ -22,8 +22,8 @@ from pflmpi.cli import main, parser
 from pflmpi.config import load as configuration
 from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.experiment.build import load_federation
 from pflmpi.models import MODELS
-from pflmpi.run.build import load_federation
 from pflmpi.store import run_folder
 from project import GOLDEN
 

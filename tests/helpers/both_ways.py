@@ -8,7 +8,7 @@ import numpy as np
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
-from pflmpi.run.build import load_federation
+from pflmpi.experiment.build import load_federation
 from pflmpi.store import run_folder
 
 

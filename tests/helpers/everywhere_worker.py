@@ -19,9 +19,9 @@ import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
-from pflmpi.run.build import assemble, load_federation
-from pflmpi.run.execute import RankContext
-from pflmpi.run.start import start_prepared
+from pflmpi.experiment.build import assemble, load_federation
+from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment.start import start_prepared
 from pflmpi.runtime.devices import fix_kernels
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder

@@ -8,7 +8,7 @@ import torch
 
 import quick_run
 from pflmpi.config import load as configuration
-from pflmpi.run.build import Experiment, prepare, setup
+from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.runtime.setup import Setup
 
 SLOTS = 2  # as in `quick_run`

@@ -16,8 +16,8 @@ from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
+from pflmpi.experiment import build as building
 from pflmpi.models import two_conv
-from pflmpi.run import build as building
 from pflmpi.runtime import rounds
 from pflmpi.runtime.client_state import allocate, initialise
 from pflmpi.runtime.executors.base import Executor

@@ -18,14 +18,14 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
+from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
+from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment.start import start
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
 from pflmpi.messages.kinds import ClassMeans, Mean, Own, OwnClasses, Rows, Shared, Sum
 from pflmpi.models import MODELS
-from pflmpi.run.build import Experiment, assemble, load_federation, setup
-from pflmpi.run.execute import RankContext
-from pflmpi.run.start import start
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder, run_identity

@@ -12,8 +12,8 @@ from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.experiment.stored_config import stored_config
 from pflmpi.outside import code_hash
-from pflmpi.run.stored_config import stored_config
 
 
 def run(config: Path, folder: Path, ranks: int = 1, *overrides: str) -> str:

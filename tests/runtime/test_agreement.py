@@ -11,9 +11,9 @@ import yaml
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import UserError
-from pflmpi.run import build, start
-from pflmpi.run.build import Experiment, assemble
-from pflmpi.run.execute import RankContext
+from pflmpi.experiment import build, start
+from pflmpi.experiment.build import Experiment, assemble
+from pflmpi.experiment.execute import RankContext
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.store import run_folder
 from pflmpi.transports.base import Transport

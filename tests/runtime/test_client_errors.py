@@ -10,7 +10,7 @@ import failing_clients
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import PflmpiError
-from pflmpi.run.build import load_federation
+from pflmpi.experiment.build import load_federation
 from pflmpi.store import metrics_file, run_folder
 
 ROUNDS = 4

@@ -10,8 +10,8 @@ import torch
 import quick_run
 from mortal_transport import Died, MortalTransport, run_mortal
 from pflmpi.config import load as configuration
-from pflmpi.run import start as starting
-from pflmpi.run.execute import RankContext
+from pflmpi.experiment import start as starting
+from pflmpi.experiment.execute import RankContext
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.lock import taking

@@ -8,7 +8,7 @@ import pytest
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError
-from pflmpi.run.build import load_federation
+from pflmpi.experiment.build import load_federation
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import Counts
 

@@ -11,10 +11,10 @@ import torch
 
 from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.run import stored_config
-from pflmpi.run.build import Experiment, prepare
-from pflmpi.run.execute import RankContext, retry_after_rank_loss, run_rounds
-from pflmpi.run.restore import continuing, newest
+from pflmpi.experiment import stored_config
+from pflmpi.experiment.build import Experiment, prepare
+from pflmpi.experiment.execute import RankContext, retry_after_rank_loss, run_rounds
+from pflmpi.experiment.restore import continuing, newest
 from pflmpi.runtime import tensorboard
 from pflmpi.runtime.client_state import row_kinds
 from pflmpi.runtime.faults import all_or_none, on_root

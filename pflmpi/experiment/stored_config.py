@@ -14,9 +14,9 @@ from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import flat, override
 from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.errors import CheckpointError
+from pflmpi.experiment.build import Experiment
+from pflmpi.experiment.code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
-from pflmpi.run.build import Experiment
-from pflmpi.run.code import changes, code_hashes, renamed
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, partition_file, run_folder
 from pflmpi.text import shown

@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 
 from pflmpi.errors import CheckpointError, RankLost, Stopped
-from pflmpi.run import build, stored_config
-from pflmpi.run.agreement import check_same_setup
-from pflmpi.run.build import Experiment
-from pflmpi.run.restore import newest, restore
+from pflmpi.experiment import build, stored_config
+from pflmpi.experiment.agreement import check_same_setup
+from pflmpi.experiment.build import Experiment
+from pflmpi.experiment.restore import newest, restore
 from pflmpi.runtime import idle_ranks, rounds, tensorboard
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, initialise

@@ -9,7 +9,7 @@ import torch
 import pflmpi
 from pflmpi.config import yaml_file
 from pflmpi.errors import RunError
-from pflmpi.run.build import Experiment
+from pflmpi.experiment.build import Experiment
 from pflmpi.runtime.faults import on_root
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import Transport

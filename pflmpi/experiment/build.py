@@ -15,10 +15,10 @@ from pflmpi.config.load import Config
 from pflmpi.data import load
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
+from pflmpi.experiment.code import code_hashes
+from pflmpi.experiment.pass_lengths import check_passes
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
-from pflmpi.run.code import code_hashes
-from pflmpi.run.pass_lengths import check_passes
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.contract import check_cohorts, check_declarations
 from pflmpi.runtime.devices import choose_executor
@@ -59,7 +59,7 @@ class Experiment:
 
     @cached_property
     def code(self) -> dict[str, str]:
-        """SHA-256 of the code from outside the package; see `run.code`."""
+        """SHA-256 of the code from outside the package; see `experiment.code`."""
         return code_hashes(self.config)
 
 
