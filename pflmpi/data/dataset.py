@@ -96,6 +96,8 @@ def whole(what: str, values: object) -> np.ndarray:
         return np.zeros(0, np.int64)
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{what} are no numbers, but {array.dtype}")
+    if array.dtype == np.float16:  # to which the limits would overflow
+        array = array.astype(np.float32)
     good = (array > -(2.0**53)) & (array < 2.0**53) & (array == np.rint(array))
     if not good.all():
         raise ValueError(f"{what} must be whole numbers, and one is {array[np.argmin(good)]}")

@@ -17,7 +17,7 @@ import torchvision
 
 from pflmpi.data import SOURCES, load
 from pflmpi.data.config import DataConfig
-from pflmpi.data.dataset import content_digest
+from pflmpi.data.dataset import content_digest, whole
 from pflmpi.errors import ConfigError, DataError
 from raw_files import (
     NUM_CLASSES,
@@ -292,6 +292,12 @@ def test_a_sample_file_with_impossible_content_is_refused(
     with pytest.raises(DataError) as caught:
         SOURCES["femnist"].read(tmp_path)
     assert str(path) in str(caught.value) and reason in str(caught.value)
+
+
+def test_labels_stored_as_half_floats_are_labels() -> None:
+    assert whole("labels", np.array([0, 5, 9], np.float16)).tolist() == [0, 5, 9]
+    with pytest.raises(ValueError, match="one is inf"):
+        whole("labels", np.array([0, np.inf], np.float16))
 
 
 def test_labels_stored_as_whole_floats_are_labels(tmp_path: Path) -> None:
