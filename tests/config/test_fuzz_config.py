@@ -5,21 +5,19 @@ import random
 from pathlib import Path
 
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import quick_run
 import table_file
 from damage import damaged, damaged_json
+from fuzzing import fuzz
 from pflmpi.config import yaml_file
 from pflmpi.config.load import parse
 from pflmpi.config.sections import override
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.sweep import cells, table
 
-fuzz = settings(
-    derandomize=True, max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
 TEXT = yaml.safe_dump(quick_run.QUICK)
 
 
@@ -27,7 +25,7 @@ def is_short(error: PflmpiError) -> bool:
     return "\n" not in str(error) and len(str(error)) < 2000
 
 
-@fuzz
+@fuzz(200)
 @given(st.text(alphabet=st.sampled_from("a: -[]{}&*!|>'\"#,?%@`0x1e9_.~<=\n\t\\u\0é")))
 def test_any_text_is_a_value_or_refused(text: str) -> None:
     try:
@@ -36,7 +34,7 @@ def test_any_text_is_a_value_or_refused(text: str) -> None:
         assert is_short(error) and str(error).startswith("here")
 
 
-@fuzz
+@fuzz(200)
 @given(st.integers(0, 2**32))
 def test_damaged_configuration_files(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "fuzzed.yaml"
@@ -47,7 +45,7 @@ def test_damaged_configuration_files(tmp_path: Path, seed: int) -> None:
         assert is_short(error), str(error)
 
 
-@fuzz
+@fuzz(200)
 @given(st.integers(0, 2**32))
 def test_configurations_with_an_odd_value(seed: int) -> None:
     raw = damaged_json(copy.deepcopy(quick_run.QUICK), random.Random(seed))
@@ -57,7 +55,7 @@ def test_configurations_with_an_odd_value(seed: int) -> None:
         assert is_short(error), str(error)
 
 
-@fuzz
+@fuzz(200)
 @given(st.text(max_size=30), st.sampled_from(["seed", "training.lr", "model", "partition.clients", "runtime", ""]))
 def test_any_override_is_taken_or_refused(value: str, key: str) -> None:
     try:
@@ -66,7 +64,7 @@ def test_any_override_is_taken_or_refused(value: str, key: str) -> None:
         assert is_short(error), str(error)
 
 
-@fuzz
+@fuzz(200)
 @given(st.integers(0, 2**32))
 def test_tables_with_an_odd_value(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "fuzzed.yaml"

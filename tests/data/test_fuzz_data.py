@@ -9,30 +9,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from damage import damaged, damaged_arrays, damaged_json
+from fuzzing import fuzz
 from pflmpi.data import SOURCES
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.federation import build, reuse, save
 from pflmpi.errors import DataError
 from raw_files import random_samples, toy, write_idx, write_leaf, write_sample
 
-fuzz = settings(
-    derandomize=True, max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
 every_seed = given(st.integers(0, 2**32))
 
 
-def check(read: Callable[[], object], file: Path) -> None:
-    """What is read is data, or the error is one line that names the file or the dataset."""
+def check(read: Callable[[], object], file: Path, good: bytes | None = None) -> None:
+    """What is read is data, or the error is one line that names the file or the dataset; puts the file back."""
     try:
         read()
     except DataError as error:
         text = str(error)
         assert "\n" not in text and len(text) < 1000
         assert str(file) in text or str(file.parent.parent) in text or "dataset 'femnist'" in text, text
+    finally:
+        file.unlink() if good is None else file.write_bytes(good)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@fuzz
+@fuzz(60)
 @every_seed
 def test_damaged_idx_files(root: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -54,11 +54,10 @@ def test_damaged_idx_files(root: Path, seed: int) -> None:
         good = path.read_bytes()
         inside = path.suffix == ".gz" and rng.random() < 0.5
         path.write_bytes(gzip.compress(damaged(gzip.decompress(good), rng), 1) if inside else damaged(good, rng))
-        check(lambda name=name: SOURCES[name].read(root), path)
-        path.write_bytes(good)
+        check(lambda name=name: SOURCES[name].read(root), path, good)
 
 
-@fuzz
+@fuzz(60)
 @every_seed
 def test_damaged_arrays_in_npz_files(root: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -69,11 +68,10 @@ def test_damaged_arrays_in_npz_files(root: Path, seed: int) -> None:
     else:
         with np.load(io.BytesIO(good)) as archive:
             np.savez(path, **damaged_arrays(dict(archive), rng))
-    check(lambda: SOURCES["femnist"].read(root / "sample"), path)
-    path.write_bytes(good)
+    check(lambda: SOURCES["femnist"].read(root / "sample"), path, good)
 
 
-@fuzz
+@fuzz(60)
 @every_seed
 def test_damaged_writers_of_mnist(root: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -82,10 +80,9 @@ def test_damaged_writers_of_mnist(root: Path, seed: int) -> None:
     path = root / "MNIST" / "writers.npz"
     np.savez(path, **damaged_arrays(arrays, rng))
     check(lambda: SOURCES["mnist"].read(root), path)
-    path.unlink()
 
 
-@fuzz
+@fuzz(60)
 @every_seed
 def test_damaged_leaf_files(root: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -95,11 +92,10 @@ def test_damaged_leaf_files(root: Path, seed: int) -> None:
         path.write_bytes(damaged(good, rng))
     else:
         path.write_text(json.dumps(damaged_json(json.loads(good), rng)))
-    check(lambda: SOURCES["femnist"].read(root), path)
-    path.write_bytes(good)
+    check(lambda: SOURCES["femnist"].read(root), path, good)
 
 
-@fuzz
+@fuzz(60)
 @every_seed
 def test_damaged_partition_files(root: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -8,18 +8,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import quick_run
 from damage import damaged
+from fuzzing import fuzz
 from pflmpi.analysis.run import open_run
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
-
-fuzz = settings(
-    derandomize=True, max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +30,7 @@ def files(run: Path) -> list[Path]:
     return sorted([*run.glob("round_*.h5"), *run.glob("shards/*.h5")])
 
 
-@fuzz
+@fuzz(25)
 @given(st.integers(0, 2**32))
 def test_any_damage_to_a_file_is_found(run: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -49,7 +46,7 @@ def test_any_damage_to_a_file_is_found(run: Path, seed: int) -> None:
         path.write_bytes(good)
 
 
-@fuzz
+@fuzz(25)
 @given(st.integers(0, 2**32))
 def test_a_file_of_another_form_is_one_error(run: Path, tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     """The checksums are right, as in a file that somebody made or changed with a tool."""
