@@ -12,6 +12,7 @@ from pflmpi.store.hdf5 import Group
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays, ClientRows, read_rows
+from pflmpi.text import shown
 
 
 def read_server(run: Path, round: int) -> Arrays:
@@ -108,10 +109,16 @@ def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.nda
 
 
 def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
-    """Attributes of the round file: what it says about itself and the run."""
+    """Attributes of the round file: what it says about itself and the run; round and configuration are among them."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         values = {name: file.attrs[name] for name in sorted(file.attrs)}
-    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+    found = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+    kinds = {**dict.fromkeys(found, str | int | float), "round": int, "config": str}
+    for name, kind in kinds.items():
+        if not isinstance(value := found.get(name), kind):
+            wrong = f"its attribute {name!r} is {shown(value)}, which no pflmpi writes"
+            raise CheckpointError(f"{round_path(run, round)} cannot be read: {wrong}; put a good copy in its place")
+    return found
 
 
 def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:

@@ -4,12 +4,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 import quick_run
 from pflmpi.analysis.integrity import check
 from pflmpi.errors import UserError
-from pflmpi.store import run_folder
+from pflmpi.store import checked_hdf5, run_folder
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,31 @@ def test_a_file_of_another_round_or_run_is_found(
     exchange(run, runs[1])
     (problem,) = run_folder.verify(run, 3)
     assert EXCHANGES[exchange] in problem
+
+
+@pytest.mark.parametrize(("name", "value"), [("round", None), ("run", np.zeros(3)), ("config", 5), ("round", "x")])
+def test_a_round_file_that_does_not_say_what_it_is_is_found(
+    name: str, value: object, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Its checksum is right: it was changed with a tool."""
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    path = run / "round_00003.h5"
+
+    def fill(target: h5py.File) -> None:
+        with h5py.File(path, "r") as source:
+            for group in source:
+                source.copy(group, target)
+            attributes = dict(source.attrs) | {name: value}
+        for key in attributes:
+            if attributes[key] is not None:
+                target.attrs[key] = attributes[key]
+
+    other = path.with_name("other")
+    checked_hdf5.write(other, fill)
+    other.replace(path)
+    problems = run_folder.verify(run, 3)
+    assert len(problems) == 1 and f"{path} cannot be read: its attribute '{name}' is" in problems[0], problems
+    assert run_folder.newest_good(run)[0] == 2
 
 
 def test_a_run_continues_from_the_round_before_an_exchanged_file(runs: tuple[Path, Path], tmp_path: Path) -> None:
