@@ -70,9 +70,14 @@ def some(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
     return first if len(names) <= most else f"{first} and {len(names) - most} more"
 
 
-def first_line(error: BaseException) -> str:
-    """First line of an error's text, or its class where it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def first_line(error: BaseException, most: int = 300) -> str:
+    """First line of an error's text, cut where it is long, or its class where it has none.
+
+    >>> first_line(ValueError("no number\\nat all")), first_line(KeyError()), first_line(ValueError("x" * 999), most=3)
+    ('no number', 'KeyError', 'xxx... (999 characters)')
+    """
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if len(line) <= most else f"{line[:most]}... ({len(line)} characters)"
 
 
 def shown(value: object, most: int = 120) -> str:

@@ -300,6 +300,17 @@ def test_labels_stored_as_half_floats_are_labels() -> None:
         whole("labels", np.array([0, np.inf], np.float16))
 
 
+def test_the_bytes_of_a_damaged_archive_are_not_printed(tmp_path: Path) -> None:
+    write_sample(tmp_path / "FEMNIST")
+    path = tmp_path / "FEMNIST" / "femnist-sample.npz"
+    content = bytearray(path.read_bytes())
+    content[26:28] = b"\x00\xf0"  # the length of the first name, which zipfile prints
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        SOURCES["femnist"].read(tmp_path)
+    assert len(str(caught.value)) < 1000
+
+
 def test_labels_stored_as_whole_floats_are_labels(tmp_path: Path) -> None:
     write_sample(tmp_path / "FEMNIST")
     before = SOURCES["femnist"].read(tmp_path)
