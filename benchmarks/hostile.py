@@ -1,98 +1,112 @@
-"""Runs that are damaged, killed, stopped and starved: nothing may be lost, wrong, or hang.
+"""Runs that are damaged, killed, stopped, starved and misled: nothing may be lost, wrong, or hang.
 
-    python benchmarks/hostile.py                                    # all sections, as often as in COUNTS
-    python benchmarks/hostile.py --only flips --count 1000 --out FILE
-    python benchmarks/hostile.py --only kills --first 37 --count 1  # one attempt again, with what it printed
+    python benchmarks/hostile.py --out FILE.md                      # all sections, as often as in SECTIONS
+    python benchmarks/hostile.py --only flips --only kills --out FILE.md --again
+    python benchmarks/hostile.py --only kills --first 37 --count 1  # one attempt, with what it printed
 
-Every attempt has a seed of its own: `--seed`, the section and its number. `full` mounts a small disk, as root.
+Each attempt has a seed of its own: `--seed`, the section and its number. Finished ones are noted in FILE.jsonl; started
+again, the command goes on from there. `full` mounts a small disk, as root. Seconds are on this machine with whatever
+else it does; nothing else depends on it.
 """
 
 import argparse
 import os
 import random
 import re
-import statistics
-import subprocess
 import sys
-from collections import Counter
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import hostile_files
-import hostile_processes
-from trials import LABELS, Section, Trial, folder
+from reliability import ledger
+from reliability.bad_files import BadFiles
+from reliability.bad_values import BadValues
+from reliability.deaths import Deaths
+from reliability.files import Files
+from reliability.full_disk import FullDisk
+from reliability.interruptions import Interruptions
+from reliability.trials import Attempt, folder, warm_up
 
-COUNTS = {"flips": 1000, "exchanges": 100, "kills": 200, "stops": 200, "full": 50}
-# A damaged run may be refused; one that was only interrupted must go on.
-GOOD = {name: {"found", "continued", "refused"} if name in ("flips", "exchanges") else {"continued"} for name in COUNTS}
+
+@dataclass(frozen=True)
+class Section:
+    """Attempts of one kind.
+
+    Attributes:
+        count: how many.
+        make: what one attempt does, given a folder for what all of them need.
+        after: what their seconds are; "" if they have none.
+    """
+
+    count: int
+    make: Callable[[Path], Attempt]
+    after: str = ""
 
 
-def section(name: str, place: Path) -> Section:
-    """What one attempt of a section does."""
-    if name in ("flips", "exchanges"):
-        files = hostile_files.Files(place)
-        return files.flip if name == "flips" else files.exchange
-    running = hostile_processes.Processes(place)
-    attempts: dict[str, Section] = {"kills": running.kill, "stops": running.stop, "full": running.full}
-    return attempts[name]
+_ENDED, _WENT_ON = "all processes ended", "the run went on"
+SECTIONS = {
+    "flips": Section(1000, lambda place: Files(place).flip),
+    "exchanges": Section(100, lambda place: Files(place).exchange),
+    "full": Section(50, lambda place: FullDisk(place).fill),
+    "values": Section(5000, lambda place: BadValues(place).attempt),
+    "files": Section(300, lambda place: BadFiles(place).attempt),
+    "kills": Section(200, lambda place: Interruptions(place).kill, _ENDED),
+    "stops": Section(200, lambda place: Interruptions(place).stop, _ENDED),
+    "rank 0 dies": Section(200, lambda place: Deaths(place).rank_0, _WENT_ON),
+    "another rank dies": Section(100, lambda place: Deaths(place).another_rank, _WENT_ON),
+    "torchrun restarts": Section(20, lambda place: Deaths(place).restart, _WENT_ON),
+}
 
 
 def main() -> int:
     """Print the table; 1 if anything was lost, wrong, or hung."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", choices=[*COUNTS, "input"], action="append")
-    options.add_argument("--count", type=int, metavar="N")
+    options.add_argument("--only", choices=SECTIONS, action="append")
     options.add_argument("--first", type=int, default=0, metavar="N")
+    options.add_argument("--count", type=int, metavar="N")
     options.add_argument("--seed", type=int, default=0, metavar="N")
-    options.add_argument("--out", type=Path, metavar="FILE", help="the table, appended")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="begin no attempt after them")
+    options.add_argument("--again", action="store_true", help="try what went badly once more")
+    options.add_argument("--out", type=Path, metavar="FILE.md", help="the table")
     asked = options.parse_args()
-    import pflmpi.experiment.start  # noqa: F401  # before the forks
-
-    lines = [f"| | tried | {' | '.join(LABELS)} |", f"|---|---|{'---|' * len(LABELS)}"]
-    details: list[str] = []
-    bad = 0
-    for name in asked.only or [*COUNTS, "input"]:
-        if name == "input":  # bad values and bad files, which has a table of its own
-            words = [sys.executable, str(Path(__file__).with_name("hostile_input.py")), "--seed", str(asked.seed)]
-            bad += subprocess.run(words, check=False).returncode
-            continue
-        with folder() as place:
-            attempt = section(name, place)
-            numbers = range(asked.first, asked.first + (asked.count or COUNTS[name]))
-            trials = [_one(name, number, attempt, asked.seed, len(numbers) == 1) for number in numbers]
-        counts = Counter(label for trial in trials for label in trial.labels)
-        lines.append(f"| {name} | {len(trials)} | {' | '.join(str(counts[label]) for label in LABELS)} |")
-        details += _by_way(name, trials)
-        bad += sum(not trial.labels <= GOOD[name] for trial in trials)
-    text = "\n".join([*lines, "", *details])
+    end = time.monotonic() + asked.seconds
+    warm_up()
+    noted = ledger.Ledger(asked.out and asked.out.with_suffix(".jsonl"), asked.seed)
+    for name in asked.only or SECTIONS:
+        numbers = range(asked.first, asked.first + (asked.count or SECTIONS[name].count))
+        left = [number for number in numbers if _is_due(noted.find(name, number), asked.again)]
+        if left and time.monotonic() < end:
+            _try(name, left, noted, end, shown=len(numbers) == 1)
+    tried = {name: entries for name in SECTIONS if (entries := noted.entries(name))}
+    details = [line for name, entries in tried.items() if SECTIONS[name].after
+               for line in ledger.times(name, entries, SECTIONS[name].after)]  # fmt: skip
+    text = "\n".join([ledger.table(tried), "", *details])
     print(text)
     if asked.out:
-        with asked.out.open("a") as file:
-            file.write(text + "\n")
-    return int(bad > 0)
+        asked.out.write_text(text + "\n")
+    return int(any(not entry.good for entries in tried.values() for entry in entries))
 
 
-def _by_way(name: str, trials: list[Trial]) -> list[str]:
-    """For each kind of blow, how many, how many were good, and median and worst seconds until all processes ended."""
-    lines = []
-    for way in sorted({trial.what.partition(",")[0] for trial in trials if trial.seconds is not None}):
-        of = [trial for trial in trials if trial.what.partition(",")[0] == way]
-        seconds = [trial.seconds for trial in of if trial.seconds is not None]
-        good = sum(trial.labels <= GOOD[name] for trial in of)
-        after = f"{statistics.median(seconds):.1f} s (at most {max(seconds):.1f})"
-        lines.append(f"- {name}, {way}: {good} of {len(of)} good, all processes ended after {after}")
-    return lines
+def _is_due(entry: ledger.Entry | None, again: bool) -> bool:
+    return entry is None or (again and not entry.good)
 
 
-def _one(name: str, number: int, attempt: Section, seed: int, shown: bool) -> Trial:
+def _try(name: str, numbers: list[int], noted: ledger.Ledger, end: float, shown: bool) -> None:
+    """Make the attempts of a section that have these numbers."""
     with folder() as place:
-        trial = attempt(random.Random(f"{seed} {name} {number}"), place)
-    good = trial.labels <= GOOD[name]
-    print(f"{name} {number}: {trial.what}: {', '.join(sorted(trial.labels))}", file=sys.stderr, flush=True)
-    if shown or not good:
-        print(re.sub(r"(?m)^", "    ", trial.text), file=sys.stderr, flush=True)
-    return trial
+        attempt = SECTIONS[name].make(place)
+        for number in numbers:
+            if time.monotonic() > end:
+                return
+            with folder() as own:
+                trial = attempt(number, random.Random(f"{noted.seed} {name} {number}"), own)
+            entry = noted.add(name, number, trial)
+            print(f"{name} {number}: {trial.what}: {', '.join(entry.labels)}", file=sys.stderr, flush=True)
+            if shown or not entry.good:
+                print(re.sub(r"(?m)^", "    ", trial.text), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

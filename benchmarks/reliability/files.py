@@ -1,4 +1,4 @@
-"""Sections of `hostile.py`: files of a run that were damaged, exchanged, or come from elsewhere."""
+"""Files of a run that were damaged, exchanged, or come from elsewhere."""
 
 import random
 import shutil
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from trials import Trial, command, digest, resume
+
+from reliability.trials import Trial, command, digest, resume
 
 ROUNDS = 4
 CONFIG: dict[str, Any] = {
@@ -34,11 +35,12 @@ class Files:
         self.config.write_text(yaml.safe_dump(CONFIG))
         for run, seed in ((self.run, 3), (self.other, 4)):
             command("run", self.config, "--out", run, "--ranks", 2, "--quiet", "-s", f"seed={seed}")
+            command("probe", run)
         longer = shutil.copytree(self.run, folder / "longer")
         command("resume", longer, "--ranks", 1, "--quiet", "-s", f"training.rounds={ROUNDS + 1}")
         self.expected = digest(longer)
 
-    def flip(self, draw: random.Random, folder: Path) -> Trial:
+    def flip(self, number: int, draw: random.Random, folder: Path) -> Trial:
         """One flipped bit in one file: a text file in every second attempt."""
         run = shutil.copytree(self.run, folder / "run")
         texts = [path for path in _files(run) if path.suffix != ".h5"]
@@ -49,7 +51,7 @@ class Files:
         path.write_bytes(content)
         return self._judge(run, f"bit {bit} of byte {position} of {path.relative_to(run)}")
 
-    def exchange(self, draw: random.Random, folder: Path) -> Trial:
+    def exchange(self, number: int, draw: random.Random, folder: Path) -> Trial:
         """One file replaced by another."""
         run = shutil.copytree(self.run, folder / "run")
         path, exchange = draw.choice(_files(run)), draw.choice(EXCHANGES)

@@ -1,9 +1,10 @@
-"""What the sections of `hostile.py` share: commands run to their end or killed, and what came of each."""
+"""What the sections of `hostile.py` share: commands run to their end, and what came of each."""
 
 import contextlib
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -11,14 +12,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
-
 PATIENCE = 150.0  # seconds until a command counts as hanging
-
-# What can come of a trial.
-LABELS = ("found", "continued", "refused", "missed", "wrong bits", "hang", "traceback", "internal error", "other")
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,10 @@ class Trial:
     """One attempt.
 
     Attributes:
-        what: was done, in words.
-        labels: what came of it, among `LABELS`.
+        what: was done, in words; up to the first comma, the kind of blow.
+        labels: what came of it.
         text: all that was printed.
-        seconds: from the blow to the end of the last process, where that was waited for.
+        seconds: what the section says of it.
     """
 
     what: str
@@ -46,7 +43,7 @@ class Trial:
     seconds: float | None = None
 
     def saw(self, result: Result) -> Result:
-        """Note what a command printed and how it ended."""
+        """Note what a command printed, and whether it ended as no command may."""
         self.text += f"[{result.code}] {result.text}"
         self.labels |= {"hang"} if result.code is None else set()
         self.labels |= {"internal error"} if "internal error" in result.text else set()
@@ -54,16 +51,28 @@ class Trial:
         return result
 
 
-Section = Callable[[random.Random, Path], Trial]  # what one attempt does in a folder of its own
+Attempt = Callable[[int, random.Random, Path], Trial]  # number, its random numbers, and a folder of its own
 
 
-def command(*words: object, seconds: float = PATIENCE) -> Result:
-    """Run `pflmpi WORDS` in a fork of this process, which has imported everything: a tenth of a second, not five."""
+def warm_up() -> None:
+    """Import what commands need, before the forks."""
+    for name in ("experiment.start", "analysis.report", "analysis.integrity", "analysis.plots", "analysis.page"):
+        import_module(f"pflmpi.{name}")
+    import_module("pflmpi.cli").parser()
+
+
+def command(*words: object, seconds: float = PATIENCE, place: Path | None = None) -> Result:
+    """Run `pflmpi WORDS` in a fork of this process, which has imported everything: a tenth of a second, not five.
+
+    Args:
+        seconds: until it is killed.
+        place: a folder that is home and working directory for it; with 8 GiB of memory.
+    """
     with tempfile.TemporaryFile() as output:
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            _become(output.fileno(), [str(word) for word in words])
+            _become(output.fileno(), [str(word) for word in words], place)
         code = _wait(child, seconds)
         output.seek(0)
         return Result(code, output.read().decode(errors="replace"))
@@ -94,18 +103,21 @@ def digest(run: Path) -> str:
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     """A folder for one attempt."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
-def _become(output: int, words: list[str]) -> None:
-    from pflmpi.cli import main
-
+def _become(output: int, words: list[str], place: Path | None) -> None:
     code = 70
     try:
         os.dup2(output, 1)
         os.dup2(output, 2)
-        code = main(words)
+        if place is not None:
+            os.chdir(place)
+            os.environ.update(COLUMNS="120", TMPDIR=str(place), HOME=str(place))
+            tempfile.tempdir = str(place)
+            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+        code = import_module("pflmpi.cli").main(words)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
     except BaseException:
@@ -123,7 +135,7 @@ def _wait(child: int, seconds: float) -> int | None:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
+        time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
