@@ -4,7 +4,7 @@ Inside a vmapped call (`task.batched`) the same code trains many clients at once
 without a real sample changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.gradients import gradients
+from pflmpi.learning.replay import Steps
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
@@ -23,7 +24,7 @@ class Phase:
     """One of several steps that are taken on every minibatch, one after another.
 
     Attributes:
-        loss: from (params, batch) to a scalar.
+        loss: from (params, batch) to a scalar; see `train`.
         parts: names of the parts of the parameters that the step changes.
         lr: learning rate.
         plain: without the configured momentum and weight decay.
@@ -48,7 +49,8 @@ def train(
     Args:
         params: a tree of named parts, such as a model.
         batches: the minibatches in order; one step each.
-        loss: from (params, batch) to a scalar.
+        loss: from (params, batch) to a scalar. It depends on nothing else that changes during the call: a step may be
+            recorded, and replayed with the batches that follow (see `replay`).
         lr: learning rate.
         frozen: the parts that are not trained.
     """
@@ -66,9 +68,17 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequen
     """
     params = tree.clone(params)
     movers = [SGDStep(task, params, phase) for phase in phases]
-    for batch in batches:
+
+    def step(batch: Batch) -> None:
         for mover in movers:
             mover.step(batch)
+
+    losses = [getattr(phase.loss, "__code__", None) for phase in phases]
+    # On a CPU a step of one client is arithmetic: nothing is gained by replaying it.
+    length = len(batches) if isinstance(batches, Sized) and (task.batched or task.device.type != "cpu") else 0
+    steps = Steps(step, None if None in losses else tuple(losses), length)
+    for batch in batches:
+        steps.take(batch)
     return tree.map(Tensor.detach, params)
 
 

@@ -16,6 +16,7 @@ from pflmpi.testing.conformance import (
     exact_continuation,
     loop_and_lanes_agree,
     no_randomness_of_its_own,
+    replayed_steps_are_the_steps,
     same_bits,
 )
 
@@ -67,6 +68,11 @@ class AlgorithmTests:
         """See `loop_and_lanes_agree`."""
         if "lanes" in self.executors:
             loop_and_lanes_agree(runs, self.tolerance)
+
+    def test_replayed_steps_are_the_steps(self, runs: Runs) -> None:
+        """See `replayed_steps_are_the_steps`."""
+        if "lanes" in self.executors:
+            replayed_steps_are_the_steps(runs)
 
     def test_counted_bytes_are_the_declared_ones(self, runs: Runs) -> None:
         """See `declared_bytes`."""

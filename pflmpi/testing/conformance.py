@@ -12,6 +12,7 @@ import torch
 
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import Experiment, prepare
+from pflmpi.learning.replay import step_by_step
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
 
@@ -77,6 +78,16 @@ def loop_and_lanes_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
         # Which entries of a client's boolean arrays are chosen may flip between equals.
         if array.dtype != bool or path.startswith("server/"):
             np.testing.assert_allclose(array, lanes[path], atol=tolerance, err_msg=path)
+
+
+def replayed_steps_are_the_steps(runs: Runs) -> None:
+    """A pass in lanes, most of whose steps replay one, has the bits of a pass whose steps are all taken."""
+    longer = {"rounds": 2, "epochs": 4, "batch_size": 5, "momentum": 0.5, "lr_decay": 0.9}
+    raw = runs.settings(training=longer, runtime={"executor": "lanes", "lanes": 2})
+    replayed = run(raw, runs.folder / "replayed")
+    with step_by_step():
+        taken = run(raw, runs.folder / "taken")
+    assert replayed == taken, "a loss depends on more than parameters, batch, and what is the same for the whole pass"
 
 
 def declared_bytes(runs: Runs) -> None:

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, "tests/helpers")
 import quick_run
-quick_run.run(quick_run.settings(training={"rounds": 1}, runtime={"executor": "lanes"}), Path(sys.argv[1]) / "run")
+raw = quick_run.settings(training={"rounds": 1, "epochs": 9}, runtime={"executor": "lanes"})
+quick_run.run(raw, Path(sys.argv[1]) / "run")
 heavy = {"sklearn", "scipy", "sympy", "torch._dynamo", "torchvision", "matplotlib", "tensorboard"}
 print(*sorted(heavy & set(sys.modules)))
 """

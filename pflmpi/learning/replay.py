@@ -1,0 +1,107 @@
+"""The steps of a pass, of which one is recorded and the others replayed: the same operations without what finds them.
+
+A step of SGD is found anew each time: Python calls the loss, `vmap` turns its operations into those for all lanes,
+autograd notes them and walks back. What reaches the device is the same list of operations step after step. So one step
+is recorded as that list, and those that follow run it with their own batch: the same operations in the same order, so
+the same bits.
+
+That holds for a step that depends on its batch and on what stays in place during the pass. It is checked once for each
+list: two steps, one after the other, must give the same list, with the same numbers and the same tensors from outside.
+A step that looks at values (`item`, a size that depends on data) is never replayed.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_vmap
+
+from pflmpi.learning.client import Batch
+from pflmpi.learning.recording import Program, Recording, same
+
+_WORTH = 8  # steps of a pass: to record one takes as long as two or three
+_replays = True
+
+
+@dataclass
+class _Form:
+    """What is known of the steps whose batches have one form."""
+
+    taken: bool = False
+    program: Program | None = None
+    kept: list[Any] = field(default_factory=list)
+    repeats: bool | None = None  # None: not yet known
+
+    def note(self, recording: Recording, kind: Hashable) -> None:
+        """Take a recorded step as the one to replay, once it is known to repeat itself."""
+        if not recording.possible:
+            self.repeats = False
+            return
+        before, self.program = self.program, recording.program()
+        self.repeats = self.program.repeats.get(kind)
+        if before is not None:
+            self.repeats = before is self.program and same(self.kept, recording.kept)
+            if kind is not None:
+                before.repeats[kind] = self.program.repeats[kind] = self.repeats
+        self.kept = recording.kept
+
+
+class Steps:
+    """Takes the steps of a pass, most of them by replaying one.
+
+    Args:
+        step: takes one step in place, on tensors that are the same during the pass.
+        kind: steps of one kind repeat themselves, or not, whatever they are given; None: that is checked in each pass.
+        length: how many steps the pass has.
+    """
+
+    def __init__(self, step: Callable[[Batch], None], kind: Hashable, length: int) -> None:
+        self._step, self._kind, self._length = step, kind, length
+        self._forms: dict[Hashable, _Form] = {}
+
+    def take(self, batch: Batch) -> None:
+        """Take the step of one batch."""
+        if self._length < _WORTH or not _replays:
+            return self._step(batch)
+        tensors, key = _behind_lanes(batch)
+        form = self._forms.setdefault(key, _Form())
+        if form.repeats and form.program:
+            with outside_vmap(), torch.no_grad():
+                return form.program.run(*tensors, *form.kept)
+        if form.repeats is False or not form.taken:  # the first step may make what all of them use
+            form.taken = True
+            return self._step(batch)
+        with Recording(tensors) as recording:
+            self._step(batch)
+        form.note(recording, self._kind)
+        return None
+
+
+@contextmanager
+def step_by_step() -> Iterator[None]:
+    """Replay nothing meanwhile, to see whether that makes a difference."""
+    global _replays
+    _replays = False
+    try:
+        yield
+    finally:
+        _replays = True
+
+
+def _behind_lanes(batch: Batch) -> tuple[list[Tensor], Hashable]:
+    """The tensors of a batch, in lanes those of all behind those of one, and what a recorded step knows of them."""
+    padding = batch.padding
+    own = [batch.x, batch.y, batch.key]
+    of_lanes = [] if padding is None else [padding.weight, padding.share, padding.target, padding.active]
+    tensors: list[Tensor] = []
+    key: list[Hashable] = []
+    for one in (*own, *of_lanes):
+        lanes_at = -1
+        if one is not None and torch._C._functorch.is_batchedtensor(one):
+            one, lanes_at = torch._C._functorch.get_unwrapped(one), torch._C._functorch.maybe_get_bdim(one)
+        key.append(None if one is None else (one.dtype, one.shape, one.stride(), lanes_at))
+        tensors += [] if one is None else [one]
+    return tensors, tuple(key)
