@@ -44,6 +44,9 @@ class APFL(FedAvg):
     instead of parameters: both are not in the paper. `alpha_lr` is a rate of its own for alpha_i, decayed as eta is.
     Batch-norm statistics are mixed as the parameters are; those of v_i follow the passes of m_i. v_i starts as the
     initial model, and a client that never took part is tested with that.
+
+    Newcomers: v_i begins as the global model, is trained with alpha_i as a participant's, and mixed with the global
+    model; this is ours, the paper has no clients that join later.
     """
 
     summary: ClassVar[str] = "own and global model mixed in a learned proportion"
@@ -81,6 +84,9 @@ class APFL(FedAvg):
         own, copy = ({**part(params, name), **part(params, f"{name}_stats")} for name in ("own", "shared"))
         state: Tree = {**self.to_keep(task, copy), "own": own, "alpha": params["alpha"]}
         return state, {"model": self.to_share(task, copy)}
+
+    def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
+        return {**client, "own": {**part(client, "own"), **down["model"]}}
 
     def personal(self, task: Task) -> Personal:
         return Mix(Kept("own"), Merge((Received("model"), Kept())), share="alpha")

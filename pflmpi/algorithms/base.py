@@ -8,6 +8,12 @@ Over the whole run, the runtime does exactly this (see `runtime/rounds.py`):
         clients, up = client_update over the participants
         server = server_update(server, up);  down = publish(server)
         when due: evaluate (adapt, predict) on every client;  write the checkpoint
+
+A newcomer is a client that has never taken part, such as an unseen one (`evaluation.unseen`). When one is tested,
+
+    client = begin_as_newcomer(init_client, down);  client = train_as_newcomer(client, down) some times;  adapt, predict
+
+and nothing of it is kept or sent; `newcomer` says which of this there is.
 """
 
 from abc import ABC, abstractmethod
@@ -18,12 +24,13 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import NotAModel, Personal, assemble
-from pflmpi.learning.task import Task
+from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import Downlink, Messages, Uplink
+from pflmpi.messages.kinds import Downlink, Messages, Own, Uplink
 from pflmpi.rng import stream
 from pflmpi.tree import Tree
 
@@ -45,6 +52,30 @@ class Round:
     def stream(self, purpose: str) -> np.random.Generator:
         """The server's generator for one purpose in this round."""
         return stream(self.seed, self.number, -1, purpose)
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """How a client that has never taken part joins; it predicts as the others do.
+
+    Attributes:
+        receives: names of the messages that it gets.
+        trains: whether it makes local updates; otherwise it predicts with what it receives.
+    """
+
+    receives: tuple[str, ...]
+    trains: bool
+
+
+@dataclass(frozen=True)
+class CannotJoin:
+    """A client that has never taken part cannot predict.
+
+    Attributes:
+        why: for the user.
+    """
+
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +146,27 @@ class Algorithm(ABC):
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         """The client state to evaluate with; it is not kept. `data` has the passes of `adapts_with`."""
         return client
+
+    def newcomer(self, task: Task) -> Newcomer | CannotJoin:
+        """How a newcomer joins; by default it trains if clients keep anything; `Own` messages must be made for it."""
+        down = self.downlink(task)
+        own = [name for name, kind in down.items() if isinstance(kind, Own)]
+        if own and type(self).publish_to_newcomers is Algorithm.publish_to_newcomers:
+            what = f"{type(self).__name__} sends every client its own {' and '.join(own)}"
+            return CannotJoin(f"{what}, and does not say what a newcomer receives (publish_to_newcomers)")
+        return Newcomer(tuple(down), trains=any(tree.leaves(self.init_client(task.replace(device=HOST), 0))))
+
+    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
+        """What newcomers receive; `Own` messages have one row per newcomer, whose ids are N and more."""
+        return self.publish(task, server, newcomers[:0])
+
+    def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
+        """The state that ONE newcomer begins with; `client` is its `init_client`, which is the default."""
+        return client
+
+    def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+        """The state of ONE newcomer after a local update; by default as a participant's, whose message is dropped."""
+        return self.client_update(task, client, down, data)[0]
 
     @abstractmethod
     def personal(self, task: Task) -> Personal:

@@ -35,6 +35,11 @@ def mix(weights: Tensor, rows: Tensor) -> Tensor:
     return (weights @ rows.flatten(1).double()).float().view(len(weights), *rows.shape[1:])
 
 
+def mean_for_each(rows: Tree, count: int) -> Tree:
+    """The plain mean of rows [P, ...], once for each of `count` clients: [count, ...]."""
+    return tree.map(lambda leaf: leaf.double().mean(0).float().expand(count, *leaf.shape[1:]).clone(), rows)
+
+
 def _flat(models: Tree) -> Iterable[Tensor]:
     return (rows.flatten(1).double() for _, rows in tree.leaves(models))
 

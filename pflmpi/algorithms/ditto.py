@@ -37,6 +37,9 @@ class Ditto(FedAvg):
     models train on the same minibatches, as there; with `personal_epochs` the personal one has a pass of its own.
     lambda is one number for all; the authors also choose it per client, among a few values on validation data. A
     client that is absent trains neither model.
+
+    Newcomers: v_k begins as the global model and takes the steps above. Ours: the paper has no clients that join later,
+    but its objective is that of one client for a given w.
     """
 
     summary: ClassVar[str] = "FedAvg and a personal model drawn to the global one"
@@ -60,6 +63,9 @@ class Ditto(FedAvg):
         loss = proximal_loss(task, down["model"], self.prox_weight)
         personal = train(task, part(client, "personal"), batches, loss, data.learning_rate)
         return {**state, "personal": personal}, up
+
+    def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
+        return {**client, "personal": {**part(client, "personal"), **down["model"]}}
 
     def personal(self, task: Task) -> Personal:
         return Kept("personal")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.algorithms.distances import attention, cosines, mix, squared_distances
+from pflmpi.algorithms.distances import attention, cosines, mean_for_each, mix, squared_distances
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
@@ -46,6 +46,9 @@ class FedAMP(Algorithm):
     A step pulls by lr lambda / alpha, which is 1e-4 lr with the paper's values: all but local training, since it starts
     from the own w_i. To have the clients meet, choose `start: cloud`, or a smaller alpha (and sigma, whose ratio sets
     the weights); with `weighting: cosine` alpha does nothing but this.
+
+    Newcomers: the server knows no model of theirs to compare, so their u_i is the mean of the others' cloud models,
+    with which w_i begins too, whatever `start` is; ours, the paper has a fixed set of clients.
     """
 
     summary: ClassVar[str] = "a cloud model per client, by attentive message passing"
@@ -75,6 +78,12 @@ class FedAMP(Algorithm):
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         rows = torch.from_numpy(receivers)
         return {"cloud": tree.map(lambda leaf: leaf.index_select(0, rows), part(server, "cloud"))}
+
+    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
+        return {"cloud": mean_for_each(part(server, "cloud"), len(newcomers))}
+
+    def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
+        return {"model": {**part(client, "model"), **down["cloud"]}}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         cloud, own = down["cloud"], part(client, "model")

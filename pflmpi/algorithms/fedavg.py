@@ -14,6 +14,7 @@ class FedAvg(WeightedSharedParts):
 
     Up: the model (mean). Down: the model (shared). Persists: server: the model; client: nothing, or its
     batch-norm statistics with `training.bn: local`. Evaluated: the global model on every client's test split.
+    Newcomers: the global model; the paper has no other model.
     Batch norm: the statistics are averaged with the weights (`bn: average`); the paper has no batch norm.
     """
 

@@ -46,6 +46,9 @@ class FedCP(WeightedSharedParts):
     and the rest to participants. Batch norm in f_g uses the batch's own statistics, as in f_i, so that z and u are
     equal before the first step. lambda = 5 is theirs for a learning rate of 0.005; a much larger one needs a smaller
     lambda, or the features cannot leave those of f_g.
+
+    Newcomers: h_i begins as the global head h_g and is trained as a participant's; ours, the paper has no clients that
+    join later.
     """
 
     summary: ClassVar[str] = "a gate per sample between a personal and a global head"
@@ -84,6 +87,9 @@ class FedCP(WeightedSharedParts):
         model = train(task, start, data.passes["train"], loss, data.learning_rate)
         head = tree.map(lambda mine, theirs: (mine + theirs) / 2, part(model, "head"), shared)
         return self.to_keep(task, model), {"model": self.to_share(task, {**model, "head": head})}
+
+    def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
+        return {**client, "head": down["model"]["head"]}
 
     def personal(self, task: Task) -> Personal:
         return NotAModel("two heads and a gate between them", Merge((Received("model"), Kept())))

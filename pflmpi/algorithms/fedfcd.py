@@ -51,6 +51,9 @@ class FedFCD(Algorithm):
     mode. Eq. 4: one epoch over the pairs in a seeded shuffle, in minibatches of the clients' batch size. The
     learning rates of body and head are `training.lr` unless given, and decay as it does; that of phi_g does not.
     The paper has lambda = 1 for Fashion-MNIST, 5 for CIFAR.
+
+    Newcomers: bodies never travel, so theirs is trained from the initial weights towards the class means, with the
+    global head beside a new one of their own; ours, the paper has a fixed set of clients.
     """
 
     summary: ClassVar[str] = "aligned features, global and personal logits added, body and head alternating"

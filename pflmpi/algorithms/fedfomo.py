@@ -20,6 +20,7 @@ from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink, tensor, with_rows
+from pflmpi.rng import stream
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -49,6 +50,10 @@ class FedFomo(Algorithm):
     A model that has never been trained is no candidate. epsilon falls by `exploration_decay` a round, from 0.3 by 0.05
     as in the authors' runs, and equal affinities are put in random order. The held out samples are drawn once.
     Distances are over weights and biases in the L2 norm (the authors' code: L1).
+
+    Newcomers: are sent M models, any of those that have been trained (nothing is known of what they are worth to them),
+    mix and train as in a first round, and again with the same models if they make more updates; ours, the paper has a
+    fixed set of clients.
     """
 
     summary: ClassVar[str] = "every client weighs others' models on held out samples"
@@ -99,7 +104,19 @@ class FedFomo(Algorithm):
         return {"model": model, "before": only(model, _mixed(task)), "mix": alone}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        chosen = leaf(server, "chosen")[torch.from_numpy(receivers)]  # [R, M]
+        return self._candidates(server, leaf(server, "chosen")[torch.from_numpy(receivers)])
+
+    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
+        trained = np.flatnonzero(leaf(server, "trained").numpy())
+        chosen = np.full((len(newcomers), self.received_models), NOBODY, np.int64)
+        for row, client in zip(chosen, newcomers.tolist(), strict=True):
+            drawn = stream(task.seed, 0, client, "candidates").permutation(task.num_clients)
+            drawn = drawn[np.isin(drawn, trained)][: len(row)]
+            row[: len(drawn)] = drawn
+        return self._candidates(server, torch.from_numpy(chosen))
+
+    def _candidates(self, server: Tree, chosen: Tensor) -> Messages:
+        """The models of the chosen clients [R, M]."""
 
         def rows(models: Tensor) -> Tensor:
             known = (chosen != NOBODY).view(*chosen.shape, *[1] * (models.ndim - 1))

@@ -32,6 +32,9 @@ class FedGH(Algorithm):
     Readings. The pairs come in a seeded shuffle, one epoch a round, a step for every pair as in the
     authors' code; `server_batch_size: null` takes the batch size of the clients, as other implementations do. The
     server's steps are plain SGD with a learning rate that does not decay.
+
+    Newcomers: bodies never travel, so theirs is trained from the initial weights, with the head h_g to begin with, and
+    put under h_g as everybody's; ours, the paper has no clients that join later.
     """
 
     summary: ClassVar[str] = "one head trained on all class means replaces the clients' heads"

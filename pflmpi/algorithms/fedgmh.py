@@ -41,6 +41,10 @@ class FedGMH(Algorithm):
 
     Readings. Before a client's first training psi is all false. One server epoch a round in minibatches of the
     client batch size (`server_epochs`), in client order. Heads of labels without uploads stay as they are.
+
+    Newcomers: train as in a first round, from the initial weights; psi is all false in the first update, so that the
+    received heads act from the second one on (`evaluation.unseen_updates`), but with `avghead` and `oneavg` at once.
+    Ours: the paper has no clients that join later.
     """
 
     summary: ClassVar[str] = "one global head per label, mixed in at critical entries"

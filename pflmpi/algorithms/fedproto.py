@@ -35,6 +35,9 @@ class FedProto(Algorithm):
     features while they train). Eq. 6 divides weights that sum to one once more by |N_j|; the default
     `class_mean_weighting: samples` does not, `as_printed` does, `clients` is the plain mean of the authors' code.
     Before any prototype exists, and with `predict_with: head`, the model's own head predicts.
+
+    Newcomers: a model from the initial weights, trained towards the prototypes; ours, the paper has no clients that
+    join later.
     """
 
     summary: ClassVar[str] = "whole personal models, shared class means"

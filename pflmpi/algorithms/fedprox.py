@@ -19,6 +19,8 @@ class FedProx(FedAvg):
     Equation 2: min_w F_k(w) + mu/2 ||w - w_t||^2, so the gradient has mu (w - w_t) added. The rest is FedAvg;
     with `prox_weight: 0` it is FedAvg bit for bit.
 
+    Newcomers: the global model, as for FedAvg.
+
     Departure: the paper samples devices with probability p_k and averages plainly; with uniform sampling, as here
     and in the authors' code, the mean is weighted by samples (`weighting: clients` for the plain mean).
     """

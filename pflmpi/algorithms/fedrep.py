@@ -32,6 +32,9 @@ class FedRep(FedPer):
     momentum buffer of its own. While the head is trained the body is fixed, batch norm in evaluation mode, so that the
     head learns on the features that prediction uses. The authors train the heads of all clients once more after the
     last round; here that is left out, so that every round is evaluated alike.
+
+    Newcomers: a new head, trained for `head_epochs` on the shared body, which is the paper's way to join later: the
+    body is learnt once, a new client needs only its head.
     """
 
     summary: ClassVar[str] = "shared body, personal head, trained one after the other"
@@ -51,3 +54,6 @@ class FedRep(FedPer):
         model = train(task, model, data.passes["head"], head_loss, data.learning_rate, frozen=("body",))
         model = train(task, model, data.passes["body"], model_loss(task), data.learning_rate, frozen=("head",))
         return self.to_keep(task, model), {"body": self.to_share(task, model)}
+
+    def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+        return self.client_update(task, client, down, data)[0]  # its head was trained on the received body

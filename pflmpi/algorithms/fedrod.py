@@ -35,6 +35,9 @@ class FedRoD(FedAvg):
     Readings. Both heads step at once on every minibatch. The exponent of the counts (gamma) is 1; they are over all
     training data, and a class without any counts for next to nothing. h_i starts as a head of the model does and is
     linear; the paper's other form, in which a hypernetwork makes it from the class counts, is not here.
+
+    Newcomers: a new h_i, trained as a participant's, beside the fresh body and generic head. Ours: it is the paper's
+    other form that serves new clients without training.
     """
 
     summary: ClassVar[str] = "a balanced generic model and a personal head beside its own"

@@ -40,6 +40,9 @@ class FeSEM(Algorithm):
     Departures. With partial participation the members are those of the round's participants, and the others keep
     their cluster. A client that has none yet receives the mean of the centres, weighted by their clients. Distances
     are over the parameters; batch-norm statistics are averaged with them (`bn: average`) or stay with the client.
+
+    Newcomers: have no cluster before they take part, and predict with the same mean of the centres; ours, the paper has
+    a fixed set of clients.
     """
 
     summary: ClassVar[str] = "K global models, each client trains and uses the nearest"
@@ -73,10 +76,15 @@ class FeSEM(Algorithm):
         return only(task.init(client), task.local_stats)
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        cluster = leaf(server, "cluster")
-        clients = _members(cluster, self.num_clusters).sum(1, keepdim=True).mT
+        return self._centres(server, leaf(server, "cluster")[torch.from_numpy(receivers)])
+
+    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
+        return self._centres(server, torch.full((len(newcomers),), -1))
+
+    def _centres(self, server: Tree, rows: Tensor) -> Messages:
+        """The centres of the given clusters [R]; -1 for the mean of all, weighted by their clients."""
+        clients = _members(leaf(server, "cluster"), self.num_clusters).sum(1, keepdim=True).mT
         clients = clients if clients.any() else torch.ones_like(clients)
-        rows = cluster[torch.from_numpy(receivers)]
 
         def own(centres: Tensor) -> Tensor:
             return torch.cat([centres, mix(clients / clients.sum(), centres)])[rows]  # -1: the last, which is the mean

@@ -49,6 +49,9 @@ class GPFL(WeightedSharedParts):
     norm of the whole batch for the third term, which is about sqrt(B) times as much; here all three are as printed.
     C starts from N(0, 1). lambda = 0.01 and mu = 0.1 are theirs for small CNNs and MLPs; for ResNet-18 they have 1e-4
     and 0.
+
+    Newcomers: a new h_i, trained as a participant's, which gives them their label shares and p_i; ours, the paper has
+    no clients that join later.
     """
 
     summary: ClassVar[str] = "a shared body with a global and a personal route, class embeddings"

@@ -48,6 +48,8 @@ class L2GD(SharedParts):
     is drawn, 1/p on average, and `training.epochs` and `training.steps` have no say in it. Batch-norm statistics that
     are averaged move as the weights do.
 
+    Newcomers: x_i begins as the mean and takes the local steps of a round; ours, the paper has a fixed set of clients.
+
     The method needs all clients in every round. With `prox_weight: 0` it is Local with passes of the drawn
     lengths, bit for bit.
     """
@@ -100,6 +102,9 @@ class L2GD(SharedParts):
         drawn = tree.map(lambda theirs, mine: keep * mine + (1 - keep) * theirs, mean, own)
         model = train(task, {**own, **drawn}, data.passes["train"], model_loss(task), data.learning_rate)
         return {"model": model}, {"model": self.to_share(task, model)}
+
+    def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
+        return {"model": {**part(client, "model"), **down["mean"]}}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         return {"mean": up["model"]}

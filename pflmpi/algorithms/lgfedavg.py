@@ -25,6 +25,9 @@ class LGFedAvg(WeightedSharedParts):
     1200 for CIFAR-10); here they start from the common initial weights. The global part is the head alone, the last
     fully connected layer; theirs is the last two layers or more. The mean over the participants is plain, as in
     their code (`weighting: samples` for weights n_m / n).
+
+    Newcomers: bodies never travel, so theirs is trained from the initial weights, with the shared head to begin with.
+    Ours: the paper classifies samples of unknown clients by all clients' models together, which needs their bodies.
     """
 
     summary: ClassVar[str] = "personal body, shared head"

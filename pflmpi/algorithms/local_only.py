@@ -16,7 +16,7 @@ from pflmpi.tree import Tree, part
 class Local(Algorithm):
     """Every client trains its own model; the same initial weights and participants as the other algorithms.
 
-    Up: nothing. Down: nothing. Persists: client: its model.
+    Up: nothing. Down: nothing. Persists: client: its model. Newcomers: train alone, from the initial weights.
     """
 
     summary: ClassVar[str] = "every client alone; nothing travels"

@@ -45,6 +45,9 @@ class PerFedAvg(FedAvg):
     from three shuffles of the training samples, each as long as the configured pass, so a client takes as many steps
     as with FedAvg. The steps are plain SGD: `training.momentum` and `training.weight_decay` have no part in them.
     Batch norm: the statistics follow the passes through the adapted w', which is what is evaluated.
+
+    Newcomers: the global model after `adapt_steps` steps on their own data, as for everybody; this is what the paper
+    trains it for.
     """
 
     summary: ClassVar[str] = "a global model made to be adapted in one step, MAML"

@@ -44,6 +44,9 @@ class PFedAFE(SharedParts):
     starts anew in every round. Batch-norm statistics are mixed with the body, unless `training.bn: local`; beta learns
     in evaluation mode, on the model as it would predict, by the parameters alone. With `adaptive: false` beta stays at
     its initial value: at 0 this is FedPer with plain means.
+
+    Newcomers: a first round from the shared body and a new head, then beta and the mix as for everybody; ours, the
+    paper has a fixed set of clients.
     """
 
     summary: ClassVar[str] = "shared body mixed with the client's own, in a learned proportion"

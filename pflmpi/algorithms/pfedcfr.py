@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.algorithms.distances import attention, mix, squared_distances
+from pflmpi.algorithms.distances import attention, mean_for_each, mix, squared_distances
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
@@ -49,6 +49,9 @@ class PFedCFR(Algorithm):
 
     Departures. With partial participation the participants of the round are fused, and a client finds its layers
     when it next takes part. Where a self weight could become negative, the configuration is refused.
+
+    Newcomers: the server knows no layers of theirs to compare, so they get the mean of the others' fused layers beside
+    the common ones, and train from these, whatever `start` is; ours, the paper has a fixed set of clients.
     """
 
     summary: ClassVar[str] = "feature layers fused by distance, decision layers averaged"
@@ -112,6 +115,15 @@ class PFedCFR(Algorithm):
         personal, decision = (_take(part(server, "fused"), layers) for layers in self.split(task))
         messages = {"personal": tree.map(lambda leaf: leaf.index_select(0, rows), personal), "decision": decision}
         return {name: messages[name] for name in self.downlink(task)}
+
+    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
+        down = self.publish(task, server, np.arange(task.num_clients))
+        return {
+            name: mean_for_each(each, len(newcomers)) if name == "personal" else each for name, each in down.items()
+        }
+
+    def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
+        return {"model": {**part(client, "model"), **_join(*down.values())}}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         plain, own = model_loss(task), part(client, "model")

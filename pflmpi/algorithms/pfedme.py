@@ -40,6 +40,9 @@ class PFedMe(FedAvg):
     of its own (in that code 0.001, which is not in the paper). eta_p decays with eta. Momentum, if configured, acts
     within the K steps. Batch norm: the statistics follow theta, and the server takes their mean whatever beta is.
     Departure: all clients of the paper train in every round and a sample of them is averaged; here the others rest.
+
+    Newcomers: theta_i around the global w, from a participant's steps; ours, the paper has no clients that join later,
+    but its theta_i is a function of w and the client's data.
     """
 
     summary: ClassVar[str] = "personal models by Moreau envelopes around a global one"

@@ -49,6 +49,8 @@ class PFedPM(Algorithm):
     in evaluation mode, as prediction does. Eq. 12 prints a sum over samples too: that is a matter of g's learning rate,
     which the paper does not give; it is the model's unless `relation_lr` is given. The mean over classes, a K-th of
     that, is too slow: 28 % instead of 98 % after 30 rounds (MNIST, the paper's model and optimiser, 8 clients).
+    Newcomers: a model from the initial weights, trained towards the global means of their classes; ours, the paper has
+    a fixed set of clients.
     The paper has a = 0.3, 0.4, 0.6 for 3, 4, 5 classes per client; lambda = 1 for MNIST and FEMNIST, 0.1 for CIFAR-10.
     """
 

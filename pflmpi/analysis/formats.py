@@ -14,6 +14,7 @@ _METRICS = {
     "mean": "accuracy, mean over clients",
     "weighted": "accuracy, over all samples",
     "spread": "standard deviation of the accuracy over clients",
+    "unseen": "accuracy of unseen clients, mean",
 }
 _FIGURES = {"best": "best round", "last": "last round", "last10": f"mean of the last {LAST} evaluated rounds"}
 _LATEX = {

@@ -1,5 +1,6 @@
 """A report over some runs, written to a folder: the page, its figures and their tables."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +18,9 @@ from pflmpi.errors import CheckpointError, ConfigError
 
 PAGE, _FIGURES = "report.html", "figures"
 _EXPLAINED = (
-    "Best and last: accuracy, mean over clients; worst client: its accuracy at the end; bytes: what the messages of "
-    "all rounds hold; time: that of all rounds."
+    "Best and last: accuracy, mean over clients; worst client: its accuracy at the end; unseen: the mean at the end "
+    "of clients that were kept out of training, which count in nothing else; bytes: what the messages of all rounds "
+    "hold; time: that of all rounds."
 )
 _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
 
@@ -73,12 +75,18 @@ def results(one: NamedRun, end: Final | None) -> dict[str, str | int | float]:
         "of": int(one.run.config.get("training", {}).get("rounds", 0)),
         "best (%)": float("nan") if best is None else float(mean[best]),
         "in round": "" if best is None else int(columns["round"][best]),
-        "last (%)": float(mean[seen[-1]]) if len(seen) else float("nan"),
+        "last (%)": _last(mean),
         "worst client (%)": float(np.nanmin(end.accuracy)) if end is not None and tested else float("nan"),
+        "unseen (%)": _last(100 * columns.get("unseen_accuracy_mean", np.empty(0))),
         "up (bytes)": int(columns["up_bytes"].sum()),
         "down (bytes)": int(columns["down_bytes"].sum()),
         "time (s)": float(columns["seconds"].sum()),
     }
+
+
+def _last(values: np.ndarray) -> float:
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if len(known) else math.nan
 
 
 def cells(line: Mapping[str, str | int | float]) -> list[str]:
@@ -91,6 +99,8 @@ def _sections(among: Sequence[NamedRun], out: Path, problems: list[str], step: C
     """Draw everything; the sections of the page, and more `problems`."""
     ends = [final(one.run) for one in among]
     lines = [results(one, end) for one, end in zip(among, ends, strict=True)]
+    if all(math.isnan(float(line["unseen (%)"])) for line in lines):
+        lines = [{name: value for name, value in line.items() if name != "unseen (%)"} for line in lines]
     columns, rows = list(lines[0]), [cells(line) for line in lines]
     (out / "runs.csv").write_text(comma_separated([columns, *rows]), encoding="utf-8")
     table = PageTable(columns, rows, names=2)

@@ -1,5 +1,6 @@
 """The figures of a table: from the metrics of its runs, beside the published ones."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,12 @@ from pflmpi.sweep.cells import Cell
 from pflmpi.sweep.table import SweepTable
 
 LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
-_COLUMNS = {"mean": "accuracy_mean", "weighted": "accuracy_weighted", "spread": "accuracy_std"}
+_COLUMNS = {
+    "mean": "accuracy_mean",
+    "weighted": "accuracy_weighted",
+    "spread": "accuracy_std",
+    "unseen": "unseen_accuracy_mean",
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,9 @@ def pick(lines: Sequence[Mapping[str, str]], metric: str, figure: str) -> float:
     Args:
         metric, figure: as in the table file.
     """
-    tested = [line for line in lines if line["accuracy_mean"]]
+    tested = [line for line in lines if line.get(_COLUMNS[metric])]
+    if not tested:  # no unseen clients, or none that can join
+        return math.nan
     values = [100 * float(line[_COLUMNS[metric]]) for line in tested]
     if figure == "best":
         judge = "accuracy_mean" if metric == "spread" else _COLUMNS[metric]
@@ -125,7 +133,8 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
     )
 
 
-def _over_seeds(values: Sequence[float]) -> Percent | None:
+def _over_seeds(figures: Sequence[float]) -> Percent | None:
+    values = [value for value in figures if not math.isnan(value)]
     if not values:
         return None
     return Percent(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)

@@ -11,6 +11,7 @@ from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.store import metrics_file, names
 
+_UNSEEN = "unseen_accuracy_mean"
 _WINDOW = 10  # rounds over which the speed is measured
 
 
@@ -27,6 +28,7 @@ class RunStatus:
         checkpoint: newest round with a checkpoint, not verified; None without any.
         per_round: seconds per round; None before the first has ended.
         age: seconds since the last round ended, by the clocks of the file system and of this machine.
+        unseen: accuracy of the unseen clients in the last tested round, mean; None without any.
     """
 
     title: str
@@ -37,6 +39,7 @@ class RunStatus:
     checkpoint: int | None
     per_round: float | None
     age: float | None
+    unseen: float | None = None
 
     @property
     def done(self) -> bool:
@@ -74,6 +77,7 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
         rounds=rounds,
         accuracy=tested[-1][0] if tested else None,
         best=max(tested, key=lambda one: (one[0], -one[1])) if tested else None,
+        unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=_per_round(run, lines, checkpoints, since),
         age=_age(metrics_file.path(run)) if lines else None,

@@ -78,6 +78,7 @@ def _round(run: RunStatus) -> str:
     words = [f"round {run.round} of {run.rounds}"]
     if run.accuracy is not None and run.best is not None:
         words.append(f"accuracy {100 * run.accuracy:.2f} % (best {100 * run.best[0]:.2f} % in round {run.best[1]})")
+    words += [f"unseen clients {100 * run.unseen:.2f} %"] if run.unseen is not None else []
     words.append("no checkpoint yet" if run.checkpoint is None else f"newest checkpoint of round {run.checkpoint}")
     return ", ".join(words)
 

@@ -65,7 +65,8 @@ class RunProgress:
     def __call__(self, round: "Round") -> None:
         """Show the end of a round."""
         if round.scores is not None:
-            self._accuracy = f"{100 * round.scores.mean:.2f} %"
+            unseen = "" if round.unseen is None else f" (unseen {100 * round.unseen.mean:.2f} %)"
+            self._accuracy = f"{100 * round.scores.mean:.2f} %{unseen}"
         up, down = int(round.bytes["up"].sum()), int(round.bytes["down"].sum())
         self._moved = [self._moved[0] + up, self._moved[1] + down]
         if not self._bar.disable:
@@ -94,6 +95,8 @@ def show_summary(run: Path, config: "Config") -> None:
         table.add_row("last accuracy, over all samples", _percent(last["accuracy_weighted"]))
         table.add_row("best accuracy, mean over clients", f"{_percent(best['accuracy_mean'])} (round {best['round']})")
         table.add_row("spread over clients at the end", _percent(last["accuracy_std"]))
+        if unseen := last.get("unseen_accuracy_mean"):
+            table.add_row("last accuracy of unseen clients, mean", _percent(unseen))
     if skipped := sum(int(row["skipped"]) for row in rows):
         table.add_row("updates skipped, as clients failed", str(skipped))
     for way in ("up", "down"):

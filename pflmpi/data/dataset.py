@@ -77,9 +77,13 @@ def assemble(
     return Dataset(name, images, labels, official_test, writers, num_classes, mean, std, digest)
 
 
-def standardised(dataset: Dataset) -> Dataset:
-    """The dataset with the mean and standard deviation of its own samples, per channel or column; 1 where all agree."""
-    images = dataset.images
+def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset:
+    """The dataset with the mean and standard deviation of its own samples, per channel or column; 1 where all agree.
+
+    Args:
+        samples: only these, ascending indices; None for all.
+    """
+    images = dataset.images if samples is None else dataset.images[samples]
     axes = tuple(axis for axis in range(images.ndim) if axis != 1)
     scale = 255.0 if images.dtype == np.uint8 else 1.0
     mean, std = images.mean(axes, dtype=np.float64) / scale, images.std(axes, dtype=np.float64) / scale

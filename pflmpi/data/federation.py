@@ -93,6 +93,13 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     return _federation(dataset, parts, tests)
 
 
+def take(federation: Federation, clients: np.ndarray) -> Federation:
+    """The federation of some clients, who are numbered anew in the given order."""
+    train, test = ([side[client] for client in clients] for side in (federation.train, federation.test))
+    digest = _digest(federation.dataset, train, test)
+    return Federation(federation.dataset, tuple(train), tuple(test), digest, federation.class_counts[clients])
+
+
 def save(federation: Federation, path: Path) -> None:
     """Write each client's samples to a file that `reuse` reads; it appears by rename."""
     write_split(path, federation.dataset.digest, federation.digest, federation.train, federation.test)

@@ -49,7 +49,7 @@ def _parts(experiment: Experiment, setup: Setup) -> dict[str, str]:
         "the configuration": _hash(yaml_file.dump(experiment.config.resolved()).encode()),
         "the code from outside the package": _hash(repr(experiment.code).encode()),
         "the data": experiment.federation.dataset.digest,
-        "the partition": experiment.federation.digest,
+        "the partition": experiment.division.digest,
         "the placement of clients": _hash(repr(placement.hosts).encode() + homes + groups),
     }
 

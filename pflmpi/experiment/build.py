@@ -11,22 +11,27 @@ import numpy as np
 import torch
 
 from pflmpi import outside
+from pflmpi.algorithms.base import CannotJoin, Newcomer
 from pflmpi.config.load import Config
 from pflmpi.data import load
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
+from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.experiment.code import code_hashes
 from pflmpi.experiment.pass_lengths import check_passes
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
+from pflmpi.rng import stream
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.contract import check_cohorts, check_declarations
 from pflmpi.runtime.devices import choose_executor
+from pflmpi.runtime.evaluation.unseen import Unseen, unseen_setup
+from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.executors.padding_check import check_padding
-from pflmpi.runtime.placement import place
+from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.partition_file import Counts
 from pflmpi.tree import Tree
@@ -38,7 +43,7 @@ class Experiment:
 
     Attributes:
         config: the configuration, with `executor` and `lanes` decided.
-        federation: who holds what.
+        division: who holds what, and who is trained.
         cohort: [N] the cohort of each client; a cohort has one architecture.
         tasks: one per cohort, on the device of this rank.
         templates: one per cohort, what a client keeps between rounds.
@@ -46,11 +51,23 @@ class Experiment:
     """
 
     config: Config
-    federation: Federation
+    division: Division
     cohort: np.ndarray
     tasks: tuple[Task, ...]
     templates: tuple[Tree, ...]
     computed_on: tuple[str, ...]
+
+    @property
+    def federation(self) -> Federation:
+        """What the clients hold that are trained."""
+        return self.division.trained
+
+    @cached_property
+    def newcomer(self) -> Newcomer | CannotJoin | None:
+        """How the unseen clients join; None if there are none."""
+        if not self.division.unseen_numbers:
+            return None
+        return self.config.algorithm.newcomer(self.tasks[0].replace(device=HOST))
 
     @property
     def counts(self) -> Counts:
@@ -84,7 +101,9 @@ def assemble(
     config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()
 ) -> Experiment:
     """The experiment of a configuration on data that is already loaded; see `prepare`."""
-    dataset, algorithm, training, n = federation.dataset, config.algorithm, config.training, federation.num_clients
+    division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
+    dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
+    algorithm, training, n = config.algorithm, config.training, division.trained.num_clients
     bound = [model.bind(dataset.images.shape[1:], dataset.num_classes) for model in config.models]
     cycled = [bound[client % len(bound)] for client in range(n)]
     architectures = list(dict.fromkeys(cycled))
@@ -97,7 +116,7 @@ def assemble(
     check_cohorts(algorithm, tasks)
     participants = len(training.participants(config.seed, 1, n))
     algorithm.check(tasks[0], participants)
-    check_passes(training, algorithm.passes(tasks[0], 1), federation.num_train)
+    check_passes(training, algorithm.passes(tasks[0], 1), division.everyone.num_train)
     runtime = choose_executor(config.runtime, tasks, n, participants, on_gpu=bool(gpu_models))
     if runtime.executor == "lanes":
         for number, task in enumerate(tasks):
@@ -105,7 +124,7 @@ def assemble(
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply)
     computed_on = tuple(gpu_models) or (platform.machine(),)
-    return Experiment(dataclasses.replace(config, runtime=runtime), federation, cohort, tasks, templates, computed_on)
+    return Experiment(dataclasses.replace(config, runtime=runtime), division, cohort, tasks, templates, computed_on)
 
 
 def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:
@@ -129,16 +148,29 @@ def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:
     declared = Declared(
         dict(algorithm.uplink(task)), dict(algorithm.downlink(task)), federation.class_counts > 0, federation.num_train
     )
+    placement = place(executor, declared, experiment.templates, config.runtime, ranks, slots)
     return Setup(
         executor=executor,
-        placement=place(executor, declared, experiment.templates, config.runtime, ranks, slots),
+        placement=placement,
         declared=declared,
         templates=experiment.templates,
         evaluation=config.evaluation,
         checkpoint=config.checkpoint,
         timeout=config.runtime.timeout,
         skips=config.runtime.client_errors == "skip",
+        unseen=_unseen(experiment, executor, declared, placement),
     )
+
+
+def _unseen(experiment: Experiment, executor: Executor, declared: Declared, placement: Placement) -> Unseen | None:
+    """What testing the unseen clients needs, where there are any that can join; they have the models in turn too."""
+    if not isinstance(experiment.newcomer, Newcomer):
+        return None
+    evaluation, everyone, cohort = experiment.config.evaluation, experiment.division.everyone, experiment.cohort
+    cohort = np.concatenate([cohort, np.resize(cohort, everyone.num_clients - len(cohort))])
+    whole = dataclasses.replace(executor, federation=everyone, cohort=cohort)
+    lanes = experiment.config.runtime.lanes or 1
+    return unseen_setup(whole, declared.down, placement, lanes, experiment.newcomer, evaluation.unseen_updates)
 
 
 def _pool(dataset: Dataset, device: torch.device) -> Pool:

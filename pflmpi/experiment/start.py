@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from pflmpi.algorithms.base import CannotJoin
 from pflmpi.config.load import Config
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import stored_config
@@ -97,6 +98,8 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
         if config.output.tensorboard and context.transport.rank == 0:
             tensorboard.check_installed()
         experiment = prepare(config, context.device, context.gpu_models)
+        if isinstance(experiment.newcomer, CannotJoin) and context.transport.rank == 0:
+            _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if run is None:
             return experiment
         stored_config.check_same_data(run, experiment)

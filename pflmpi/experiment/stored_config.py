@@ -103,7 +103,7 @@ def check_round(run: Path, round: int, config: Config) -> None:
 def check_same_data(run: Path, experiment: Experiment) -> None:
     """Raise `CheckpointError` unless the data and the partition are those that a run was made with."""
     recorded = _stored(run)["recorded"]
-    found = {"data": experiment.federation.dataset.digest, "partition": experiment.federation.digest}
+    found = {"data": experiment.federation.dataset.digest, "partition": experiment.division.digest}
     for key, value in found.items():
         if recorded.get(key, value) != value:
             raise CheckpointError(
@@ -139,12 +139,13 @@ def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict
     return {
         "run": run_id,
         "data": experiment.federation.dataset.digest,
-        "partition": experiment.federation.digest,
+        "partition": experiment.division.digest,
         "partition_csv": partition_file.checksum(experiment.counts),
         "device": _AND.join(experiment.computed_on),
         "ranks": transport.size,
         "transport": transport.name,
         **({"code": experiment.code} if experiment.code else {}),
+        **({"unseen": numbers} if (numbers := experiment.division.unseen_numbers) else {}),
         "versions": {"pflmpi": pflmpi.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
     }
 

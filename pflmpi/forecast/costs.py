@@ -87,6 +87,16 @@ class GroupCosts:
         work = test_work(self.setup, self._steps(group), int(self.setup.num_test[group].max()))
         return self._cohort(group).test.of(len(group), work)
 
+    def unseen(self, group: ClientGroup) -> float:
+        """Seconds of a test of unseen clients, with the training before it."""
+        unseen = self.setup.unseen
+        assert unseen is not None
+        federation, calibration = unseen.executor.federation, self.calibrations[int(unseen.executor.cohort[group[0]])]
+        steps = self.setup.task.training.num_steps(int(federation.num_train[group].max()))
+        work = test_work(self.setup, steps, int(federation.num_test[group].max()))
+        train, test = calibration.train.of(len(group), steps), calibration.test.of(len(group), work)
+        return unseen.updates * train.seconds + test.seconds
+
     def _cohort(self, group: ClientGroup) -> Calibration:
         return self.calibrations[int(self.setup.executor.cohort[group[0]])]
 

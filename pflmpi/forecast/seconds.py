@@ -60,7 +60,8 @@ def seconds(
             (
                 _slowest(ranks, cores, one.training, lambda group: costs.train(group).seconds),
                 _slowest(ranks, cores, one.training, lambda group: server.fold.seconds * len(group)),
-                _slowest(ranks, cores, one.testing, lambda group: costs.test(group).seconds),
+                _slowest(ranks, cores, one.testing, lambda group: costs.test(group).seconds)
+                + _slowest(ranks, cores, one.unseen.groups if one.unseen else [[] for _ in ranks.device], costs.unseen),
             )
             for one in rounds
         ],

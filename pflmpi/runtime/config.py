@@ -16,6 +16,13 @@ class EvaluationConfig(BaseModel):
         Field(description="what a client that did not train is tested with: the newest reply, or the last it received"),
     ] = "latest"
     batch_size: Annotated[int, Field(ge=1, description="samples per forward pass outside training")] = 256
+    unseen: Annotated[
+        float, Field(ge=0, lt=1, description="share of the clients kept out of training, to be tested as newcomers")
+    ] = 0.0
+    unseen_updates: Annotated[
+        int,
+        Field(ge=1, le=10_000, description="local updates of an unseen client before it is tested, if it trains"),
+    ] = 1
 
 
 class CheckpointConfig(BaseModel):

@@ -16,7 +16,7 @@ class RoundReport:
     """What rank 0 knows of a round from all ranks.
 
     Attributes:
-        correct: [T] test samples that the tested clients get right, in ascending order of their ids.
+        correct: [T] test samples that the tested clients get right, in ascending order of their ids; unseen ones last.
         busiest: seconds that the slowest rank computed.
         shards_done: newest round whose shards are all on disk.
     """

@@ -18,6 +18,7 @@ from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.contract import calling, check_state
 from pflmpi.runtime.evaluation.clients import Scores, evaluate
+from pflmpi.runtime.evaluation.unseen import evaluate_unseen
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
@@ -74,12 +75,14 @@ def run(
         exchange = watch.lap()
 
         right = evaluate(setup.executor, population, reply, now.testing[rank], now.round)
+        if now.unseen:
+            right = np.append(right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round))
         evaluation = watch.lap()
 
-        reported = report.gather(transport, now.testing, right, training + evaluation, checkpoints.shards_done)
+        reported = report.gather(transport, now.reporting, right, training + evaluation, checkpoints.shards_done)
         progress = None
         if reported is not None:
-            correct[now.tested] = reported.correct
+            correct[now.tested], others = np.split(reported.correct, [len(now.tested)])
             seconds = {
                 "compute": reported.busiest,
                 "exchange": exchange,
@@ -88,7 +91,9 @@ def run(
                 "round": between_reports.lap(),
             }
             scores = Scores(correct.copy(), setup.num_test) if now.evaluates else None
-            progress = Progress(now.round, now.participants, now.skipped, scores, seconds, _moved(transport, now))
+            unseen = Scores(others, now.unseen.num_test) if now.unseen else None
+            moved = _moved(transport, now)
+            progress = Progress(now.round, now.participants, now.skipped, scores, seconds, moved, unseen)
             checkpoints.record(progress, reported.shards_done)
             observe(progress)
         stopping = stop.agree(transport, watch.seconds) and now.round < setup.task.training.rounds

@@ -14,6 +14,7 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Call, Own, OwnClasses
 from pflmpi.messages.uplink import up_calls
 from pflmpi.runtime import client_errors, report, stopping
+from pflmpi.runtime.evaluation.unseen import Unseen
 from pflmpi.runtime.setup import Setup
 
 
@@ -68,6 +69,17 @@ class RoundSchedule:
         """The groups that each rank tests."""
         return self.setup.placement.assign(self.tested, work=self.setup.num_test.astype(np.float64))
 
+    @property
+    def unseen(self) -> Unseen | None:
+        """The unseen clients, if they are tested in this round."""
+        return self.setup.unseen if self.evaluates else None
+
+    @cached_property
+    def reporting(self) -> list[list[ClientGroup]]:
+        """The groups whose scores each rank reports: those that it tests, then those of unseen clients."""
+        unseen = self.unseen.groups if self.unseen else [[]] * self.setup.placement.ranks
+        return [[*groups, *others] for groups, others in zip(self.testing, unseen, strict=True)]
+
     @cached_property
     def rows(self) -> list[np.ndarray]:
         """The clients whose state each rank writes in a checkpoint after this round."""
@@ -98,7 +110,8 @@ class RoundSchedule:
         """All collective calls, in order."""
         ranks = self.setup.placement.ranks
         first = [client_errors.call(self.participants, ranks)] if self.setup.skips and not self.opening else []
-        last = [] if self.opening else [report.call(self.testing), stopping.call(ranks)]
+        unseen = self.unseen.calls if self.unseen else []
+        last = [] if self.opening else [*unseen, report.call(self.reporting), stopping.call(ranks)]
         return [*first, *self.uplink, *self.downlink, *last]
 
     def _bytes(self, sent: bool) -> np.ndarray:

@@ -10,6 +10,7 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
+from pflmpi.runtime.evaluation.unseen import Unseen
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.placement import Placement
 from pflmpi.tree import Tree
@@ -27,6 +28,7 @@ class Setup:
         evaluation, checkpoint: sections of the configuration.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
         skips: whether a round goes on without the clients that fail in it.
+        unseen: clients that were kept out of training and are tested; None if there are none.
     """
 
     executor: Executor
@@ -37,6 +39,7 @@ class Setup:
     checkpoint: CheckpointConfig
     timeout: float | None
     skips: bool
+    unseen: Unseen | None
 
     @property
     def algorithm(self) -> Algorithm:

@@ -12,7 +12,7 @@ from pflmpi.store.names import rounds
 from pflmpi.store.reading import read_attributes
 
 # The keys of "recorded", which round files have as attributes too.
-_RECORDED = ("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "versions", "code")
+_RECORDED = ("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "versions", "code", "unseen")
 
 _CHECKSUM = b"# CRC-32 of the lines above: "
 
@@ -31,7 +31,7 @@ def write(run: Path, text: str) -> None:
 def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What "recorded" is in config.yaml, from the attributes of a round file."""
     known = {key: attributes[key] for key in _RECORDED if key in attributes}
-    return known | {key: json.loads(known[key]) for key in ("versions", "code") if key in known}
+    return known | {key: json.loads(known[key]) for key in ("versions", "code", "unseen") if key in known}
 
 
 def from_checkpoint(run: Path) -> dict[str, Any]:

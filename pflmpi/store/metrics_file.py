@@ -23,7 +23,11 @@ COLUMNS = (
     "evaluation_seconds",
     "checkpoint_seconds",
     "skipped",  # participants that failed; files of 0.1 have no such column
+    "unseen_accuracy_mean",  # of clients that were kept out of training; older files have none
+    "unseen_accuracy_weighted",
+    "unseen_accuracy_std",
 )
+_MISSING = {"skipped": "0"}  # what an older file's lines get in a column that it has not
 
 
 def path(run: Path) -> Path:
@@ -44,9 +48,9 @@ def restart(run: Path, done: int) -> None:
     """Keep the lines of rounds 1 to `done` and drop the rest; creates the file if it is missing."""
     kept = _kept(run, done) if done else []
     with atomic.replacing(path(run)) as descriptor, open(descriptor, "w", newline="", closefd=False) as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="0", lineterminator="\n")
+        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(kept)
+        writer.writerows({**_MISSING, **line} for line in kept)
 
 
 def _kept(run: Path, done: int) -> list[dict[str, str]]:

@@ -48,7 +48,7 @@ class SweepTable(BaseModel):
 
     Attributes:
         metric: `mean`, the plain mean of the accuracy over clients; `weighted`, over all samples; `spread`, its
-            standard deviation over clients.
+            standard deviation over clients; `unseen`, the plain mean over unseen clients (`evaluation.unseen`).
         figure: which value the paper prints: the best round's (for `spread` the round of the best mean), the last
             round's, or the mean of the last ten rounds.
         published: by row and column, a figure in percent and, where given, its spread.
@@ -58,7 +58,7 @@ class SweepTable(BaseModel):
 
     title: str
     source: str
-    metric: Literal["mean", "weighted", "spread"] = "mean"
+    metric: Literal["mean", "weighted", "spread", "unseen"] = "mean"
     figure: Literal["best", "last", "last10"] = "best"
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     base: Sections = {}

@@ -15,6 +15,7 @@ from pflmpi.testing.conformance import (
     declared_bytes,
     exact_continuation,
     loop_and_lanes_agree,
+    newcomers_agree,
     no_randomness_of_its_own,
     replayed_steps_are_the_steps,
     same_bits,
@@ -73,6 +74,11 @@ class AlgorithmTests:
         """See `replayed_steps_are_the_steps`."""
         if "lanes" in self.executors:
             replayed_steps_are_the_steps(runs)
+
+    def test_newcomers_are_the_same_in_loop_and_lanes(self, runs: Runs) -> None:
+        """See `newcomers_agree`."""
+        if "lanes" in self.executors:
+            newcomers_agree(runs, self.tolerance)
 
     def test_counted_bytes_are_the_declared_ones(self, runs: Runs) -> None:
         """See `declared_bytes`."""

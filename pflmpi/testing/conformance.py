@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from pflmpi import tree
 from pflmpi.config import load as configuration
-from pflmpi.experiment.build import Experiment, prepare
+from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.learning.replay import step_by_step
+from pflmpi.runtime.client_state import from_flat
+from pflmpi.runtime.evaluation.unseen import joined, received
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
+from pflmpi.transports.inprocess import InProcessTransport
 
 EXECUTORS = ("loop", "lanes")
 _ROUNDING = 1e-5  # float32 sums in another order, over some twenty steps
@@ -35,7 +39,8 @@ class Runs:
 
     def settings(self, **sections: Any) -> dict[str, Any]:
         """The configuration, with further sections."""
-        return settings(settings(self.sections), **sections)
+        unseen = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}  # 7 are trained
+        return settings(settings(unseen, **self.sections), **sections)
 
     def get(self, executor: str, ranks: int = 1, server: str = "auto") -> tuple[Path, str]:
         """The folder of a run, and the digest of its last round."""
@@ -52,9 +57,11 @@ class Runs:
 
 
 def same_bits(runs: Runs, executor: str, ranks: int, server: str = "auto") -> None:
-    """On that many ranks the state has the bits of a run on one."""
-    found, alone = runs.get(executor, ranks, server)[1], runs.get(executor)[1]
+    """On that many ranks the state has the bits of a run on one, and unseen clients have the same scores."""
+    (several, found), (one, alone) = runs.get(executor, ranks, server), runs.get(executor)
     assert found == alone, f"executor {executor}: other bits on {ranks} ranks than on one ({found} and {alone})"
+    scores, expected = (_scores(folder, 3, "unseen_correct") for folder in (several, one))
+    assert np.array_equal(scores, expected), f"unseen clients on {ranks} ranks: {scores}, on one {expected}"
 
 
 def exact_continuation(runs: Runs, absent: str) -> None:
@@ -65,8 +72,8 @@ def exact_continuation(runs: Runs, absent: str) -> None:
     run(settings(raw, training={"rounds": 1}), parts, 3)
     resume(parts, ("training.rounds=3",), ranks=1)
     assert resume(parts, ("training.rounds=4",), ranks=2) == unbroken, "other bits after a continuation"
-    for name in ("correct", "total", "participants"):
-        expected, found = (run_folder.read_metrics(folder, 4)[name] for folder in (whole, parts))
+    for name in ("correct", "total", "participants", "unseen_correct"):
+        expected, found = (_scores(folder, 4, name) for folder in (whole, parts))
         assert np.array_equal(found, expected), f"other {name} after a continuation: {found}, unbroken {expected}"
 
 
@@ -88,6 +95,29 @@ def replayed_steps_are_the_steps(runs: Runs) -> None:
     with step_by_step():
         taken = run(raw, runs.folder / "taken")
     assert replayed == taken, "a loss depends on more than parameters, batch, and what is the same for the whole pass"
+
+
+def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
+    """Client by client and many in one call, clients that join after training have the same state within rounding."""
+    folder = runs.get("loop")[0]
+    found = []
+    for executor in EXECUTORS:
+        raw = runs.settings(runtime={"executor": executor, "lanes": 2}, evaluation={"unseen_updates": 2})
+        unseen = setup(prepare(configuration.parse(raw), torch.device("cpu")), 1, 1).unseen
+        if unseen is None:  # a stated refusal
+            return
+        task, server = unseen.executor.tasks[0], from_flat(run_folder.read_server(folder, 3))
+        published = unseen.algorithm.publish(task, server, unseen.clients[:0])
+        shared = {name: value for name, value in published.items() if name not in unseen.declared.down}
+        reply = received(unseen, InProcessTransport(), server, shared, 3)
+        states = [(group, joined(unseen, group, reply.for_clients(group), 3)) for group in unseen.groups[0]]
+        rows = ((client, tree.row(state, row)) for group, state in states for row, client in enumerate(group.tolist()))
+        found.append({(client, path): leaf for client, row in rows for path, leaf in tree.leaves(row)})
+    loop, lanes = found
+    assert loop.keys() == lanes.keys(), "loop and lanes give newcomers other states"
+    for at, leaf in loop.items():
+        if leaf.dtype != torch.bool:
+            np.testing.assert_allclose(leaf.numpy(), lanes[at].numpy(), atol=tolerance, err_msg=f"newcomer {at}")
 
 
 def declared_bytes(runs: Runs) -> None:
@@ -124,6 +154,11 @@ def state_of(folder: Path, round: int = 3) -> dict[str, np.ndarray]:
         where = "clients" if len(cohorts) == 1 else cohort
         state.update({f"{where}/{path}": array for path, array in arrays.items()})
     return state
+
+
+def _scores(folder: Path, round: int, name: str) -> np.ndarray:
+    """A metric of a round; nothing where a stated refusal leaves it out."""
+    return run_folder.read_metrics(folder, round).get(name, np.empty(0, np.int64))
 
 
 @contextmanager

@@ -61,6 +61,11 @@ def test_loop_and_lanes_agree_within_rounding(case: str, runs: Callable[[str], R
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_newcomers_are_the_same_in_loop_and_lanes(case: str, runs: Callable[[str], Runs]) -> None:
+    conformance.newcomers_agree(runs(case))
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_counted_bytes_are_the_declared_ones(case: str, runs: Callable[[str], Runs]) -> None:
     conformance.declared_bytes(runs(case))
 

@@ -67,7 +67,9 @@ def own_files(run: Path) -> list[Path]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_column_of_every_round_is_there_once(tmp_path: Path, ranks: int) -> None:
     run = tmp_path / "run"
-    quick_run.run(quick_run.settings(output=ON, evaluation={"every": 2}, training={"rounds": 4}), run, ranks)
+    quick_run.run(
+        quick_run.settings(output=ON, evaluation={"every": 2, "unseen": 0.2}, training={"rounds": 4}), run, ranks
+    )
     found = written(run)
     assert found == expected(run)
     assert set(found) == set(metrics_file.COLUMNS) - {"round"}

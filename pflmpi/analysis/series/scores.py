@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pflmpi.analysis.plots import Curve, Curves, Missing
+from pflmpi.analysis.plots import Curve, Curves, Missing, Plot
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.series.selection import NamedRun, spread_over
 from pflmpi.errors import CheckpointError
@@ -45,6 +45,28 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
         y_label="accuracy, mean over clients (%)",
         curves=tuple(curves),
     )
+
+
+def unseen_over_rounds(runs: Sequence[NamedRun]) -> list[Plot]:
+    """Mean accuracy over clients that were kept out of training; no figure where no run has any."""
+    columns = [(one, one.run.columns["round"], one.run.columns.get("unseen_accuracy_mean")) for one in runs]
+    curves = [
+        Curve(one.legend, rounds[~np.isnan(mean)], 100 * mean[~np.isnan(mean)], style=one.style)
+        for one, rounds, mean in columns
+        if mean is not None and not np.isnan(mean).all()
+    ]
+    if not curves:
+        return []
+    caption = "Clients that were kept out of training and join as newcomers with the state of the round; their mean."
+    figure = Curves(
+        name="unseen_over_rounds",
+        title="Accuracy of unseen clients over rounds",
+        caption=caption,
+        x_label="round",
+        y_label="accuracy, mean over unseen clients (%)",
+        curves=tuple(curves),
+    )
+    return [figure]
 
 
 def accuracy_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:

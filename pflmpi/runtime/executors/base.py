@@ -1,6 +1,7 @@
 """What a rank needs to compute its clients; `loop.py` does it client by client, `lanes.py` many in one vmapped call."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +11,15 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
+from pflmpi.learning.client import ClientData
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass, batch_order, samples_of, share_of
 from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.tree import Tree
+
+LocalUpdate = Callable[[Task, Tree, Messages, ClientData], tuple[Tree, Messages]]
 
 TRAIN = "/train"  # a client's whole training split, beside its passes; no pass has a slash in its name
 
@@ -40,11 +44,33 @@ class Executor(ABC):
     pool: Pool
     eval_batch: int
 
-    @abstractmethod
     def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
-        """New states and uplinks with a leading client axis, for the clients of one group.
+        """New states and uplinks with a leading client axis, of the participants in one group; see `local_update`."""
+        return self.local_update(self.algorithm.client_update, clients, states, down, round)
+
+    def join(self, clients: np.ndarray, states: Tree, down: Messages, round: int, updates: int) -> Tree:
+        """New states of the newcomers in one group after so many updates, the first with the number `round`."""
+
+        def begin_as_newcomer(task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+            return self.algorithm.begin_as_newcomer(task, client, down), {}
+
+        def train_as_newcomer(task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+            return self.algorithm.train_as_newcomer(task, client, down, data), {}
+
+        if type(self.algorithm).begin_as_newcomer is not Algorithm.begin_as_newcomer:
+            states, _ = self.local_update(begin_as_newcomer, clients, states, down, round)
+        for number in range(updates):
+            states, _ = self.local_update(train_as_newcomer, clients, states, down, round + number)
+        return states
+
+    @abstractmethod
+    def local_update(
+        self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
+    ) -> tuple[Tree, Messages]:
+        """New states and messages with a leading client axis, for the clients of one group.
 
         Args:
+            method: of the algorithm, for ONE client.
             clients: [m] ids, of one cohort.
             states: tree of [m, ...] on the host.
             down: messages with a leading axis m, on the host.

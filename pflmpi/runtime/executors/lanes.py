@@ -12,7 +12,7 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores, check_state
-from pflmpi.runtime.executors.base import TRAIN, Executor, as_messages
+from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, as_messages
 from pflmpi.runtime.executors.batches import LaneBatches, LanePass, in_order, lane_pass, lane_tensors
 from pflmpi.tree import Tree
 
@@ -20,10 +20,12 @@ from pflmpi.tree import Tree
 class Lanes(Executor):
     """All clients of a group in one vmapped call; shorter lanes are padded and masked."""
 
-    def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
+    def local_update(
+        self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
+    ) -> tuple[Tree, Messages]:
         passes = self.passes(clients, round)
-        new, up = self._with_data(self.algorithm.client_update, clients, states, (down,), round, passes)
-        check_state(self.algorithm, "client_update", new, states)
+        new, up = self._with_data(method, clients, states, (down,), round, passes)
+        check_state(self.algorithm, method.__name__, new, states)
         done = tree.to_host({"state": new, "up": up})
         return tree.part(done, "state"), as_messages(tree.part(done, "up"))
 

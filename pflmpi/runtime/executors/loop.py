@@ -10,7 +10,7 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores, check_state
-from pflmpi.runtime.executors.base import TRAIN, Executor, as_messages
+from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, as_messages
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.tree import Tree
 
@@ -47,16 +47,18 @@ class Loop(Executor):
             round=round,
         )
 
-    def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
+    def local_update(
+        self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
+    ) -> tuple[Tree, Messages]:
         task, passes = self.task(clients), self.passes(clients, round)
         results: list[Tree] = []
         there = tree.to({"state": states, "down": {**down}}, self.device)
         for i, client in enumerate(clients):
             state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
             data = self._data(int(client), round, passes, _row(states, i))
-            with calling(self.algorithm, "client_update", round, [client]):
-                new_state, up = self.algorithm.client_update(task, state, received, data)
-            check_state(self.algorithm, "client_update", new_state, state)
+            with calling(self.algorithm, method.__name__, round, [client]):
+                new_state, up = method(task, state, received, data)
+            check_state(self.algorithm, method.__name__, new_state, state)
             results.append({"state": new_state, "up": {**up}})
         new = _stacked(results)
         return tree.part(new, "state"), as_messages(tree.part(new, "up"))

@@ -1,0 +1,66 @@
+"""Clients that are kept out of training, to be tested as newcomers."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflmpi.data.dataset import Dataset, standardised
+from pflmpi.data.federation import Federation, take
+from pflmpi.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """The clients of a partition: N that are trained, and U unseen ones after them.
+
+    Attributes:
+        trained: the first N.
+        everyone: all N + U; the unseen ones have the ids N to N + U - 1.
+        numbers: [N + U] the client of the partition that each one is, ascending in both parts.
+    """
+
+    trained: Federation
+    everyone: Federation
+    numbers: np.ndarray
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over who holds what, and who is trained."""
+        if not self.unseen_numbers:
+            return self.trained.digest
+        return hashlib.sha256(f"{self.everyone.digest}\ntrained {self.trained.num_clients}\n".encode()).hexdigest()
+
+    @property
+    def unseen_numbers(self) -> list[int]:
+        """The unseen clients as the partition counts them, ascending."""
+        return [int(number) for number in self.numbers[self.trained.num_clients :]]
+
+
+def divide(federation: Federation, share: float, rng: np.random.Generator) -> Division:
+    """A federation with a share of its clients kept out of training, at least one unless the share is 0.
+
+    Raises:
+        DataError: nobody would be left to train.
+    """
+    n = federation.num_clients
+    count = max(1, int(np.floor(share * n + 0.5))) if share else 0
+    if count >= n:
+        raise DataError(
+            f"evaluation.unseen = {share} keeps {count} of {n} clients out of training, and nobody is left to train; "
+            "lower it, or have more clients"
+        )
+    if not count:
+        return Division(federation, federation, np.arange(n))
+    chosen = np.zeros(n, bool)
+    chosen[rng.permutation(n)[:count]] = True
+    numbers = np.concatenate([np.flatnonzero(~chosen), np.flatnonzero(chosen)])
+    return Division(take(federation, numbers[: n - count]), take(federation, numbers), numbers)
+
+
+def trained_on(division: Division) -> Dataset:
+    """The dataset, standardised by the samples of the trained clients alone."""
+    federation = division.trained
+    if not division.unseen_numbers:
+        return federation.dataset
+    return standardised(federation.dataset, np.unique(np.concatenate([*federation.train, *federation.test])))

@@ -1,0 +1,118 @@
+"""Testing clients that were kept out of training: each joins as a newcomer, and nothing of it is kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm, Newcomer
+from pflmpi.learning.task import HOST
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.downlink import Reply, down_calls, send_down
+from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.kinds import Call, Messages, Shared
+from pflmpi.runtime.contract import calling
+from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.placement import Placement, cut_groups
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What testing the unseen clients needs; the same on every rank.
+
+    Attributes:
+        executor: of the trained clients and then the unseen ones.
+        declared: the messages down that are not the same for all; the others are those of the round's reply.
+        groups: of each rank.
+        updates: local updates of each; 0 where they do not train.
+    """
+
+    executor: Executor
+    declared: Declared
+    groups: list[list[ClientGroup]]
+    updates: int
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm."""
+        return self.executor.algorithm
+
+    @cached_property
+    def clients(self) -> np.ndarray:
+        """[U] ascending ids."""
+        return clients_of([group for groups in self.groups for group in groups])
+
+    @property
+    def num_test(self) -> np.ndarray:
+        """[U] test samples."""
+        return np.asarray(self.executor.federation.num_test[self.clients])
+
+    @property
+    def calls(self) -> list[Call]:
+        """The collective calls of `evaluate_unseen`."""
+        return down_calls(self.declared, self.groups)
+
+
+def unseen_setup(
+    executor: Executor, down: Mapping[str, Shared], placement: Placement, lanes: int, rule: Newcomer, updates: int
+) -> Unseen:
+    """What testing the unseen clients needs.
+
+    Args:
+        executor: of the trained clients and then the unseen ones.
+        down: what an algorithm sends to clients.
+        placement: of the trained clients.
+        lanes: L.
+        rule: how newcomers join.
+        updates: local updates of each, where they train.
+    """
+    federation, training = executor.federation, executor.tasks[0].training
+    clients = np.arange(len(placement.work), federation.num_clients)
+    steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
+    work = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
+    groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
+    places = Placement(placement.ranks, groups, placement.most, None, placement.hosts, work).assign(clients)
+    own: dict[str, Shared] = {name: kind for name, kind in down.items() if type(kind) is not Shared}
+    declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
+    return Unseen(executor, declared, places, updates if rule.trains else 0)
+
+
+def evaluate_unseen(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, round: int) -> np.ndarray:
+    """Test samples that the unseen clients of this rank get right, in ascending order of their ids.
+
+    Args:
+        server: its state after the round; rank 0 only.
+        shared: the messages of the round's reply that are the same for all.
+    """
+    reply = received(unseen, transport, server, shared, round)
+    found: dict[int, int] = {}
+    for group in unseen.groups[transport.rank]:
+        states = joined(unseen, group, reply.for_clients(group), round)
+        read = reply.for_clients(group, unseen.algorithm.predicts_with)
+        found.update(zip(group.tolist(), unseen.executor.evaluate(group, states, read, round).tolist(), strict=True))
+    return np.array([found[client] for client in sorted(found)], np.int64)
+
+
+def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, round: int) -> Reply:
+    """What the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
+    if not unseen.declared.down:
+        return Reply(shared, holds=unseen.declared.holds)
+    published = None
+    if transport.rank == 0:
+        with calling(unseen.algorithm, "publish_to_newcomers", round):
+            task = unseen.executor.tasks[0].replace(device=HOST)
+            whole = unseen.algorithm.publish_to_newcomers(task, server, unseen.clients)
+        published = {name: value for name, value in whole.items() if name in unseen.declared.down}
+    return replace(send_down(transport, unseen.declared, published, unseen.groups), shared=shared)
+
+
+def joined(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tree:
+    """The states [m, ...] of newcomers that join with the messages [m, ...] of a round, as participants of the next."""
+    task = unseen.executor.task(group).replace(device=HOST)
+    with calling(unseen.algorithm, "init_client", round):
+        states = tree.stack([unseen.algorithm.init_client(task, int(client)) for client in group])
+    return unseen.executor.join(group, states, down, round + 1, unseen.updates)
