@@ -55,9 +55,8 @@ SECTIONS = {
     "files": Section(300, lambda place: BadFiles(place).attempt),
     "kills": Section(200, lambda place: Interruptions(place).kill, _ENDED),
     "stops": Section(200, lambda place: Interruptions(place).stop, _ENDED),
-    "rank 0 dies": Section(200, lambda place: Deaths(place).rank_0, _WENT_ON),
-    "another rank dies": Section(100, lambda place: Deaths(place).another_rank, _WENT_ON),
-    "torchrun restarts": Section(20, lambda place: Deaths(place).restart, _WENT_ON),
+    "deaths": Section(100, lambda place: Deaths(place).survived, _WENT_ON),
+    "restarts": Section(20, lambda place: Deaths(place).restarted, _WENT_ON),
 }
 
 

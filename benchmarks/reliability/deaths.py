@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -15,9 +16,8 @@ import processes
 from reliability.moments import CONFIG, hit, rank_of
 from reliability.trials import PATIENCE, Result, Trial, command, compare, digest
 
-ROUNDS = 12
-RANKS = 3
-SOON = 0.2  # seconds after a round of the first half; some rounds long
+ROUNDS = 16
+SOON = 0.2  # seconds after a round within which a kill falls; some rounds long
 _ULFM = ["--with-ft", "ulfm", "--mca", "coll", "^han,adapt"]
 
 
@@ -31,37 +31,35 @@ class Deaths:
         command("run", self._config, "--out", folder / "whole", "--ranks", 1, "--quiet")
         self._expected = digest(folder / "whole")
 
-    def rank_0(self, number: int, draw: random.Random, folder: Path) -> Trial:
-        """SIGKILL of rank 0 of 3 under mpirun."""
-        return self._kill("mpirun", [0], draw, folder)
+    def survived(self, number: int, draw: random.Random, folder: Path) -> Trial:
+        """Three of 5 ranks under mpirun die in random order: rank 0, the rank that is then first, and another one."""
+        return self._kill("mpirun", 5, draw.choice(["001", "010", "100"]), draw, folder)
 
-    def another_rank(self, number: int, draw: random.Random, folder: Path) -> Trial:
-        """SIGKILL of another rank."""
-        return self._kill("mpirun", [1, 2], draw, folder)
+    def restarted(self, number: int, draw: random.Random, folder: Path) -> Trial:
+        """Rank 0 or another one of 3 under torchrun dies."""
+        return self._kill("torchrun", 3, draw.choice(["0", "1"]), draw, folder)
 
-    def restart(self, number: int, draw: random.Random, folder: Path) -> Trial:
-        """SIGKILL of any rank under torchrun."""
-        return self._kill("torchrun", [0, 1, 2], draw, folder)
+    def _kill(self, way: str, ranks: int, victims: str, draw: random.Random, folder: Path) -> Trial:
+        """Kill ranks between the making of the folder and the last round, and watch what the others do.
 
-    def _kill(self, way: str, ranks: list[int], draw: random.Random, folder: Path) -> Trial:
-        """Kill a rank between the making of the folder and the last round, and watch what the others do."""
+        Args:
+            victims: for each kill "0" for the rank that is first by then, "1" for another.
+        """
         for again in itertools.count():
-            run, victim = folder / f"run{again}", draw.choice(ranks)
-            process = _start(way, self._config, run)
+            run = folder / f"run{again}"
+            moments = sorted(draw.sample(range(-1, ROUNDS), len(victims)))
+            process = _start(way, ranks, self._config, run)
             shown = _Output(process)
-            begin = draw.randrange(-1, ROUNDS)
-            there = run / ("config.yaml" if begin < 0 else f"round_{begin:05}.h5")
-            while not there.exists() and process.poll() is None:
-                time.sleep(0.005)
-            time.sleep(draw.random() * SOON)
-            killed = time.monotonic()
-            pids = {rank_of(pid): pid for pid in processes.ranks_of(process.pid)}
-            done = (run / f"round_{ROUNDS:05}.h5").exists()
-            begun = not done and len(pids) == RANKS and hit([pids[victim]], signal.SIGKILL)
+            killed = [
+                _kill_one(process, run, moment, victim, draw) for moment, victim in zip(moments, victims, strict=True)
+            ]
             result = shown.end()
-            if begun:  # and not too late
-                trial = Trial(f"{way} rank {victim}, {f'after round {begin}' if begin >= 0 else 'before round 0'}")
-                trial.seconds = shown.first_after(killed, r"goes on from" if way == "mpirun" else r"^round ")
+            if all(killed):  # and none too late
+                names = ["rank 0" if victim == "0" else "another rank" for victim in victims]
+                trial = Trial(f"{way}, {', '.join(map('{} after round {}'.format, names, moments))}")
+                went_on = r"goes on from" if way == "mpirun" else r"^round "
+                after = [shown.first_after(moment, went_on) for moment in killed if moment]
+                trial.seconds = max((seconds for seconds in after if seconds is not None), default=None)
                 self._judge(trial, run, result, way)
                 return trial
         raise AssertionError
@@ -107,13 +105,33 @@ class _Output:
         self._lines += ((time.monotonic(), line) for line in self._process.stdout or ())
 
 
-def _start(way: str, config: Path, run: Path) -> "subprocess.Popen[str]":
+def _start(way: str, ranks: int, config: Path, run: Path) -> "subprocess.Popen[str]":
     words = ["run", str(config), "--out", str(run)]
     if way == "mpirun":
-        start = [str(processes.BIN / "mpirun"), *_ULFM, "-n", str(RANKS), *processes.PFLMPI, *words]
+        start = [str(processes.BIN / "mpirun"), *_ULFM, "-n", str(ranks), *processes.PFLMPI, *words]
         start += ["-s", "runtime.faults=continue"]
     else:
-        start = [str(processes.BIN / "torchrun"), "--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=2"]
+        start = [str(processes.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2"]
         start += ["-m", "pflmpi", *words]
     environment = processes.ENVIRONMENT | {"PFLMPI_EXIT_FILE": str(run.with_suffix(".exit"))}
     return processes.launch(start, env=environment, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def _kill_one(
+    process: "subprocess.Popen[str]", run: Path, moment: int, victim: str, draw: random.Random
+) -> float | None:
+    """Kill a rank soon after a round (-1: the configuration is there); when that was, or None if it was too late."""
+    there = run / ("config.yaml" if moment < 0 else f"round_{moment:05}.h5")
+    while not _reached(run, there) and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(draw.random() * SOON)
+    alive = sorted((rank_of(pid), pid) for pid in processes.ranks_of(process.pid))
+    if len(alive) < 2 or (run / f"round_{ROUNDS:05}.h5").exists():
+        return None
+    chosen: Sequence[tuple[int, int]] = alive[:1] if victim == "0" else alive[1:]
+    return time.monotonic() if hit([draw.choice(chosen)[1]], signal.SIGKILL) else None
+
+
+def _reached(run: Path, there: Path) -> bool:
+    """Whether a file is there, or a later one: old checkpoints are removed."""
+    return there.exists() or max((path.name for path in run.glob("round_*.h5")), default="") > there.name
