@@ -1,6 +1,5 @@
 """A run on disk, opened to read: its configuration, metrics and checkpoints. Needs neither torch nor MPI."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.config import yaml_file
-from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.store import config_file, metrics_file, run_folder
+from pflmpi.config import stored
+from pflmpi.errors import CheckpointError
+from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError, cut_short
 from pflmpi.store.names import round_path
 from pflmpi.text import spans
@@ -90,17 +89,8 @@ def open_run(path: str | PathLike[str]) -> Run:
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; name the folder that `pflmpi run` printed")
-    there = run_folder.rounds(folder)
-    attributes = _attributes(folder, there)
-    if (folder / "config.yaml").exists():
-        config = _config(folder / "config.yaml")
-    elif attributes:  # only the HDF5 files were copied
-        config = _recorded(attributes, round_path(folder, there[-1]))
-    else:
-        raise CheckpointError(
-            f"{folder} is not a run: it has no config.yaml and no checkpoint that can be read; "
-            "name the folder that `pflmpi run` printed"
-        )
+    _check_format(folder)
+    config = stored.read(folder)
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     return Run(folder, config, str(name or folder.name).rpartition(":")[2])
@@ -132,29 +122,12 @@ def _numbers(path: Path, name: str, texts: list[str]) -> np.ndarray:
         raise CheckpointError(f"{path} is damaged: column {name}: {error}; put it back from a copy") from error
 
 
-def _attributes(folder: Path, there: list[int]) -> Mapping[str, Any]:
-    """Attributes of the newest round file; none where it is damaged."""
+def _check_format(run: Path) -> None:
+    """Raise `NewerFormatError` if a newer pflmpi wrote the newest round file; a damaged one is no obstacle."""
     try:
-        return run_folder.read_attributes(folder, there[-1]) if there else {}
+        for number in run_folder.rounds(run)[-1:]:
+            run_folder.read_attributes(run, number)
     except NewerFormatError:
         raise
     except CheckpointError:
-        return {}  # the rounds before it can still be read
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = yaml_file.read(path)
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
-    if not isinstance(config.get("recorded", {}), dict):
-        raise CheckpointError(f"{path} is damaged: its key `recorded` is no mapping; put it back from a copy")
-    return config
-
-
-def _recorded(attributes: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    try:
-        config = yaml_file.parse(str(attributes["config"]), f"the configuration in {path}")
-    except (ConfigError, KeyError) as error:
-        raise CheckpointError(f"{path} does not say how its run was configured: {error}") from error
-    return {**config, "recorded": config_file.recorded(attributes)}
+        pass  # the rounds before it can still be read

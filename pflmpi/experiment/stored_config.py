@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import pflmpi
-from pflmpi.config import yaml_file
+from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import flat, override
 from pflmpi.data.class_names import CLASS_NAMES
@@ -19,7 +19,6 @@ from pflmpi.experiment.code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import config_file, partition_file, run_folder
-from pflmpi.text import shown
 from pflmpi.transports.base import Transport
 
 _AND = " + "  # between the models of devices
@@ -102,7 +101,7 @@ def check_round(run: Path, round: int, config: Config) -> None:
 
 def check_same_data(run: Path, experiment: Experiment) -> None:
     """Raise `CheckpointError` unless the data and the partition are those that a run was made with."""
-    recorded = _stored(run)["recorded"]
+    recorded = stored.read(run)["recorded"]
     found = {"data": experiment.federation.dataset.digest, "partition": experiment.division.digest}
     for key, value in found.items():
         if recorded.get(key, value) != value:
@@ -118,7 +117,7 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
     Raises:
         CheckpointError: they are of other models, and `runtime.mixed_gpus` does not allow it.
     """
-    before = tuple(str(_stored(run)["recorded"].get("device", _AND.join(experiment.computed_on))).split(_AND))
+    before = tuple(str(stored.read(run)["recorded"].get("device", _AND.join(experiment.computed_on))).split(_AND))
     new = [model for model in experiment.computed_on if model not in before]
     if new and experiment.config.runtime.mixed_gpus == "refuse":
         raise CheckpointError(
@@ -131,7 +130,7 @@ def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
 
 def changed_code(run: Path, config: Config, allowed: bool) -> list[str]:
     """What has changed in code from outside the package since a run was written; raises unless that is allowed."""
-    return changes(run, _stored(run)["recorded"].get("code", {}), code_hashes(config), allowed)
+    return changes(run, stored.read(run)["recorded"].get("code", {}), code_hashes(config), allowed)
 
 
 def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict[str, Any]:
@@ -150,30 +149,13 @@ def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict
     }
 
 
-def _stored(run: Path) -> dict[str, Any]:
-    if not config_file.path(run).exists():
-        found = config_file.from_checkpoint(run)
-        if "config" not in found:
-            raise CheckpointError(
-                f"{run} is not a run: it has no config.yaml; name the folder that `pflmpi run` printed"
-            )
-        config = yaml_file.parse(found.pop("config"), f"the configuration in the newest checkpoint of {run}")
-        return {**config, "recorded": found}
-    values = yaml_file.read(config_file.path(run))
-    recorded = values.setdefault("recorded", {})
-    if not isinstance(recorded, dict) or not isinstance(recorded.get("code", {}), dict):
-        damaged = f"{config_file.path(run)} is damaged: recorded = {shown(recorded)} is not what a run records"
-        raise CheckpointError(f"{damaged}; put it back from a copy")
-    return values
-
-
 def _parsed(values: Mapping[str, Any], config: Config) -> Config:
     """The configuration of a run, with the files that it names where `config` has them."""
     return parse(renamed(values, config))
 
 
 def _values(run: Path) -> dict[str, Any]:
-    return {key: value for key, value in _stored(run).items() if key != "recorded"}
+    return {key: value for key, value in stored.read(run).items() if key != "recorded"}
 
 
 def _differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:

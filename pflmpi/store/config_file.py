@@ -1,5 +1,6 @@
 """RUN/config.yaml as text: with a checksum in its last line, and taken from a checkpoint where it is gone."""
 
+import contextlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ def write(run: Path, text: str) -> None:
     atomic.write(path(run), content + _CHECKSUM + b"%08x\n" % zlib.crc32(content))
 
 
-def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What "recorded" is in config.yaml, from the attributes of a round file."""
     known = {key: attributes[key] for key in _RECORDED if key in attributes}
     return known | {key: json.loads(known[key]) for key in ("versions", "code", "unseen") if key in known}
@@ -37,11 +38,9 @@ def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def from_checkpoint(run: Path) -> dict[str, Any]:
     """ "config", YAML, and what is `recorded`, of the newest readable checkpoint; empty without one."""
     for round in reversed(rounds(run)):
-        try:
+        with contextlib.suppress(CheckpointError, ValueError):  # ValueError: what should be JSON is not
             found = read_attributes(run, round)
-        except CheckpointError:
-            continue
-        return {key: found[key] for key in ("config",) if key in found} | recorded(found)
+            return {"config": found["config"], **_recorded(found)}
     return {}
 
 

@@ -15,6 +15,7 @@ import quick_run
 from damage import damaged
 from fuzzing import fuzz
 from pflmpi.analysis.run import open_run
+from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
 
@@ -55,6 +56,8 @@ def test_a_file_of_another_form_is_one_error(run: Path, tmp_path_factory: pytest
     shutil.copytree(run, copy)
     path = rng.choice(files(copy))
     _rewritten(path, rng)
+    if rng.random() < 0.3:
+        (copy / "config.yaml").unlink()  # the one in the newest checkpoint is read
     for read in _readers(copy):
         try:
             read()
@@ -65,6 +68,7 @@ def test_a_file_of_another_form_is_one_error(run: Path, tmp_path_factory: pytest
 def _readers(run: Path) -> list[Callable[[], object]]:
     return [
         lambda: run_folder.verify(run, 1),
+        lambda: stored.read(run),
         lambda: run_folder.newest_good(run),
         lambda: run_folder.digest(run, 1),
         lambda: run_folder.read_clients(run, 1, np.arange(7)),
