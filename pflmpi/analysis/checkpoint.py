@@ -1,10 +1,11 @@
 """One checkpoint of a run, read as it is needed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from pflmpi.store import checked_hdf5, run_folder
 from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
+from pflmpi.store.run_identity import exchanged, foreign
+
+T = TypeVar("T")
 
 
 class OlderFormatError(CheckpointError):
@@ -109,12 +113,12 @@ class Checkpoint:
         Raises:
             OlderFormatError: the file does not say, being of format 1; what to do is said.
         """
-        return personal.from_json(json.loads(self._description("personal")))
+        return self._described("personal", personal.from_json)
 
     @cached_property
     def diagnostics(self) -> Mapping[str, Diagnostic]:
         """What the algorithm shows besides scores, by name; raises as `personal`."""
-        return diagnostics.from_json(json.loads(self._description("diagnostics")))
+        return self._described("diagnostics", diagnostics.from_json)
 
     @cached_property
     def measured(self) -> Mapping[str, np.ndarray]:
@@ -133,23 +137,37 @@ class Checkpoint:
         """Whose rows were written after an earlier round, [N] bool; the others are the same bytes on disk."""
         return np.array([here != there for here, there in zip(self._places(), before._places(), strict=True)], bool)
 
-    def shortened(self) -> list[str]:
-        """Which files of the round are missing or shorter or longer than they were written; little is read."""
-        if problem := cut_short(self.path):
+    def mistaken(self) -> list[str]:
+        """Files of another round or run in place of the round's; a lost shard is found when it is read."""
+        if problem := cut_short(self.path) or foreign(self.run, self.number):
             return [problem]
+        try:
+            others = exchanged(self.run, run_folder.read_checksums(self.run, self.number))
+        except CheckpointError as error:
+            return [str(error)]
+        return [problem for name, problem in others.items() if (self.run / name).exists()]
+
+    def problems(self) -> list[str]:
+        """Which files of the round are missing, of another length, or `mistaken`; little is read."""
+        if found := self.mistaken():
+            return found
         try:
             files = self._layout.files
         except CheckpointError as error:
             return [str(error)]
         return [problem for name in files if (problem := cut_short(self.run / name))]
 
-    def _description(self, name: str) -> str:
+    def _described(self, name: str, read: Callable[[Any], T]) -> T:
         if not self.describes_itself:
             raise OlderFormatError(
                 f"{self.path} was written by pflmpi before checkpoints described themselves (format 1); "
                 f"run `pflmpi resume {self.run}` with a later training.rounds"
             )
-        return str(self.attributes[name])
+        try:
+            return read(json.loads(str(self.attributes[name])))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            wrong = f"its attribute {name!r} is missing, or not what pflmpi writes"
+            raise CheckpointError(f"{self.path} cannot be read: {wrong}; put a good copy in its place") from error
 
     def _places(self) -> list[tuple[str, int]]:
         files = [*self._layout.files, ""]  # the last is for index -1: no row

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.series.selection import spread_over
 from pflmpi.config.sections import flat
 from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import cut_short
@@ -60,12 +62,13 @@ def unlike(first: Run, other: Run) -> str | None:
 
 
 def damaged(run: Run) -> list[str]:
-    """The checkpoints of a run, and shards of the newest, that do not have the length that was written."""
-    there = run.rounds
-    found = [problem for number in there if (problem := cut_short(round_path(run.path, number)))]
-    if there and not found:
-        found = run.round(there[-1]).shortened()
-    return [f"{problem}; its round is left out" for problem in found]
+    """Round files of another length, files of the rounds of a report that are mistaken, and lost ones of the newest."""
+    found = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
+    for number in spread_over(run.rounds):
+        found += Checkpoint(run.path, number).mistaken()
+    if run.rounds and not found:
+        found = Checkpoint(run.path, run.rounds[-1]).problems()
+    return [f"{problem}; its round is left out" for problem in dict.fromkeys(found)]
 
 
 def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:

@@ -13,8 +13,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.store import metrics_file, run_folder
-from pflmpi.store.checked_hdf5 import NewerFormatError, cut_short
-from pflmpi.store.names import round_path
+from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.text import spans
 
 _COUNTS = ("round", "participants", "skipped")
@@ -57,21 +56,22 @@ class Run:
         """The checkpoint of a round; None for the newest whose files are all there in full length.
 
         Raises:
-            CheckpointError: there is none of that round, or its file is damaged.
+            CheckpointError: there is none of that round, or its files are damaged or another round's or run's.
         """
         if number is None:
             return self._newest()
         if number not in (there := self.rounds):
             raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
-        if problem := cut_short(round_path(self.path, number)):
-            raise CheckpointError(problem)
-        return Checkpoint(self.path, number)
+        found = Checkpoint(self.path, number)
+        if problems := found.mistaken():
+            raise CheckpointError("; ".join(problems))
+        return found
 
     def _newest(self) -> Checkpoint:
         problems: list[str] = []
         for number in reversed(self.rounds):
             found = Checkpoint(self.path, number)
-            if not (problem := found.shortened()):
+            if not (problem := found.problems()):
                 return found
             problems += problem
         raise CheckpointError(f"{self.path} has no good checkpoint: {'; '.join(dict.fromkeys(problems)) or 'none yet'}")

@@ -55,8 +55,8 @@ def _show_round(run: Path, round: int | None, digest_only: bool) -> None:
 
     newest, passed_over = run_folder.newest_good(run)
     terminal = console()
-    for problem in passed_over if not digest_only else []:
-        terminal.print(f"damaged: {problem}", style="red")
+    for problem in passed_over if round is None else []:  # of which nothing is shown
+        (console(stderr=True) if digest_only else terminal).print(f"damaged: {problem}", style="red", soft_wrap=True)
     chosen = newest if round is None else round
     if chosen not in (there := run_folder.rounds(run)):
         raise CheckpointError(f"{run} has no checkpoint of round {chosen}; it has {', '.join(map(str, there))}")

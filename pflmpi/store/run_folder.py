@@ -33,6 +33,7 @@ __all__ = [
     "prune",
     "read_attributes",
     "read_bytes",
+    "read_checksums",
     "read_clients",
     "read_diagnostics",
     "read_history",

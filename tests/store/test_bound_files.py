@@ -10,7 +10,9 @@ import pytest
 
 import quick_run
 from pflmpi.analysis.integrity import check
-from pflmpi.errors import UserError
+from pflmpi.analysis.run import open_run
+from pflmpi.cli import main
+from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import checked_hdf5, run_folder
 
 
@@ -67,12 +69,28 @@ def test_a_file_of_another_round_or_run_is_found(
     assert EXCHANGES[exchange] in problem
 
 
-@pytest.mark.parametrize(("name", "value"), [("round", None), ("run", np.zeros(3)), ("config", 5), ("round", "x")])
-def test_a_round_file_that_does_not_say_what_it_is_is_found(
-    name: str, value: object, runs: tuple[Path, Path], tmp_path: Path
+@pytest.mark.parametrize("exchange", EXCHANGES, ids=lambda exchange: exchange.__name__)
+def test_nothing_is_exported_or_drawn_from_an_exchanged_file(
+    exchange: Callable[[Path, Path], None], runs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Its checksum is right: it was changed with a tool."""
     run = shutil.copytree(runs[0], tmp_path / "run")
+    exchange(run, runs[1])
+    reading = [
+        ["export", "--client", "1", "--round", "3", "-o", str(tmp_path / "model.npz")],
+        ["probe", "--round", "3"],
+    ]
+    for words in [*reading, ["inspect", "--diff", "2", "3"]]:
+        assert main([words[0], str(run), *words[1:]]) == 2
+        assert EXCHANGES[exchange] in capfd.readouterr().err, words
+    assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 1
+    assert EXCHANGES[exchange] in capfd.readouterr().err
+    good = main(["inspect", str(run), "--digest"]) == 0
+    assert good == (exchange in (older_shard, foreign_round, renamed_round)), "the round before is good"
+    assert EXCHANGES[exchange] in capfd.readouterr().err, "whose digest it is, or is not, is said"
+
+
+def with_attribute(run: Path, name: str, value: object) -> Path:
+    """Change an attribute of the file of round 3, as with a tool; None removes it."""
     path = run / "round_00003.h5"
 
     def fill(target: h5py.File) -> None:
@@ -87,6 +105,27 @@ def test_a_round_file_that_does_not_say_what_it_is_is_found(
     other = path.with_name("other")
     checked_hdf5.write(other, fill)
     other.replace(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["personal", "diagnostics"])
+@pytest.mark.parametrize("value", [None, "x", "[1]", "5"])
+def test_a_description_that_cannot_be_read_is_one_error(
+    name: str, value: object, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    with_attribute(run, name, value)
+    with pytest.raises(CheckpointError, match=f"attribute '{name}'|before checkpoints described themselves"):
+        getattr(open_run(run).round(3), name)
+
+
+@pytest.mark.parametrize(("name", "value"), [("round", None), ("run", np.zeros(3)), ("config", 5), ("round", "x")])
+def test_a_round_file_that_does_not_say_what_it_is_is_found(
+    name: str, value: object, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Its checksum is right: it was changed with a tool."""
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    path = with_attribute(run, name, value)
     problems = run_folder.verify(run, 3)
     assert len(problems) == 1 and f"{path} cannot be read: its attribute '{name}' is" in problems[0], problems
     assert run_folder.newest_good(run)[0] == 2
