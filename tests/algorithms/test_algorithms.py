@@ -15,7 +15,7 @@ from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.fedproto import FedProto
 from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.local_only import Local
-from pflmpi.algorithms.prototypes import combine
+from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 
 LR = 0.1
 
@@ -93,6 +93,37 @@ def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
     # d/dz of lambda * 1/B sum_b 1/d ||z_b - C_y||^2
     pull = 0.5 * 2 * (z - means.double().numpy()[y]) / (small_task.FEATURES * len(y)) * known.numpy()[y][:, None]
     small_task.assert_close(new["model"], step(w, numpy_network.gradients(w, x, y, pull)))
+
+
+def test_fedproto_sends_the_means_of_the_model_after_training() -> None:
+    """A defect of public code: features are collected while the model still trains."""
+    task, one = small_task.task(), small_task.batch(0)
+    prototypes = no_means(task)
+    new, up = FedProto().client_update(
+        task, {"model": task.init()}, {"prototypes": prototypes}, small_task.data([one], lr=0.5)
+    )
+    x, y = small_task.flat(one)
+    for model, apart in ((new["model"], False), (task.init(), True)):
+        z, _ = numpy_network.forward(small_task.to_numpy(model), x)
+        for label in np.unique(y):
+            away = np.abs(up["means"]["means"][label].numpy() - z[y == label].mean(0)).max()
+            assert away > 1e-3 if apart else away < 1e-6
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("samples", 6.0), ("clients", 4.0), ("as_printed", 3.0)])
+def test_fedproto_weighs_class_means_as_it_is_told(weighting: Weighting, expected: float) -> None:
+    task = small_task.task()
+    means = torch.zeros(2, small_task.FEATURES)
+    means[1] = 8.0
+    up = {
+        "labels": torch.tensor([1, 1], dtype=torch.int32),
+        "counts": torch.tensor([1, 3], dtype=torch.int32),
+        "means": means,
+        "clients": torch.tensor([0, 1]),
+    }
+    algorithm = FedProto(class_mean_weighting=weighting)
+    new = algorithm.server_update(task, algorithm.init_server(task), {"means": up}, Round(1, np.array([0, 1]), 0))
+    assert new["known"].tolist() == [False, True, False] and set(new["means"][1].tolist()) == {expected}
 
 
 def test_class_means_combine_in_three_ways() -> None:

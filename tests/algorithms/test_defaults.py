@@ -1,0 +1,79 @@
+"""What an algorithm does where a configuration says nothing more than its name; every default with its source."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pflmpi.algorithms import ALGORITHMS
+
+# By algorithm, in the order in which they are declared. Weighting "samples": n_i over the sum, as FedAvg; "clients":
+# the plain mean that a paper writes.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "apfl": {"weighting": "clients", "alpha": 0.5, "adaptive": True, "alpha_lr": None},  # the authors' code: 0.5
+    "ditto": {"weighting": "clients", "prox_weight": 1.0, "personal_epochs": None},  # lambda = 1 of {0.1, 1, 2}
+    "fedamp": {
+        "alpha": 1e4,  # paper, section 5: alpha_k, sigma, lambda
+        "prox_weight": 1.0,
+        "sigma": 1e6,
+        "weighting": "distance",
+        "cosine_scale": 10.0,
+        "self_weight": 0.5,
+        "start": "own",
+    },
+    "fedavg": {"weighting": "samples"},
+    "fedcp": {"weighting": "samples", "alignment_weight": 5.0},  # lambda of the authors' runs
+    "fedfcd": {
+        "align_weight": 1.0,
+        "body_lr": None,
+        "head_lr": None,
+        "global_head_lr": 0.01,
+        "alternation": "epoch",
+        "class_mean_weighting": "samples",
+        "server_epochs": 1,
+        "server_batch_size": None,
+        "variant": "full",
+    },
+    "fedfomo": {"received_models": 5, "held_out": 0.2, "exploration": 0.3, "exploration_decay": 0.05},
+    "fedgh": {"global_head_lr": 0.01, "server_epochs": 1, "server_batch_size": 1},  # a step for each pair, rate 0.01
+    "fedgmh": {"critical_share": 0.5, "head_lr": 1.0, "server_epochs": 1, "variant": "full"},
+    "fedper": {"weighting": "samples"},  # eq. 4: n_j / n
+    "fedproto": {"prototype_weight": 1.0, "class_mean_weighting": "samples", "predict_with": "prototypes"},
+    "fedprox": {"weighting": "samples", "prox_weight": 0.01},  # mu of {0.001, 0.01, 0.1, 1}; 0 would be FedAvg
+    "fedrep": {"weighting": "clients", "head_epochs": 10},  # the authors' runs: 10 of the head, then the body
+    "fedrod": {"weighting": "samples", "predict_with": "personal"},
+    "fesem": {"num_clusters": 3, "weighting": "clients"},
+    "gpfl": {"weighting": "samples", "magnitude_weight": 0.01, "guidance_decay": 0.1},  # lambda, mu of the CNN runs
+    "l2gd": {"prox_weight": 1.0, "aggregation_probability": 0.2},
+    "lgfedavg": {"weighting": "clients"},
+    "local": {},
+    "perfedavg": {"weighting": "clients", "order": "first", "inner_lr": 0.01, "adapt_steps": 1, "difference": 1e-3},
+    "pfedafe": {"beta_init": 0.5, "beta_steps": 10, "beta_lr": 0.1, "adaptive": True},
+    "pfedcfr": {
+        "num_personal_layers": None,
+        "layer_unit": "module",
+        "alpha": 1e4,
+        "sigma": 1e6,
+        "prox_weight": 1.0,
+        "decision_prox_weight": 1e-3,
+        "start": "fused",
+    },
+    "pfedme": {"weighting": "clients", "prox_weight": 15.0, "personal_lr": 0.09, "inner_steps": 5, "server_mix": 1.0},
+    "pfedpm": {
+        "own_weight": 0.3,
+        "prototype_weight": 1.0,
+        "distance": "l2",
+        "class_mean_weighting": "samples",
+        "relation": False,
+        "relation_lr": None,
+    },
+}
+
+
+def test_every_algorithm_is_in_the_list() -> None:
+    assert sorted(DEFAULTS) == sorted(ALGORITHMS)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_are_those_of_the_list(name: str) -> None:
+    assert {one.name: one.default for one in dataclasses.fields(ALGORITHMS[name])} == DEFAULTS[name]
