@@ -104,6 +104,11 @@ def stack(trees: list[Tree]) -> Tree:
     return map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
 
 
+def flat_rows(rows: Tensor) -> Tensor:
+    """A leaf [m, ...] as [m, n]; single numbers [m] as [m, 1]."""
+    return rows.unsqueeze(1).flatten(1)
+
+
 def row(tree: Tree, index: int) -> Tree:
     """Row `index` of every leaf, as tensors that own their memory."""
     return map(lambda leaf: leaf[index].clone(), tree)

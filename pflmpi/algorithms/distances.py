@@ -32,7 +32,7 @@ def attention(distances: Tensor, alpha: float, sigma: float) -> Tensor:
 
 def mix(weights: Tensor, rows: Tensor) -> Tensor:
     """Weights [Q, P] (float64) times rows [P, ...], as float32 [Q, ...]."""
-    return (weights @ rows.flatten(1).double()).float().view(len(weights), *rows.shape[1:])
+    return (weights @ tree.flat_rows(rows).double()).float().view(len(weights), *rows.shape[1:])
 
 
 def mean_for_each(rows: Tree, count: int) -> Tree:
@@ -41,7 +41,7 @@ def mean_for_each(rows: Tree, count: int) -> Tree:
 
 
 def _flat(models: Tree) -> Iterable[Tensor]:
-    return (rows.flatten(1).double() for _, rows in tree.leaves(models))
+    return (tree.flat_rows(rows).double() for _, rows in tree.leaves(models))
 
 
 def _gram(flat: Iterable[Tensor]) -> Tensor:

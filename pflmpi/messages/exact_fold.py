@@ -83,7 +83,7 @@ def fold(
         values, offset = dict(tree.leaves({name: messages[name] for name in kinds})), 0
         for (path, leaf), shift in zip(paths, shifts, strict=True):
             weights = _weights(kinds[_name(path)], declared, clients)
-            for row, weight in zip(to_numpy(values[path].flatten(1)), weights.tolist(), strict=True):
+            for row, weight in zip(to_numpy(tree.flat_rows(values[path])), weights.tolist(), strict=True):
                 add_fixed(total[offset : offset + leaf.numel()], row, weight, shift)
             offset += leaf.numel()
     with transport.channel("data"):
@@ -104,7 +104,7 @@ def fold(
 
 def magnitudes(leaf: Tensor) -> np.ndarray:
     """[m] float64, the largest magnitude in each row of a leaf [m, ...]; not finite where a value is not."""
-    rows = to_numpy(leaf.unsqueeze(1).flatten(1))
+    rows = to_numpy(tree.flat_rows(leaf))
     with np.errstate(invalid="ignore"):  # NaN is an answer
         highest, lowest = rows.max(1, initial=0).astype(np.float64), rows.min(1, initial=0).astype(np.float64)
     found: np.ndarray = np.maximum(highest, -lowest)

@@ -13,11 +13,9 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.contract import calling
+from pflmpi.runtime.contract import RECEIVED, calling
 from pflmpi.store.names import cohort_name
 from pflmpi.tree import Tree
-
-RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from pflmpi.rng import GLOBAL_GENERATORS
 from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
+RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -55,9 +56,14 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 )
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
+    state = algorithm.init_client(task.replace(device=HOST), 0)
+    if RECEIVED in state:
+        raise ConfigError(
+            f"{kind}.init_client has a part {RECEIVED!r}, under which a client's last reply is kept in checkpoints; "
+            "give it another name"
+        )
+    integers = [path for path, leaf in tree.leaves(state) if leaf.dtype == torch.int64 and not leaf.ndim]
     for name, length in algorithm.passes(task, 1).items():
-        state = dict(tree.leaves(algorithm.init_client(task.replace(device=HOST), 0))) if length.times else {}
-        integers = [path for path, leaf in state.items() if leaf.dtype == torch.int64 and not leaf.ndim]
         if length.times and length.times not in integers:
             raise ConfigError(
                 f"{kind}.passes: {name!r} has times = {length.times!r}, which is no int64 scalar of `init_client`; "

@@ -166,9 +166,15 @@ class Refusing(FedAvg):
         return NotAModel("tea leaves", nearest=Kept())
 
 
+class Receiving(FedAvg):
+    def init_client(self, task: Any, client: int) -> Any:
+        return {"received": torch.zeros(3)}
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
+        (Receiving, "Receiving.init_client has a part 'received', under which a client's last reply is kept in"),
         (Misnamed, "Misnamed.predicts_with names 'modl', which is no message of `downlink`; known: model"),
         (Unadapted, "Unadapted.adapts_with names 'tain', which is no pass of `passes`; known: train"),
         (Unreceived, "Unreceived.personal names 'body', which is no message in `predicts_with`; known: model"),
