@@ -87,7 +87,8 @@ class Checkpoints:
         self._lock = lock
         self._writer = Writer(run)
         self._pending: list[_Pending] = []
-        self._checksums: dict[str, Checksum] = {}
+        self._checksums: dict[str, Checksum] = {}  # of the shards that the newest round file joins
+        self._joined: dict[int, tuple[str, ...]] = {}  # these shards, by round, of the round files that are kept
         self._seconds = 0.0
 
     def take_seconds(self) -> float:
@@ -193,4 +194,7 @@ class Checkpoints:
         self._lock.check()
         kinds = row_kinds(self._setup.templates)
         self._checksums = write_round(self._run, ready.content, ready.layout, kinds, self._attributes, self._checksums)
-        prune(self._run, self._setup.checkpoint.keep)
+        self._joined[ready.content.round] = tuple(self._checksums)
+        prune(self._run, self._setup.checkpoint.keep, joined=self._joined)
+        if len(self._joined) > max(self._setup.checkpoint.keep, 1):
+            del self._joined[min(self._joined)]

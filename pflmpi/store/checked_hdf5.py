@@ -17,7 +17,7 @@ import numpy as np
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError, PflmpiError
-from pflmpi.store.hdf5 import File, Group, h5py
+from pflmpi.store.hdf5 import File, Group, h5py, write_array, write_attribute
 from pflmpi.store.target import Target
 
 FORMAT_VERSION = 2  # 1: without `received`, `diagnostics` and descriptions
@@ -49,7 +49,7 @@ def write(path: Path, fill: Callable[[File], None]) -> None:
         target = Target(descriptor)
         try:
             with h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file:
-                file.attrs["format_version"] = FORMAT_VERSION
+                write_attribute(file.id, "format_version", FORMAT_VERSION)
                 fill(file)
         finally:
             target.finish()  # raises a disk error rather than what followed from it
@@ -75,7 +75,7 @@ def put(group: Group, path: str, array: np.ndarray) -> None:
     """
     array = np.asarray(array, order="C")
     assert array.dtype.kind in "biufcS", f"{path}: arrays of {array.dtype} cannot be stored"
-    group.create_dataset(path, data=array).attrs["crc32"] = np.uint32(crc32(array))
+    write_attribute(write_array(group.id, path, array), "crc32", np.uint32(crc32(array)))
 
 
 def get(group: Group, path: str) -> np.ndarray:

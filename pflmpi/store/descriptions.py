@@ -1,6 +1,6 @@
 """Units and descriptions of the content of a round file, stored as attributes beside it."""
 
-from pflmpi.store.hdf5 import File
+from pflmpi.store.hdf5 import File, write_attribute
 
 GROUPS = {
     "server": "state of the server after the round",
@@ -47,8 +47,10 @@ PARTITION = {
 def describe(file: File) -> None:
     """Add the descriptions to a round file."""
     for name, text in GROUPS.items():
-        file[name].attrs["description"] = text
-    for group, described in (("metrics", METRICS), ("bytes", BYTES), ("partition", PARTITION)):
-        for name, (unit, text) in described.items():
-            if name in file[group]:
-                file[group][name].attrs.update({"unit": unit, "description": text})
+        write_attribute(file[name].id, "description", text)
+    for section, described in (("metrics", METRICS), ("bytes", BYTES), ("partition", PARTITION)):
+        group = file[section]
+        for name in described.keys() & set(group):
+            dataset, (unit, text) = group[name].id, described[name]
+            write_attribute(dataset, "unit", unit)
+            write_attribute(dataset, "description", text)

@@ -4,17 +4,18 @@ Round files are deleted before the shards that only they need, and their deletio
 deleted: whenever the process is killed, every remaining round file finds its shards.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError
-from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_layout
 
 
-def prune(run: Path, keep: int, protect: Collection[int] = ()) -> None:
+def prune(
+    run: Path, keep: int, protect: Collection[int] = (), joined: Mapping[int, Collection[str]] | None = None
+) -> None:
     """Delete all round files but the newest `keep`, and the shards that none of the rest needs.
 
     Safe while other ranks write the shards of later rounds. A round file that cannot be read, or that lacks a shard,
@@ -23,6 +24,7 @@ def prune(run: Path, keep: int, protect: Collection[int] = ()) -> None:
     Args:
         keep: number of rounds; 0 for all.
         protect: rounds to keep in any case.
+        joined: the shards of rounds, by name, as far as known; of the others the round file is read.
 
     Raises:
         OSError: a file could not be deleted.
@@ -30,20 +32,20 @@ def prune(run: Path, keep: int, protect: Collection[int] = ()) -> None:
     assert keep >= 0, keep
     if keep == 0:
         return
-    usable, old = 0, []
-    needed: list[Layout] = []
+    usable, old, known = 0, [], joined or {}
+    needed: set[str] = set()
     certain = True  # whether the shards that the remaining round files need are all known
     for round in reversed(rounds(run)):
         if usable >= keep and round not in protect:
             old.append(round_path(run, round))
             continue
         try:
-            layout = read_layout(run, round)
+            files = known[round] if round in known else read_layout(run, round).files
         except CheckpointError:
             certain = False
             continue
-        needed.append(layout)
-        usable += all((run / name).exists() for name in layout.files)
+        needed.update(files)
+        usable += all((run / name).exists() for name in files)
     _delete(old[::-1], run)
     if certain:
         # Shards after the newest round belong to an unfinished checkpoint.
@@ -62,14 +64,13 @@ def discard_after(run: Path, round: int) -> None:
     """
     layout = read_layout(run, round)
     _delete([round_path(run, later) for later in reversed(rounds(run)) if later > round], run)
-    _delete([path for path in _unneeded(run, [layout]) if _round(path) > round], run / SHARDS)
+    _delete([path for path in _unneeded(run, set(layout.files)) if _round(path) > round], run / SHARDS)
     for folder in (run, run / SHARDS):
         _delete(sorted(folder.glob(f"*.h5{atomic.TEMPORARY}")), folder)
 
 
-def _unneeded(run: Path, layouts: Collection[Layout]) -> list[Path]:
-    """Shards that none of the layouts names."""
-    needed = {name for layout in layouts for name in layout.files}
+def _unneeded(run: Path, needed: Collection[str]) -> list[Path]:
+    """Shards beside those that are needed."""
     return [
         path
         for path in sorted((run / SHARDS).glob("*.h5"))

@@ -10,7 +10,7 @@ from pflmpi.store import checked_hdf5
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.descriptions import describe
-from pflmpi.store.hdf5 import File, Group, h5py
+from pflmpi.store.hdf5 import File, Group, h5py, with_groups, write_attribute
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays, consecutive
@@ -94,9 +94,8 @@ def write_round(
     joined = {name: known.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
 
     def fill(file: File) -> None:
-        file.attrs["round"] = content.round
-        for name, value in attributes.items():
-            file.attrs[name] = value
+        for name, value in {"round": content.round, **attributes}.items():
+            write_attribute(file.id, name, value)
         sections = {
             "server": content.server,
             "metrics": content.metrics,
@@ -132,7 +131,7 @@ def _put_received(group: Group, content: RoundContent) -> None:
     paths = {id(array): path for path, array in content.server.items()}
     for name, message in sorted(content.received.items()):
         stored = group.create_group(name)
-        stored.attrs["own"] = message.own
+        write_attribute(stored.id, "own", message.own)
         for path, array in sorted(message.arrays.items()):
             if id(array) in paths:
                 stored[path] = h5py.SoftLink(f"/server/{paths[id(array)]}")
@@ -166,8 +165,6 @@ def _join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, coho
         creation.set_virtual(whole, name.encode(), f"/{cohort}/rows/{path}".encode(), source)
     if dtype.kind == "f":
         creation.set_fill_value(np.array(np.nan, dtype))  # what HDF5 shows for a missing shard
-    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    links.set_create_intermediate_group(True)
     kind = h5py.h5t.py_create(dtype, logical=True)
     whole.select_all()
-    h5py.h5d.create(group.id, path.encode(), kind, whole, creation, lcpl=links)
+    h5py.h5d.create(group.id, path.encode(), kind, whole, creation, lcpl=with_groups())

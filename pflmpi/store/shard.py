@@ -12,7 +12,7 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Dataset, File
+from pflmpi.store.hdf5 import Dataset, File, write_attribute
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
@@ -36,7 +36,8 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
             assert len(array) == len(clients), f"{cohort}/{leaf}: {len(array)} rows of {len(clients)} clients"
 
     def fill(file: File) -> None:
-        file.attrs.update(attributes or {})
+        for name, value in (attributes or {}).items():
+            write_attribute(file.id, name, value)
         for cohort, (clients, leaves) in sorted(rows.items()):
             group = file.create_group(cohort)
             ids = clients.astype(np.int64)

@@ -91,9 +91,11 @@ class Target:
 
 def _regions(pieces: list[tuple[int, bytes]]) -> Iterator[tuple[int, int]]:
     """Start and end of each region of neighbouring pieces."""
-    ranges = sorted((position, position + len(content)) for position, content in pieces)
-    while ranges:
-        start, end = ranges.pop(0)
-        while ranges and ranges[0][0] <= end + _SMALL:
-            end = max(end, ranges.pop(0)[1])
+    start = end = -1
+    for first, last in sorted((position, position + len(content)) for position, content in pieces):
+        if start >= 0 and first > end + _SMALL:
+            yield start, end
+            start = -1
+        start, end = (first, last) if start < 0 else (start, max(end, last))
+    if start >= 0:
         yield start, end

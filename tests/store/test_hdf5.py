@@ -1,0 +1,42 @@
+"""Datasets and attributes that are written quickly are the bytes that h5py's own functions write."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from pflmpi.store.hdf5 import write_array, write_attribute
+
+ARRAYS = {
+    "a/b/c": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a/number": np.array(3, np.int64),
+    "a/none": np.zeros((0, 4), np.uint8),
+    "flags": np.array([True, False]),
+    "names": np.array([b"one", b"three"]),
+}
+VALUES = {"text": "Größe", "empty": "", "whole": 3, "part": 0.5, "yes": True, "crc32": np.uint32(2**32 - 1)}
+FORM = {"libver": ("v110", "v110"), "userblock_size": 512}
+
+
+def test_what_is_written_is_what_h5py_writes(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "quick.h5", "w", **FORM) as file:
+        for path, array in ARRAYS.items():
+            dataset = write_array(file.id, path, array)
+            for name, value in VALUES.items():
+                write_attribute(dataset, name, value)
+        write_attribute(file.id, "round", 7)
+    with h5py.File(tmp_path / "plain.h5", "w", **FORM) as file:
+        for path, array in ARRAYS.items():
+            file.create_dataset(path, data=array).attrs.update(VALUES)
+        file.attrs["round"] = 7
+    with h5py.File(tmp_path / "quick.h5") as quick, h5py.File(tmp_path / "plain.h5") as plain:
+        assert quick.attrs["round"] == plain.attrs["round"] == 7
+        for path, array in ARRAYS.items():
+            found, expected = quick[path], plain[path]
+            assert found.dtype == expected.dtype == array.dtype and np.array_equal(found[()], array)
+            assert list(found.attrs) == list(expected.attrs)
+            for name in VALUES:
+                mine, theirs = found.attrs[name], expected.attrs[name]
+                assert type(mine) is type(theirs) and mine == theirs
+                assert found.attrs.get_id(name).dtype == expected.attrs.get_id(name).dtype
+    assert (tmp_path / "quick.h5").stat().st_size == (tmp_path / "plain.h5").stat().st_size
