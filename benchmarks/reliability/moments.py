@@ -43,16 +43,16 @@ def await_moment(moment: str, draw: random.Random, process: Process, run: Path) 
     if moment == "start":
         end = time.monotonic() + draw.random() * STARTS
         while time.monotonic() < end and process.poll() is None and not (run / "round_00001.h5").exists():
-            time.sleep(0.005)
+            time.sleep(0.02)
         return
     first = f"round_{draw.randrange(1, ROUNDS // 2):05}.h5"
     end = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < end and not (run.exists() and _newest(run) >= first):
-        time.sleep(0.002)
+        time.sleep(0.02)
     if moment == "round":
         time.sleep(draw.random() * SOON)
     while moment == "write" and process.poll() is None and not list(run.glob("**/*.h5.tmp")):
-        time.sleep(0.0005)
+        time.sleep(0.002)
 
 
 def victims(launcher: int, victim: str, draw: random.Random) -> list[int]:
