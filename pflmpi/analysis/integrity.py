@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.analysis.run import columns, open_run
+from pflmpi.analysis.run import columns
+from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file, metrics_file, partition_file, probe_file
 from pflmpi.store.checked_hdf5 import damage
@@ -54,7 +55,7 @@ def check(run: Path) -> Iterator[Checked]:
         try:
             length = path.stat().st_size
         except FileNotFoundError:
-            if path not in texts or not problems:
+            if (path not in texts and not path.is_symlink()) or not problems:
                 continue
             length = 0
         yield Checked(path, length, problems)
@@ -62,13 +63,18 @@ def check(run: Path) -> Iterator[Checked]:
 
 def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
     if path == config_file.path(run):
-        return _listed(config_file.damage(run))
+        missing = f"{path} is missing; `pflmpi resume {run}` takes the configuration of the newest checkpoint"
+        return _listed(config_file.damage(run) if path.exists() else missing)
     if path == partition_file.path(run):
-        expected = open_run(run).config.get("recorded", {}).get("partition_csv")
+        expected = stored.read(run)["recorded"].get("partition_csv")
         return _listed(partition_file.damage(run, expected)) if expected else ()
     if path == metrics_file.path(run):
         columns(run)
         return _rewritten(run)
+    if path.is_symlink() and not path.exists():
+        return (f"{path} is a link to nothing; put the file there, or delete the link",)
+    if path.parent == run and (probed := probe_file.round_of(path.name)) is not None:
+        return _listed(probe_file.damage(run, probed))
     number = round_of(path.name) if path.parent == run else None
     problem = damage(path) or (None if number is None else foreign(run, number))
     return _listed(problem) if problem or number is None else _unmet(run, number, good)

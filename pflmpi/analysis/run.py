@@ -12,7 +12,7 @@ import numpy as np
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import config_file, metrics_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.text import spans
 
@@ -90,6 +90,8 @@ def open_run(path: str | PathLike[str]) -> Run:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; name the folder that `pflmpi run` printed")
     _check_format(folder)
+    if problem := config_file.damage(folder):
+        raise CheckpointError(problem)
     config = stored.read(folder)
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None

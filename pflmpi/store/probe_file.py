@@ -10,6 +10,7 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import File
+from pflmpi.store.run_identity import run_id
 
 _NAME = re.compile(r"probe_(\d{5,})\.h5")
 
@@ -53,7 +54,13 @@ def path(run: Path, round: int) -> Path:
 
 def rounds(run: Path) -> list[int]:
     """Rounds that have a probe, ascending."""
-    return sorted(int(found[1]) for file in run.iterdir() if (found := _NAME.fullmatch(file.name)))
+    return sorted(number for file in run.iterdir() if (number := round_of(file.name)) is not None)
+
+
+def round_of(name: str) -> int | None:
+    """Round in the name of a probe file; None for any other name."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def write(run: Path, probe: Probe) -> None:
@@ -66,6 +73,8 @@ def write(run: Path, probe: Probe) -> None:
     def fill(file: File) -> None:
         file.attrs["round"] = probe.round
         file.attrs["samples"] = probe.samples
+        if (owner := run_id(run)) is not None:
+            file.attrs["run"] = owner
         for number, (name, layer) in enumerate(probe.layers.items()):
             group = file.create_group(f"layers/{number:03d}")
             group.attrs["name"] = name
@@ -75,13 +84,28 @@ def write(run: Path, probe: Probe) -> None:
     checked_hdf5.write(path(run, probe.round), fill)
 
 
+def damage(run: Path, round: int) -> str | None:
+    """Why the probe of a round is not as it was written, or belongs to another round or run; None if all is well."""
+    if problem := checked_hdf5.damage(path(run, round)):
+        return problem
+    try:
+        with checked_hdf5.reading(path(run, round)) as file:
+            of, owner = int(file.attrs["round"]), file.attrs.get("run", run_id(run))
+            file.attrs["samples"], file["layers"]
+    except CheckpointError as error:
+        return str(error)
+    if of != round:
+        return f"{path(run, round)} is the probe of round {of}"
+    return None if owner == run_id(run) else f"{path(run, round)} belongs to run {owner}, and this is run {run_id(run)}"
+
+
 def read(run: Path, round: int) -> Probe:
     """The probe of a round.
 
     Raises:
         CheckpointError: it is missing, damaged or in a newer format.
     """
-    if problem := checked_hdf5.damage(path(run, round)):
+    if problem := damage(run, round):
         raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")
     with checked_hdf5.reading(path(run, round)) as file:
         layers = {

@@ -13,7 +13,7 @@ from pflmpi.analysis.integrity import check
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store import checked_hdf5, probe_file, run_folder
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,65 @@ def test_nothing_is_exported_or_drawn_from_an_exchanged_file(
     good = main(["inspect", str(run), "--digest"]) == 0
     assert good == (exchange in (older_shard, foreign_round, renamed_round)), "the round before is good"
     assert EXCHANGES[exchange] in capfd.readouterr().err, "whose digest it is, or is not, is said"
+
+
+def foreign_probe(run: Path, other: Path) -> None:
+    shutil.copy(probe_file.path(other, 3), run)
+
+
+def renamed_probe(run: Path, other: Path) -> None:
+    shutil.move(probe_file.path(run, 3), probe_file.path(run, 2))
+
+
+def shard_as_probe(run: Path, other: Path) -> None:
+    shutil.copy(shard(run, 3), probe_file.path(run, 3))
+
+
+@pytest.mark.parametrize(
+    ("exchange", "problem"),
+    [(foreign_probe, "belongs to run"), (renamed_probe, "is the probe of round 3"), (shard_as_probe, "cannot be read")],
+)
+def test_a_probe_of_another_round_or_run_is_found_and_not_drawn(
+    exchange: Callable[[Path, Path], None], problem: str, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, other = (shutil.copytree(each, tmp_path / each.name) for each in runs)
+    layers = {"fc1": probe_file.LayerSimilarity(np.arange(2), np.eye(2))}
+    for each in (run, other):
+        probe_file.write(each, probe_file.Probe(3, 9, layers))
+    assert not any(found.problems for found in check(run))
+    exchange(run, other)
+    (found,) = [each for each in check(run) if each.problems]
+    assert problem in found.problems[0]
+    with pytest.raises(CheckpointError, match=problem):
+        probe_file.read(run, probe_file.rounds(run)[0])
+
+
+def lost_config(run: Path) -> None:
+    (run / "config.yaml").unlink()
+
+
+def dangling_round(run: Path) -> None:
+    (run / "round_00002.h5").unlink()
+    (run / "round_00002.h5").symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(("loss", "problem"), [(lost_config, "is missing"), (dangling_round, "is a link to nothing")])
+def test_a_lost_file_is_named(
+    loss: Callable[[Path], None], problem: str, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    loss(run)
+    assert [problem in each for found in check(run) for each in found.problems] == [True]
+
+
+def test_a_run_with_a_changed_configuration_is_not_reported(
+    runs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("partition:", "partition: 5\nx:", 1))
+    assert main(["report", str(run), "--out", str(tmp_path / "report")]) == 2
+    assert "is not as it was written" in capfd.readouterr().err
 
 
 def with_attribute(run: Path, name: str, value: object) -> Path:
