@@ -1,5 +1,6 @@
 """Files of a run that were damaged, exchanged, or come from elsewhere."""
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -60,12 +61,14 @@ class Files:
         if path.is_file() and path.read_bytes() == before:  # the same file in both runs
             path.unlink()
             what = "deleted"
-        return self._judge(run, f"{path.relative_to(run)} {what}")
+        return self._judge(run, f"{path.relative_to(run)} {what}", None if path.parent.name == "shards" else path)
 
-    def _judge(self, run: Path, what: str) -> Trial:
+    def _judge(self, run: Path, what: str, lost: Path | None = None) -> Trial:
         trial = Trial(what)
         verified = trial.saw(command("inspect", run, "--verify"))
-        trial.labels.add("found" if verified.code == 2 else "missed")
+        removed = lost is not None and lost.name.startswith(("round_", "probe_")) and not os.path.lexists(lost)
+        good = "removed" if removed else "missed"  # a run may lack a checkpoint, also the newest, as after a kill
+        trial.labels.add("found" if verified.code == 2 else good)
         resume(trial, run, self.config, self.expected, "-s", f"training.rounds={ROUNDS + 1}")
         return trial
 
