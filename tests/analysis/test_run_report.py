@@ -17,6 +17,7 @@ from pflmpi.analysis.drawing.files import draw
 from pflmpi.analysis.page import Section, page
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot, Stack
 from pflmpi.cli import main
+from pflmpi.store import config_file
 
 NOTHING_MORE = {"link", "script", "iframe", "object", "embed", "img"}
 POINT = Curve("one", np.ones(1), np.ones(1), low=np.zeros(1), high=np.full(1, 2.0), mark=0)
@@ -227,8 +228,8 @@ def test_other_data_with_the_same_configuration_is_found_by_its_hash(
     runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(runs / "gmh", tmp_path / "run")
-    path = tmp_path / "run" / "config.yaml"
-    path.write_text(re.sub(r"(recorded:.*?data: )\w+", r"\1feed", path.read_text(), flags=re.DOTALL))
+    text, _, _ = (tmp_path / "run" / "config.yaml").read_text().rpartition("# CRC-32")
+    config_file.write(tmp_path / "run", re.sub(r"(recorded:.*?data: )\w+", r"\1feed", text, flags=re.DOTALL))
     assert main(["report", str(runs / "gmh"), str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
     assert "the hash of the data is feed and not" in capfd.readouterr().err
 
