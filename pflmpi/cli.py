@@ -16,6 +16,7 @@ from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explain
 _COMMANDS = (
     "run",
     "resume",
+    "join",
     "inspect",
     "export",
     "probe",
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         terminal.outlive_readers()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and words[:1] in (["run"], ["resume"]):
+    if arguments is None and words[:1] in (["run"], ["resume"], ["join"]):
         early_signals.watch(os.environ)  # before what takes seconds to import
     whole = parser()
     options, others = whole.parse_known_args(words)

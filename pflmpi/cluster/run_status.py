@@ -29,6 +29,7 @@ class RunStatus:
         per_round: seconds per round; None before the first has ended.
         age: seconds since the last round ended, by the clocks of the file system and of this machine.
         unseen: accuracy of the unseen clients in the last tested round, mean; None without any.
+        ranks: that compute it, or did last; None if unknown.
     """
 
     title: str
@@ -40,6 +41,7 @@ class RunStatus:
     per_round: float | None
     age: float | None
     unseen: float | None = None
+    ranks: int | None = None
 
     @property
     def done(self) -> bool:
@@ -62,7 +64,8 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
         config = yaml_file.read(run / "config.yaml")
         rounds = int(config["training"]["rounds"])
         title = f"{str(config['algorithm']['name']).rpartition(':')[2]} on {config['data']['name']}"
-    except (ConfigError, KeyError, TypeError, ValueError):
+        ranks = int(config.get("recorded", {}).get("ranks", 0)) or None
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError):
         return None
     lines = _lines(run)
     tested = [
@@ -81,6 +84,7 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=_per_round(run, lines, checkpoints, since),
         age=_age(metrics_file.path(run)) if lines else None,
+        ranks=ranks,
     )
 
 

@@ -76,6 +76,8 @@ def clock(seconds: float) -> str:
 
 def _round(run: RunStatus) -> str:
     words = [f"round {run.round} of {run.rounds}"]
+    if run.ranks is not None:
+        words.append(f"{run.ranks} rank{'s' * (run.ranks != 1)}")
     if run.accuracy is not None and run.best is not None:
         words.append(f"accuracy {100 * run.accuracy:.2f} % (best {100 * run.best[0]:.2f} % in round {run.best[1]})")
     words += [f"unseen clients {100 * run.unseen:.2f} %"] if run.unseen is not None else []

@@ -11,7 +11,6 @@ from pflmpi.commands import arguments
 from pflmpi.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pflmpi.commands.rank import Prepared
     from pflmpi.transports.detect import Launch
 
 
@@ -32,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the experiment on this rank and, started alone, on all others; return the exit code."""
-    from pflmpi.commands.rank import run_rank
+    from pflmpi.commands.ranks.rank import Prepared, run_rank
     from pflmpi.config.load import load
     from pflmpi.experiment.start import start, start_or_resume
 
-    def prepare(launch: "Launch") -> "Prepared":
+    def prepare(launch: "Launch") -> Prepared:
         resumes = options.resume or launch.restarts > 0
         if options.out is None and (options.resume or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"):
             who = "--continue" if options.resume else "torchrun --max-restarts"
@@ -44,6 +43,6 @@ def run(options: argparse.Namespace) -> int:
         folder = options.out or Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder.exists()  # raises for a name that no file can have
         go = partial(start_or_resume, changed_code=options.changed_code) if resumes else start
-        return load(options.config, options.overrides), folder, go
+        return Prepared(load(options.config, options.overrides), folder, go)
 
     return run_rank(options, prepare)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi.commands import arguments
-from pflmpi.commands.launch import check_ranks, default_ranks
+from pflmpi.commands.ranks.launch import check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, Stopped, show
 
 if TYPE_CHECKING:

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 import pflmpi
 from pflmpi.config import yaml_file
+from pflmpi.config.load import Config
+from pflmpi.data.federation import Federation
 from pflmpi.errors import RunError
 from pflmpi.experiment.build import Experiment
 from pflmpi.runtime.faults import on_root
@@ -15,6 +18,17 @@ from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
 from pflmpi.transports.text import gather_texts
+
+
+def parts(config: Config, federation: Federation, code: Mapping[str, str]) -> dict[str, str]:
+    """What must be the same on all ranks whatever their number, under the names that an error uses; causes first."""
+    return {
+        "the version": f"{pflmpi.__version__} {torch.__version__}",
+        "the configuration": _hash(yaml_file.dump(config.resolved()).encode()),
+        "the code from outside the package": _hash(repr(dict(code)).encode()),
+        "the data": federation.dataset.digest,
+        "the partition": federation.digest,
+    }
 
 
 def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport) -> None:
@@ -28,7 +42,7 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
     def compare() -> str:
         first, *others = map(json.loads, texts or ())
         for part, value in first.items():
-            other = [rank for rank, parts in enumerate(others, start=1) if parts.get(part) != value]
+            other = [rank for rank, found in enumerate(others, start=1) if found.get(part) != value]
             if other:
                 raise RunError(
                     f"{names(other, transport.peers)}: {part} is not rank 0's; use one environment, one configuration "
@@ -40,15 +54,11 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
 
 
 def _parts(experiment: Experiment, setup: Setup) -> dict[str, str]:
-    """What must be the same, under the names that an error uses; the causes first."""
     placement = setup.placement
     homes = b"" if placement.home is None else placement.home.tobytes()
     groups = b"".join(group.astype(np.int64).tobytes() for group in placement.groups)
     return {
-        "the version": f"{pflmpi.__version__} {torch.__version__}",
-        "the configuration": _hash(yaml_file.dump(experiment.config.resolved()).encode()),
-        "the code from outside the package": _hash(repr(experiment.code).encode()),
-        "the data": experiment.federation.dataset.digest,
+        **parts(experiment.config, experiment.division.everyone, experiment.code),
         "the partition": experiment.division.digest,
         "the placement of clients": _hash(repr(placement.hosts).encode() + homes + groups),
     }

@@ -1,11 +1,10 @@
 """Run the rounds of an experiment in a run's folder, again from the newest checkpoint after losing a rank."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -13,7 +12,9 @@ from pflmpi.errors import CheckpointError, RankLost, Stopped
 from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.agreement import check_same_setup
 from pflmpi.experiment.build import Experiment
+from pflmpi.experiment.joining import Waiting
 from pflmpi.experiment.restore import newest, restore
+from pflmpi.experiment.retrying import drop_lost, retry_after_rank_loss
 from pflmpi.runtime import idle_ranks, rounds, tensorboard
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, initialise
@@ -22,15 +23,13 @@ from pflmpi.runtime.faults import on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.stopping import Stop
+from pflmpi.runtime.stopping import Joining, Stop
 from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.transports.base import Transport
-from pflmpi.transports.peers import names
 from pflmpi.tree import Tree
 
-T = TypeVar("T")
 _AHEAD = 20  # rounds in which ranks that have nothing to do are looked for
 _log = logging.getLogger(__name__)
 
@@ -47,6 +46,7 @@ class RankContext:
         stop: whether it has a reason to stop.
         jobs: what starts the run again, with how often it has; see `store.lock.owner`.
         take_over: take the run from a process that still writes it.
+        first: of the processes that were started with this one; says what the user there should know.
     """
 
     transport: Transport
@@ -56,6 +56,20 @@ class RankContext:
     stop: Stop = field(default_factory=Stop)
     jobs: Mapping[str, int] = field(default_factory=dict)
     take_over: bool = False
+    first: bool = False
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank says what concerns all."""
+        return self.first or self.transport.rank == 0
+
+
+class Paused(Exception):
+    """Raised on all ranks after a complete round that is on disk: others wait to join. Rank 0 keeps the lock."""
+
+    def __init__(self, run: Path, lock: RunLock, experiment: Experiment) -> None:
+        super().__init__(f"others wait to join {run}")
+        self.run, self.lock, self.experiment = run, lock, experiment
 
 
 def run_rounds(
@@ -74,20 +88,20 @@ def run_rounds(
 
     Raises:
         Stopped: on all ranks, after a complete round, when one of them was asked to stop.
+        Paused: likewise, when others wait to join.
     """
     transport = context.transport
     while True:
         checkpoints: Checkpoints | None = None
-        stopped, lost = None, False
+        pause: Stopped | Paused | None = None
+        lost = False
         try:
             transport.counter.take("data")
             if transport.rank == 0:
                 lock.keep()
             setup = build.setup(experiment, transport.size, context.slots)
             check_same_setup(experiment, setup, transport)
-            if transport.rank == 0 and (
-                advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))
-            ):
+            if context.speaks and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
                 _log.warning("%s", advice)
             population = allocate(experiment.cohort, setup.placement.hosted(transport.rank), setup.templates)
             if done is None:
@@ -98,9 +112,12 @@ def run_rounds(
             checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock, done)
             wanted = experiment.config.output.tensorboard and transport.rank == 0
             with tensorboard.writing(run, wanted, observe) as observer:
-                rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop)
+                others_wait = Waiting(run, experiment, transport)
+                rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop, others_wait)
         except Stopped as reason:
-            stopped = reason
+            pause = reason
+        except Joining:
+            pause = Paused(run, lock, experiment)
         except RankLost:
             lost = True
         except BaseException:
@@ -108,27 +125,10 @@ def run_rounds(
                 checkpoints.close()
             raise
         if transport.all_well(not lost):
-            if stopped is not None:
-                raise stopped
+            if pause is not None:
+                raise pause
             return
         done = _recover(run, transport, checkpoints)
-
-
-def retry_after_rank_loss(transport: Transport, function: Callable[[], T]) -> T:
-    """Call `function` on all ranks; when one is lost in it, all that are left call it again.
-
-    Raises:
-        TransportError: the transport cannot continue without a rank.
-    """
-    while True:
-        lost = False
-        try:
-            result = function()
-        except RankLost:
-            lost = True
-        if transport.all_well(not lost):
-            return result
-        _drop(transport)
 
 
 def _begin(setup: Setup, population: Population, transport: Transport) -> tuple[Tree, Layout]:
@@ -156,7 +156,7 @@ def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None) -
         except CheckpointError:
             return ""
 
-    _drop(transport)
+    drop_lost(transport)
     done = retry_after_rank_loss(transport, complete)
     if checkpoints is not None:
         checkpoints.close()
@@ -165,11 +165,3 @@ def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None) -
         if done is None:
             metrics_file.restart(run, 0)
     return done
-
-
-def _drop(transport: Transport) -> None:
-    peers = transport.peers
-    gone = names(transport.drop_lost(), peers)
-    if transport.rank == 0:
-        logging.getLogger().setLevel(logging.WARNING)  # the other ranks are silent, and this may have been one
-        _log.warning("%s died; %d ranks go on", gone, transport.size)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from pflmpi.atomic import remedy
 from pflmpi.errors import CheckpointError
-from pflmpi.runtime.client_state import Population, from_flat
+from pflmpi.experiment import stored_config
+from pflmpi.experiment.build import Experiment
+from pflmpi.runtime.client_state import Population, from_flat, row_kinds
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import config_file, metrics_file, partition_file, run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -24,6 +26,39 @@ def newest(run: Path) -> int:
     done, problems = run_folder.newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
+    return done
+
+
+def continue_after(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
+    """The round to continue after, once the configuration to continue with is written."""
+    done, rounds = _newest_matching(run, experiment), experiment.config.training.rounds
+    if rounds < done:
+        raise CheckpointError(
+            f"training.rounds = {rounds}, but {run} has reached round {done}; give more, or start a new run"
+        )
+    if rounds == done:
+        print(f"pflmpi: nothing is left to do: {run} has reached round {done} of {rounds}", flush=True)
+    with continuing(run):
+        if rounds > done or not config_file.path(run).exists():
+            stored_config.write(run, experiment, transport, run_id)
+        else:
+            partition_file.write(run, experiment.counts)
+    return str(done)
+
+
+def _newest_matching(run: Path, experiment: Experiment) -> int:
+    """Newest good round of a run; raise `CheckpointError` unless its configuration and client state match."""
+    done = newest(run)
+    stored_config.check_round(run, done, experiment.config)
+    found = run_folder.read_kinds(run, done)
+    for cohort, kinds in row_kinds(experiment.templates).items():
+        there = found.get(cohort, {})
+        other = sorted(path for path in kinds.keys() | there.keys() if kinds.get(path) != there.get(path))
+        if other:
+            raise CheckpointError(
+                f"{run} cannot be continued: its clients keep other arrays than those of this pflmpi, such as "
+                f"{other[0]}; continue it with the version that wrote it, or start a new run"
+            )
     return done
 
 

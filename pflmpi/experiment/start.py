@@ -5,27 +5,25 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
 from pflmpi.algorithms.base import CannotJoin
 from pflmpi.config.load import Config
-from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.data.federation import Federation
+from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
-from pflmpi.experiment.build import Experiment, prepare
-from pflmpi.experiment.execute import RankContext, retry_after_rank_loss, run_rounds
-from pflmpi.experiment.restore import continuing, newest
+from pflmpi.experiment.build import Experiment, assemble, prepare
+from pflmpi.experiment.execute import Paused, RankContext, run_rounds
+from pflmpi.experiment.restore import continue_after
+from pflmpi.experiment.retrying import from_root, together
 from pflmpi.runtime import tensorboard
-from pflmpi.runtime.client_state import row_kinds
-from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
-from pflmpi.store import config_file, metrics_file, partition_file, run_folder, run_identity
+from pflmpi.store import config_file, metrics_file, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.lock.taking import take
 from pflmpi.transports.base import Transport
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -48,9 +46,9 @@ def start_prepared(
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
     transport = context.transport
-    run = Path(_from_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
+    run = Path(from_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
     with _locked(run, context, run_identity.new_run_id) as (lock, run_id):
-        _together(transport, lambda: _create(run, experiment, transport, run_id, anew) if transport.rank == 0 else None)
+        together(transport, lambda: _create(run, experiment, transport, run_id, anew) if transport.rank == 0 else None)
         run_rounds(experiment, run, run_id, context, lock, None, observe)
     return run
 
@@ -61,13 +59,26 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer, *
     Args:
         changed_code: continue too where code from outside the package has changed.
     """
-    transport = context.transport
-    for change in _together(transport, lambda: stored_config.changed_code(run, config, changed_code)):
+    for change in together(context.transport, lambda: stored_config.changed_code(run, config, changed_code)):
         _log.warning("%s; going on with the changed code", change)
     experiment = _prepare(config, context, run)
-    with _locked(run, context, lambda: run_identity.run_id(run) or run_identity.new_run_id()) as (lock, run_id):
-        done = int(_from_root(transport, lambda: _continue(run, experiment, transport, run_id)))
-        run_rounds(experiment, run, run_id, context, lock, done, observe)
+    with _locked(run, context, lambda: _run_id(run)) as (lock, run_id):
+        _run_rest(experiment, run, run_id, context, lock, observe)
+    return run
+
+
+def go_on(
+    config: Config, run: Path, context: RankContext, observe: Observer, *, federation: Federation, held: RunLock | None
+) -> Path:
+    """Continue a run that others have joined.
+
+    Args:
+        config: of the run.
+        federation: the clients' data.
+        held: the lock of the run; None on ranks that have joined.
+    """
+    with _locked(run, context, lambda: _run_id(run), held) as (lock, run_id):
+        _run_rest(_prepare(config, context, run, federation), run, run_id, context, lock, observe)
     return run
 
 
@@ -76,8 +87,8 @@ def start_or_resume(
 ) -> Path:
     """Start the run in a folder, or resume it if it has a checkpoint; see `resume`."""
     transport = context.transport
-    if _from_root(transport, lambda: "yes" if run_folder.rounds(run) else ""):
-        stored = _together(transport, lambda: stored_config.resumed_config(run, config))
+    if from_root(transport, lambda: "yes" if run_folder.rounds(run) else ""):
+        stored = together(transport, lambda: stored_config.resumed_config(run, config))
         return resume(stored, run, context, observe, changed_code=changed_code)
     return start_prepared(_prepare(config, context), run, context, observe, anew=True)
 
@@ -91,13 +102,18 @@ def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, chang
     return experiment
 
 
-def _prepare(config: Config, context: RankContext, run: Path | None = None) -> Experiment:
+def _prepare(
+    config: Config, context: RankContext, run: Path | None = None, federation: Federation | None = None
+) -> Experiment:
     """The experiment, on the data that the run to be resumed was made with."""
 
     def make() -> Experiment:
         if config.output.tensorboard and context.transport.rank == 0:
             tensorboard.check_installed()
-        experiment = prepare(config, context.device, context.gpu_models)
+        if federation is None:
+            experiment = prepare(config, context.device, context.gpu_models)
+        else:
+            experiment = assemble(config, federation, context.device, context.gpu_models)
         if isinstance(experiment.newcomer, CannotJoin) and context.transport.rank == 0:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if run is None:
@@ -105,23 +121,19 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
         stored_config.check_same_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
-    return _together(context.transport, make)
-
-
-def _together(transport: Transport, function: Callable[[], T]) -> T:
-    """The result of a function that succeeds on all ranks; see `all_or_none`."""
-    return retry_after_rank_loss(transport, lambda: all_or_none(transport, function))
-
-
-def _from_root(transport: Transport, function: Callable[[], str]) -> str:
-    """The text of a function on rank 0, on every rank; where rank 0 dies, the next one calls it again."""
-    return retry_after_rank_loss(transport, lambda: on_root(transport, function))
+    return together(context.transport, make)
 
 
 @contextlib.contextmanager
-def _locked(run: Path, context: RankContext, function: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
-    """Hold the lock of a run on rank 0; yields it, and the text that `function` then returned there, on every rank."""
-    taken: list[RunLock] = []
+def _locked(
+    run: Path, context: RankContext, function: Callable[[], str], held: RunLock | None = None
+) -> Iterator[tuple[RunLock, str]]:
+    """Hold the lock of a run on rank 0; yields it, and the text that `function` then returned there, on every rank.
+
+    Args:
+        held: the lock, if this rank has it already.
+    """
+    taken = [held] if held is not None else []
 
     def locked() -> str:
         if not taken:
@@ -129,12 +141,28 @@ def _locked(run: Path, context: RankContext, function: Callable[[], str]) -> Ite
         return f"{taken[0].token} {function()}"
 
     try:
-        token, _, text = _from_root(context.transport, locked).partition(" ")
+        token, _, text = from_root(context.transport, locked).partition(" ")
         taken = taken or [RunLock(run, token, context.jobs)]
         yield taken[0], text
+    except Paused:
+        taken = []  # it stays held
+        raise
     finally:
         for lock in taken:
             lock.release()
+
+
+def _run_id(run: Path) -> str:
+    return run_identity.run_id(run) or run_identity.new_run_id()
+
+
+def _run_rest(
+    experiment: Experiment, run: Path, run_id: str, context: RankContext, lock: RunLock, observe: Observer
+) -> None:
+    """Run the rounds after the newest good checkpoint."""
+    transport = context.transport
+    done = int(from_root(transport, lambda: continue_after(run, experiment, transport, run_id)))
+    run_rounds(experiment, run, run_id, context, lock, done, observe)
 
 
 def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str, anew: bool) -> None:
@@ -149,36 +177,3 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
         metrics_file.restart(run, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
-
-
-def _continue(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> str:
-    """The round to continue after, once the configuration to continue with is written."""
-    done, rounds = _newest_matching(run, experiment), experiment.config.training.rounds
-    if rounds < done:
-        raise CheckpointError(
-            f"training.rounds = {rounds}, but {run} has reached round {done}; give more, or start a new run"
-        )
-    if rounds == done:
-        print(f"pflmpi: nothing is left to do: {run} has reached round {done} of {rounds}", flush=True)
-    with continuing(run):
-        if rounds > done or not config_file.path(run).exists():
-            stored_config.write(run, experiment, transport, run_id)
-        else:
-            partition_file.write(run, experiment.counts)
-    return str(done)
-
-
-def _newest_matching(run: Path, experiment: Experiment) -> int:
-    """Newest good round of a run; raise `CheckpointError` unless its configuration and client state match."""
-    done = newest(run)
-    stored_config.check_round(run, done, experiment.config)
-    found = run_folder.read_kinds(run, done)
-    for cohort, kinds in row_kinds(experiment.templates).items():
-        there = found.get(cohort, {})
-        other = sorted(path for path in kinds.keys() | there.keys() if kinds.get(path) != there.get(path))
-        if other:
-            raise CheckpointError(
-                f"{run} cannot be continued: its clients keep other arrays than those of this pflmpi, such as "
-                f"{other[0]}; continue it with the version that wrote it, or start a new run"
-            )
-    return done

@@ -1,13 +1,12 @@
 """The loop of a run, for every rank: there is no other."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from torch import Tensor
 
 from pflmpi.algorithms.base import Round
-from pflmpi.errors import Stopped
 from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
@@ -41,6 +40,7 @@ def run(
     done: int | None,
     observe: Observer,
     stop: Stop,
+    others_wait: Callable[[], bool] = lambda: False,
 ) -> Tree:
     """Run the rounds after `done` to the last; return the final server state (rank 0).
 
@@ -50,9 +50,11 @@ def run(
         done: None for a new run.
         observe: called on rank 0 after every round.
         stop: whether this rank has a reason to stop.
+        others_wait: whether others wait to join; asked on rank 0 after every round.
 
     Raises:
         Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
+        Joining: likewise, when others wait to join.
     """
     rank, between_reports = transport.rank, Stopwatch()
     correct = np.zeros(setup.task.num_clients, np.int64)
@@ -96,13 +98,14 @@ def run(
             progress = Progress(now.round, now.participants, now.skipped, scores, seconds, moved, unseen)
             checkpoints.record(progress, reported.shards_done)
             observe(progress)
-        stopping = stop.agree(transport, watch.seconds) and now.round < setup.task.training.rounds
+        asked = stop.agree(transport, watch.seconds, others_wait)
+        pause = asked if now.round < setup.task.training.rounds else None
         _limit_waiting(setup, transport, stop.longest)
-        if now.saves or stopping:
+        if now.saves or pause:
             checkpoints.save(now, seen, population, progress)
-        if stopping:
+        if pause:
             checkpoints.finish(transport)
-            raise Stopped(f"{stop.reason or 'another rank was asked to stop'}: stopped after round {now.round}")
+            raise stop.interruption(pause, now.round)
     checkpoints.finish(transport)
     return server
 

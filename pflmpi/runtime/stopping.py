@@ -1,4 +1,4 @@
-"""When a run should stop before its last round: after a signal, or before the end of a batch job."""
+"""When a run should pause before its last round: after a signal, before the end of a batch job, for others to join."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +18,14 @@ from pflmpi.messages.kinds import Call
 from pflmpi.transports.base import Transport
 
 _ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the end of the job
+Pause = Literal["stop", "join"]
+
+_PAUSES: tuple[Pause | None, ...] = (None, "join", "stop")  # a reason to stop comes first
 _SAME = 1.0  # seconds within which a launcher and Slurm may both send the same signal
+
+
+class Joining(Exception):
+    """Raised on all ranks after a complete round that is on disk: others wait to join."""
 
 
 class Stop:
@@ -44,11 +52,22 @@ class Stop:
         if self._end is not None and time.time() + _ROUNDS * self.longest + self._spare > self._end:
             self.reason = self.reason or "the job's time limit is near"
 
-    def agree(self, transport: Transport, seconds: float) -> bool:
-        """Whether any rank has a reason to stop, after a round of so many seconds; `longest` is then that of all."""
+    def agree(self, transport: Transport, seconds: float, others_wait: Callable[[], bool]) -> Pause | None:
+        """Why all ranks pause after a round of so many seconds, if they do; `longest` is then that of all.
+
+        Args:
+            others_wait: whether others wait to join; asked on rank 0.
+        """
         self.round_took(seconds)
-        self.longest, asked = transport.maximum(np.array([self.longest, 1.0 if self.reason else 0.0])).tolist()
-        return bool(asked)
+        mine = 2.0 if self.reason else 1.0 if transport.rank == 0 and others_wait() else 0.0
+        self.longest, asked = transport.maximum(np.array([self.longest, mine])).tolist()
+        return _PAUSES[int(asked)]
+
+    def interruption(self, pause: Pause, round: int) -> "Stopped | Joining":
+        """What all ranks raise for a pause after a round."""
+        if pause == "join":
+            return Joining()
+        return Stopped(f"{self.reason or 'another rank was asked to stop'}: stopped after round {round}")
 
 
 def call(ranks: int) -> Call:

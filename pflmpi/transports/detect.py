@@ -18,6 +18,7 @@ class Launch:
         address: host:port where torch's ranks meet, unless torchrun says so; "" if unknown.
         restarts: how often torchrun has restarted the ranks.
         jobs: what starts this process again, with how often it has, such as {"Slurm job 77": 1}.
+        id: the same for all ranks of this launch and for no others; "" if unknown.
         fault_tolerant: whether mpirun was started with ULFM, so that ranks can continue when one dies, and with
             settings that work.
     """
@@ -28,6 +29,7 @@ class Launch:
     address: str = ""
     restarts: int = 0
     jobs: Mapping[str, int] = field(default_factory=dict, compare=False)
+    id: str = field(default="", compare=False)
     fault_tolerant: bool = False
 
 
@@ -51,8 +53,19 @@ def detect(environ: Mapping[str, str]) -> Launch:
         launch,
         restarts=restarts,
         jobs=jobs,
+        id=_id(environ, launch.kind, restarts),
         fault_tolerant=environ.get("OMPI_MCA_mpi_ft_enable") == "1" and environ.get("OMPI_MCA_coll") == "^han,adapt",
     )
+
+
+def _id(environ: Mapping[str, str], kind: str, restarts: int) -> str:
+    names = {
+        "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
+        "mpi": ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+        "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    }
+    known = [environ[name] for name in names.get(kind, ()) if name in environ]
+    return " ".join([*known, str(restarts)]) if known else ""
 
 
 def _innermost(environ: Mapping[str, str]) -> Launch:

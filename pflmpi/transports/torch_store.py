@@ -24,16 +24,20 @@ def connect(launch: Launch, timeout: float) -> Store:
     own prefix. (torch's own rendezvous does not separate them and fails after a restart, up to 2.15 at least.)
     """
     host, _, port = (launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}").rpartition(":")
-    hosted = launch.rank == 0 and in_rank_0()
-    store = TCPStore(
+    listening = listen(host, int(port)) if launch.rank == 0 and in_rank_0() else None
+    return PrefixStore(f"pflmpi/{launch.restarts}", open_store(host, int(port), listening, timeout))
+
+
+def open_store(host: str, port: int, listening: socket.socket | None, timeout: float) -> Store:
+    """The store at an address, hosted by this process if it is the one that listens there."""
+    return TCPStore(
         host,
-        int(port),
-        is_master=hosted,
+        port,
+        is_master=listening is not None,
         timeout=timedelta(seconds=timeout),
         wait_for_workers=False,
-        master_listen_fd=listen(host, int(port)).detach() if hosted else None,
+        master_listen_fd=listening.detach() if listening else None,
     )
-    return PrefixStore(f"pflmpi/{launch.restarts}", store)
 
 
 def in_rank_0() -> bool:
@@ -74,8 +78,9 @@ class Arrivals:
     tell: each rank waits for a neighbour, which may itself be waiting.
     """
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, hosted: bool) -> None:
         self._store = store.clone()  # the thread below must not share the main thread's connection
+        self._hosted = hosted  # by rank 0
         self._rank = rank
         self._size = size
         self._number = 0
@@ -91,7 +96,7 @@ class Arrivals:
         try:
             return within(_ANSWER, self._late)
         except (TimeIsUp, RuntimeError):  # torch's calls wait for ever where the store's process hangs
-            return [0] if in_rank_0() else []
+            return [0] if self._hosted else []
 
     def close(self) -> None:
         """Stop taking notes."""

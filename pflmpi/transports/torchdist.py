@@ -33,6 +33,8 @@ class TorchTransport(Transport):
     Args:
         launch: this process; the ranks meet at its `address`, or where torchrun's variables say.
         timeout: seconds that a call waits for the other ranks, and that the start waits for all to arrive.
+        meeting: the store in which they meet instead; rank 0 hosts it.
+        before: what this process used before, to be closed with this.
 
     Raises:
         TransportError: not all ranks arrived within the time limit.
@@ -40,15 +42,18 @@ class TorchTransport(Transport):
 
     name = "torch"
 
-    def __init__(self, launch: Launch, timeout: float) -> None:
+    def __init__(
+        self, launch: Launch, timeout: float, meeting: Store | None = None, before: Transport | None = None
+    ) -> None:
         super().__init__(launch.rank, launch.size, timeout)
+        self._hosted, self._before = meeting is not None or in_rank_0(), before
         self._limit = timeout  # that torch knows of
         self._arrivals: Arrivals | None = None
         self._gpus: GpuGroup | None = None
         with self._translated_errors("the start"):
-            store = within(timeout + _LEEWAY, lambda: connect(launch, timeout))
+            store = within(timeout + _LEEWAY, lambda: connect(launch, timeout)) if meeting is None else meeting
             within(timeout + _LEEWAY, lambda: _start_gloo(store, launch, timeout))
-        self._arrivals = Arrivals(store, launch.rank, launch.size)
+        self._arrivals = Arrivals(store, launch.rank, launch.size, self._hosted)
 
     def use_gpus(self, ranks: Sequence[int], device: torch.device, backend: Backend = "nccl") -> None:
         """Move large messages between the GPUs of these ranks; see the base class, and `GpuGroup` for the backend."""
@@ -58,7 +63,18 @@ class TorchTransport(Transport):
     def abort(self, code: int) -> NoReturn:
         """End this process; the launcher stops the others, and those that wait for it lose their connection."""
         flush_output()
+        if self._before is not None and self._before.size > 1:
+            self._before.abort(code)
         os._exit(code)  # an orderly exit would wait for ranks that never answer
+
+    def disband(self) -> Transport | None:
+        """Leave the group, for another one; what is then still to be closed. No rank waits for another."""
+        self._closed = True
+        if self._arrivals is not None:
+            self._arrivals.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return self._before
 
     def _broadcast(self, buffer: np.ndarray) -> None:
         if self._gpus and self._gpus.carries(buffer.nbytes):
@@ -85,10 +101,10 @@ class TorchTransport(Transport):
 
     def _close(self) -> None:
         self.barrier()  # no rank leaves while another still reads from it
-        assert self._arrivals is not None
-        self._arrivals.close()
         with self._translated_errors("the end"):
-            dist.destroy_process_group()
+            before = self.disband()
+        if before is not None:
+            before.close()
 
     def _collective(
         self, operation: str, array: np.ndarray, start: Callable[[Tensor], dist.Work | None], size: int | None = None
@@ -152,7 +168,7 @@ class TorchTransport(Transport):
         if self._arrivals is not None:
             absent = self._arrivals.absent()
         else:  # the start: all wait for rank 0, where it hosts the store
-            absent = [0] if self.rank != 0 and in_rank_0() else []
+            absent = [0] if self.rank != 0 and self._hosted else []
         return timed_out(operation, waited, names(absent, self.peers))
 
 

@@ -305,7 +305,7 @@ def test_a_finished_run_has_no_advice() -> None:
 def test_a_run_is_shown_where_there_is_no_slurm(run: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(run)]) == 0
     out = capsys.readouterr().out
-    assert "fedgmh on digits" in out and "round 3 of 3" in out and "job" not in out
+    assert "fedgmh on digits" in out and "round 3 of 3, 1 rank, " in out and "job" not in out
 
 
 def test_a_run_finds_its_job(run: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:

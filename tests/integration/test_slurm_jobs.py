@@ -266,6 +266,33 @@ def test_a_lost_node_ends_the_step_and_not_the_job(folder: Path) -> None:
     assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
 
 
+@pytest.mark.parametrize("same_job", [False, True])
+def test_ranks_of_another_step_or_job_join(same_job: bool, folder: Path) -> None:
+    start = f"launch/srun --nodes=1 --ntasks=1 pflmpi run {write(folder, MANY)} --out=run --quiet --ranks=1"
+    join = "launch/srun --nodes=1 --ntasks=2 --mpi=none {} pflmpi join run"
+    script = f"{start} & until [ -e run/round_00002.h5 ]; do sleep 1; done; {join.format('--relative=1')}; wait"
+    first = ["--nodes=2", "--ntasks-per-node=2", f"--wrap={script}"] if same_job else ["--nodes=1", f"--wrap={start}"]
+    jobs = [sbatch(folder, "--output=log", *first)]
+    try:
+        reach(folder / "run", 2)
+        if not same_job:
+            there = testbed.fields(jobs[0])["NodeList"]
+            jobs.append(
+                sbatch(folder, "--output=log2", f"--exclude={there}", "--ntasks=2", f"--wrap={join.format('')}")
+            )
+        config = folder / "run" / "config.yaml"
+        wait_for(lambda: yaml.safe_load(config.read_text())["recorded"]["ranks"] == 3, "two to join")
+        reach(folder / "run", run_folder.rounds(folder / "run")[-1] + 2)
+        shown = processes.call([*processes.PFLMPI, "status", "run"], env=ENVIRONMENT, cwd=folder).stdout
+        assert ", 3 ranks, " in shown
+        subprocess.run(["scancel", "--signal=USR1", jobs[-1]], check=True, timeout=30)
+        testbed.wait_until(jobs[0], timeout=PATIENCE)
+    finally:
+        subprocess.run(["scancel", *jobs], check=True, timeout=30)
+    write(folder, run_folder.newest_good(folder / "run")[0])
+    assert quick_run.digest(folder / "run") == plain(folder)
+
+
 def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
     command = [write(folder, MANY), "--out=run", "--ntasks=2"]
     job, _ = submit(folder, *command)

@@ -32,13 +32,12 @@ class HungStore:
         return True
 
 
-@pytest.mark.parametrize(("agent", "absent"), [("False", [0]), ("True", [])])
+@pytest.mark.parametrize(("hosted", "absent"), [(True, [0]), (False, [])])
 def test_the_rank_that_hosts_a_hung_store_is_the_one_that_is_absent(
-    agent: str, absent: list[int], monkeypatch: pytest.MonkeyPatch
+    hosted: bool, absent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_store, "_ANSWER", 0.05)
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-    arrivals = Arrivals(HungStore(), rank=1, size=3)  # type: ignore[arg-type]
+    arrivals = Arrivals(HungStore(), rank=1, size=3, hosted=hosted)  # type: ignore[arg-type]
     arrivals.enter()
     found = within(processes.PATIENCE, arrivals.absent)
     arrivals.close()

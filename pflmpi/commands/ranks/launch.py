@@ -28,11 +28,12 @@ def default_ranks(device: str, gpus: int | None = None) -> int:
     return len(cores())
 
 
-def num_ranks(asked: int | None, config: "Config", launch: "Launch") -> int:
+def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool = False) -> int:
     """Ranks of a run: those that a launcher has started, or those to start.
 
     Args:
         asked: by `--ranks`.
+        joins: they join a run, however its first ranks were started.
     """
     transport = config.runtime.transport
     if launch.kind != "alone":
@@ -42,6 +43,8 @@ def num_ranks(asked: int | None, config: "Config", launch: "Launch") -> int:
                 "leave --ranks out under a launcher"
             )
         return launch.size
+    if joins:
+        return asked or 1
     if transport == "inprocess":
         if asked not in (None, 1):
             raise ConfigError(f"--ranks {asked} with runtime.transport = 'inprocess', which has 1; use auto")

@@ -1,0 +1,70 @@
+"""How a rank gets to the others, and where it computes."""
+
+import logging
+import os
+from dataclasses import replace
+
+import numpy as np
+
+from pflmpi.config.load import Config
+from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment.retrying import retry_after_rank_loss, together
+from pflmpi.machine import cores, gpus
+from pflmpi.runtime.config import LEAST_TIMEOUT
+from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, place
+from pflmpi.runtime.stopping import Stop
+from pflmpi.transports import introduce, open_transport
+from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import Launch
+from pflmpi.transports.peers import Peer
+from pflmpi.transports.slurm import end_of_job
+
+_log = logging.getLogger(__name__)
+
+
+def connect(config: Config, launch: Launch) -> Transport:
+    """The transport to the ranks that were started with this one."""
+    runtime = config.runtime
+    timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
+    return open_transport(runtime.transport, launch, timeout, fault_tolerant=runtime.faults == "continue")
+
+
+def here(config: Config) -> Peer:
+    """This process, and what it sees."""
+    seen = () if config.runtime.device == "cpu" else gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return Peer.here(cores(), seen)
+
+
+def context_of(
+    config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool
+) -> tuple[Config, RankContext]:
+    """Where this rank computes, once all ranks know each other, and the configuration with what follows from that.
+
+    Raises:
+        CollectiveError: on all ranks, where the ranks cannot compute together.
+    """
+    retry_after_rank_loss(transport, lambda: introduce(transport, here(config)))
+    placed = together(transport, lambda: place(transport.peers, config.runtime, config.training))
+    if transport.rank == 0 and placed.remark():
+        _log.warning("%s", placed.remark())
+    device = device_of(placed, transport.rank)
+    fix_kernels(device, config.runtime, config.training)
+    limit_memory(placed, transport.rank, config.runtime)
+    if len(placed.gpu_ranks) > 1:
+        transport.use_gpus(placed.gpu_ranks, device)
+    if placed.serves_only:
+        config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
+    first = launch.rank == 0
+    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over, first)
+    return config, context
+
+
+def end_of_jobs(transport: Transport) -> float | None:
+    """End of this batch job; one rank asks, because a thousand would overwhelm the queue manager."""
+
+    def ask() -> float:
+        end = end_of_job(os.environ) if transport.rank == 0 else None
+        return float(transport.maximum(np.array([-np.inf if end is None else end]))[0])
+
+    end = retry_after_rank_loss(transport, ask)
+    return None if end == -np.inf else end

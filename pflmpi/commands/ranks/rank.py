@@ -1,0 +1,150 @@
+"""A rank of `pflmpi run`, `resume` or `join`: connected to the others, through all rounds, ended together with them."""
+
+import argparse
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from pflmpi import early_signals, outside
+from pflmpi.commands.progress import RunProgress, show_summary
+from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
+from pflmpi.commands.ranks.launch import check_ranks, num_ranks, spawn
+from pflmpi.config.load import Config
+from pflmpi.errors import (
+    PflmpiError,
+    RunError,
+    Stopped,
+    TransportError,
+    UserError,
+    explained,
+    show,
+    write_exit_code,
+)
+from pflmpi.experiment.execute import Paused, RankContext
+from pflmpi.experiment.joining import enlarge
+from pflmpi.experiment.start import go_on
+from pflmpi.runtime.faults import CollectiveError
+from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.stopping import Stop, noted_signals
+from pflmpi.transports import refuse_unless_fault_tolerant
+from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import ALONE, Launch, detect
+from pflmpi.transports.peers import ended
+from pflmpi.transports.process_exit import exit_process
+from pflmpi.transports.slurm import end_of_job
+
+# Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks raise is
+# shown by rank 0, and losing another rank is only a consequence.
+_HEAD_START = 3.0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a rank is to do.
+
+    Attributes:
+        config: the configuration.
+        folder: of the run.
+        start: starts or continues the run there, and returns the folder.
+        join: connects to the ranks of a run that is under way; None where the ranks are those started together.
+    """
+
+    config: Config
+    folder: Path
+    start: Callable[[Config, Path, RankContext, Observer], Path]
+    join: Callable[[Launch], Transport] | None = None
+
+
+def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared]) -> int:
+    """Run an experiment on this rank, or start all ranks if no launcher has; return the exit code.
+
+    Between ranks the process ends here: in order if all ranks know why, otherwise by aborting all of them.
+    """
+    launch, transport = ALONE, None
+    try:
+        launch = detect(os.environ)
+        if launch.rank > 0:
+            logging.getLogger().setLevel(logging.ERROR)
+        check_ranks(options.ranks)
+        prepared = prepare(launch)
+        config, folder, start, join = prepared.config, prepared.folder, prepared.start, prepared.join
+        if config.runtime.faults == "continue":
+            refuse_unless_fault_tolerant(config.runtime.transport, launch)
+        ranks = num_ranks(options.ranks, config, launch, joins=join is not None)
+        if ranks > 1 and launch.kind == "alone":
+            return spawn(ranks, options.words)
+        if join is None:
+            transport = connect(config, launch)
+            end = end_of_jobs(transport)
+        else:
+            transport = join(launch)
+            end = end_of_job(os.environ) if launch.rank == 0 else None
+        stop = Stop(end, config.runtime.spare)
+        with (
+            RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
+            noted_signals(stop, lambda: transport is not None and bool(ended(transport.peers))),
+            ExitStack() as at_end,
+        ):
+            early_signals.begun()
+            while True:
+                placed, context = context_of(config, transport, launch, stop, options.take_over)
+                try:
+                    run = start(placed, folder, context, progress)
+                    break
+                except Paused as paused:
+                    pause = paused.with_traceback(None)  # which would keep the state of the clients in memory
+                at_end.callback(pause.lock.release)
+                config, folder = pause.experiment.config, pause.run
+                transport = enlarge(folder, pause.experiment, transport)
+                start = partial(go_on, federation=pause.experiment.division.everyone, held=pause.lock)
+        if transport.rank == 0:
+            show_summary(run, config)
+        _leave(transport, launch, 0)
+    except (CollectiveError, Stopped) as reason:  # on every rank
+        assert transport is not None
+        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {folder}` continues")
+        if isinstance(reason, CollectiveError):
+            error = reason.error
+        if transport.rank == 0:
+            if options.debug:
+                traceback.print_exception(reason)
+            show(error)
+        with suppress(TransportError):
+            transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
+        _leave(transport, launch, error.exit_code)
+    except KeyboardInterrupt:
+        return _abort(transport, 130, launch.rank)
+    except Exception as caught:
+        where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
+        fault = RunError(where) if where else explained(caught, UserError if transport is None else RunError)
+        if isinstance(fault, TransportError) or (transport is None and launch.rank > 0):
+            time.sleep(_HEAD_START)
+        code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
+        if code or launch.rank == 0:
+            show(fault, options.debug, launch.rank)
+        return _abort(transport, code, launch.rank)
+
+
+def _leave(transport: Transport, launch: Launch, code: int) -> NoReturn:
+    """End in order with the other ranks."""
+    if launch.rank == 0 or transport.rank == 0 or transport.fault_tolerant:  # rank 0 may die now
+        write_exit_code(os.environ, code)
+    exit_process(transport, code)
+
+
+def _abort(transport: Transport | None, code: int, rank: int) -> int:
+    """End all ranks; alone, return the code."""
+    sys.stdout.flush()
+    if (rank if transport is None else transport.rank) == 0:
+        write_exit_code(os.environ, code)
+    if transport is not None and transport.size > 1:
+        transport.abort(code)
+    return code
