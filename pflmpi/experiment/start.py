@@ -143,6 +143,7 @@ def _locked(
     try:
         token, _, text = from_root(context.transport, locked).partition(" ")
         taken = taken or [RunLock(run, token, context.jobs)]
+        context.stop.at_once = taken[0].drop
         yield taken[0], text
     except Paused:
         taken = []  # it stays held

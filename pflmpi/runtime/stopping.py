@@ -34,6 +34,7 @@ class Stop:
     Attributes:
         reason: which; "" without one.
         longest: seconds of the longest round so far.
+        at_once: called before this process ends at once, at a second signal.
 
     Args:
         end: when the batch job ends, in seconds since the epoch; None where it has no time limit.
@@ -45,6 +46,7 @@ class Stop:
         self._end = end
         self._spare = spare
         self.longest = 0.0
+        self.at_once: Callable[[], None] = lambda: None
 
     def round_took(self, seconds: float) -> None:
         """Note the seconds of a round."""
@@ -100,6 +102,7 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
             if number == signal.SIGTERM and someone_died():
                 _leave(RunError.exit_code)
             if first and time.monotonic() - first > _SAME:
+                stop.at_once()
                 _leave(Stopped.exit_code)
             first = first or time.monotonic()
             stop.reason = stop.reason or f"{signal.Signals(number).name} came"

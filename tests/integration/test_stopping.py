@@ -103,6 +103,7 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     process.communicate(timeout=processes.PATIENCE)  # closes its pipes
     assert process.returncode == Stopped.exit_code
     assert run_folder.newest_good(run) == (0, [])
+    assert not (run / "lock.json").exists(), "another host would wait for a sign of this one"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

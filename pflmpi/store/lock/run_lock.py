@@ -53,11 +53,12 @@ class RunLock:
         self._ending.set()
         self._thread.join()
         self._thread = None
-        with contextlib.suppress(OSError):
-            if token_of(path(self._run)) == self.token:
-                path(self._run).unlink()
-            if self._made:
-                self._run.rmdir()
+        self._remove()
+
+    def drop(self) -> None:
+        """Remove the lock, if this process keeps it, just before the process ends at once; from any thread."""
+        if self._thread is not None:
+            self._remove()
 
     def check(self) -> None:
         """Raise `RunError` if the run belongs to another process by now."""
@@ -73,6 +74,13 @@ class RunLock:
             raise RunError(f"the folder {self._run} was moved or deleted while its run was writing; start again")
         who = f"was taken over by {found}" if found else "has no lock.json any more: it was taken over, or deleted"
         raise RunError(f"{self._run} {who}; this process ends here and writes nothing more")
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            if token_of(path(self._run)) == self.token:
+                path(self._run).unlink()
+            if self._made:
+                self._run.rmdir()
 
     def _beat(self) -> None:
         while not self._ending.wait(BEAT):
