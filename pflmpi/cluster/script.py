@@ -64,7 +64,25 @@ ended_with() {{
 }}
 """
 
-_REQUEUE = f"""\
+# Also in launch/settings.
+REQUEUE = f"""\
+# requeue_after CODE OUT NEWEST: if the run was stopped in time, the same job continues when it is scheduled again.
+# NEWEST is what `newest OUT` said when it began: five starts in a row that bring no checkpoint are the last.
+newest() {{ find "$1" -maxdepth 1 -name 'round_*.h5' 2> /dev/null | sort | tail -n 1; }}
+requeue_after() {{
+    local empty="$PWD/.pflmpi-empty.$SLURM_JOB_ID"
+    if [ "$1" -ne {Stopped.exit_code} ] || [ "$(newest "$2")" != "$3" ]; then rm -f "$empty"; else echo >> "$empty"; fi
+    [ "$1" -eq {Stopped.exit_code} ] || return
+    if [ -e "$empty" ] && [ "$(wc -l < "$empty")" -ge 5 ]; then
+        rm -f "$empty"
+        echo "five starts in a row were stopped before a round was complete; not requeued: give the job more --time" >&2
+    else
+        scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job: submit it again, to continue" >&2
+    fi
+}}
+"""
+
+_REQUEUE_ARRAY = f"""\
 if [ "$code" -eq {Stopped.exit_code} ]; then
     # Stopped in time, after a complete round: the same job continues when it is scheduled again.
     scontrol requeue "$SLURM_JOB_ID" || echo "Slurm does not requeue this job; submit it again, and it continues" >&2
@@ -117,7 +135,14 @@ def script(batch: BatchScript) -> str:
     if not batch.survive:
         command += "\nended_with $?"
     functions = [_CODE, *([FEWER_NODES] if batch.survive else [])]
-    return "\n".join([head, *functions, f'{command}\n{_REQUEUE if batch.requeue else ""}exit "$code"\n'])
+    end = 'exit "$code"\n'
+    if batch.requeue and batch.array:
+        end = _REQUEUE_ARRAY + end
+    elif batch.requeue:
+        folder = shlex.quote(batch.arguments[batch.arguments.index("--out") + 1])
+        functions.append(f"{REQUEUE}before=$(newest {folder})\n")
+        end = f'requeue_after "$code" {folder} "$before"\n{end}'
+    return "\n".join([head, *functions, f"{command}\n{end}"])
 
 
 def tasks(numbers: Sequence[int], at_a_time: int | None) -> str:

@@ -3,6 +3,7 @@
 After a wanted change of the text:  python tests/cluster/test_batch_scripts.py
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from pflmpi.cluster import sbatch
-from pflmpi.cluster.script import FEWER_NODES, BatchScript, script, tasks
+from pflmpi.cluster.script import FEWER_NODES, REQUEUE, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -68,7 +69,8 @@ def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
 
 
 def test_the_launch_wrapper_looks_for_lost_nodes_as_the_script_does() -> None:
-    assert FEWER_NODES in (ROOT / "launch" / "settings").read_text()
+    settings = (ROOT / "launch" / "settings").read_text()
+    assert FEWER_NODES in settings and REQUEUE in settings
 
 
 def test_a_line_that_sbatch_would_misread_is_refused() -> None:
@@ -139,6 +141,29 @@ def test_every_option_of_this_slurm_is_known() -> None:
 def test_bash_can_read_it(path: Path) -> None:
     done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_five_starts_without_a_checkpoint_are_the_last(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, code in (("srun", '[ -z "$ROUND" ] || touch "runs/a/$ROUND"; exit 75'), ("scontrol", "echo requeued")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{code}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+
+    def start(round: str = "") -> str:
+        command = ["bash", "-c", script(JOBS["requeue"])]
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, env={**environment, "ROUND": round}, timeout=60
+        )
+        assert done.returncode == 75
+        return done.stdout + done.stderr
+
+    assert [start() for _ in range(4)] == ["requeued\n"] * 4
+    assert start("round_00003.h5") == "requeued\n"
+    assert [start() for _ in range(4)] == ["requeued\n"] * 4
+    assert "five starts in a row were stopped before a round was complete; not requeued" in start()
+    assert not list(tmp_path.glob(".pflmpi-*"))
 
 
 def test_the_batch_scripts_are_the_four() -> None:
