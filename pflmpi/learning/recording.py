@@ -31,8 +31,12 @@ class Program:
     def __init__(self, source: str, operations: Sequence[OpOverload]) -> None:
         names: dict[str, Any] = {_name(one): one for one in operations}
         exec(source, names)  # names of operations and tensors, integers, texts: nothing that a file says
-        self.run: Callable[..., None] = names["run"]
+        self._run: Callable[..., None] = names["run"]
         self.repeats: dict[Hashable, bool] = {}  # by the kind of step, whether two in a row were the same
+
+    def run(self, batch: Sequence[Tensor], kept: Sequence[Any]) -> None:
+        """Run the operations, in place on what is kept."""
+        self._run(*batch, *kept)
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -70,7 +70,7 @@ class Steps:
         form = self._forms.setdefault(key, _Form())
         if form.repeats and form.program:
             with outside_vmap(), torch.no_grad():
-                return form.program.run(*tensors, *form.kept)
+                return form.program.run(tensors, form.kept)
         if form.repeats is False or not form.taken:  # the first step may make what all of them use
             form.taken = True
             return self._step(batch)

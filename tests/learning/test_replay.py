@@ -31,16 +31,9 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The programs that have been run since, once for each run."""
     seen: list[Any] = []
 
-    class Watched(recording.Program):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            run = self.run
-            self.run = lambda *tensors: (seen.append(self), run(*tensors))[1]
-
-    recording._program.cache_clear()
-    monkeypatch.setattr(recording, "Program", Watched)
-    yield seen
-    recording._program.cache_clear()
+    run = recording.Program.run
+    monkeypatch.setattr(recording.Program, "run", lambda self, *given: (seen.append(self), run(self, *given))[1])
+    return seen
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Every algorithm, executor and model on a device that is not there: the host's values, and no more work than kept."""
 
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import stub_costs
 import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.errors import AlgorithmError
-from pflmpi.learning import client
+from pflmpi.learning import client, replay
+from pflmpi.learning.recording import Program
 from stub_device import DEVICE, stub_device
 
 _ALSO_IN_A_LOOP = {*MESSAGE_KINDS, "fedcp", "pfedme", "perfedavg"}  # noise, inner steps, an adaptation
@@ -49,6 +51,29 @@ def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case: str
         f"{case} on {model} in {executor} costs a device more than kept in {stub_costs.TABLE.name}: {sorted(more)}; "
         f"found {costs}, kept {kept}; if that must be, renew the figures: {stub_costs.RENEW}"
     )
+
+
+@pytest.mark.parametrize(
+    ("case", "model", "executor"),
+    [
+        ("fedgmh-full", "mlp", "lanes"),
+        ("fedcp", "mlp", "loop"),
+        pytest.param("fedavg", "resnet18", "loop", marks=pytest.mark.slow),
+    ],
+)
+def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case: str, model: str, executor: str) -> None:
+    raw = stub_run.settings(every_algorithm()[case], model, executor, steps=12)
+    with mock.patch.object(Program, "run", autospec=True, side_effect=Program.run) as runs:
+        found = stub_run.run(raw, True)
+    with replay.step_by_step():
+        taken = stub_run.run(raw, True)
+    for path, leaf in stub_run.run(raw, False).values.items():
+        torch.testing.assert_close(found.values[path], leaf, rtol=0, atol=0)
+    assert runs.call_count == (9 if executor == "lanes" else stub_run.CLIENTS * 9 + 2), (
+        "all but those that are recorded"
+    )
+    mine, theirs = found.counts["update"], taken.counts["update"]
+    assert mine.syncs == 0 and mine.launches <= theirs.launches and mine.uploads == theirs.uploads
 
 
 def _costs(executor: str) -> stub_costs.Costs:
