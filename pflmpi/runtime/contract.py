@@ -91,10 +91,10 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
             mine, theirs = getattr(algorithm, way)(first), getattr(algorithm, way)(task)
             for name in mine:
                 if _shape(mine[name]) != _shape(theirs[name]):
+                    one, other = _told_apart([first.architecture, task.architecture])
                     raise ConfigError(
-                        f"the {way} message {name!r} has shape {_shape(mine[name])} with {first.architecture.name} and "
-                        f"{_shape(theirs[name])} with {task.architecture.name}; "
-                        "choose models with the same number of features"
+                        f"the {way} message {name!r} has shape {_shape(mine[name])} with {one} and "
+                        f"{_shape(theirs[name])} with {other}; choose models with the same number of features"
                     )
 
 

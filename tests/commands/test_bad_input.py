@@ -71,7 +71,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"runtime": {"timeout": 1e30}}, ["runtime.timeout = 1e+30", "2000000"]),
     (
         {"model": [{"name": "mlp"}, {"name": "mlp", "hidden": 7}], "algorithm": {"name": "fedproto"}},
-        ["'means'", "100", "7", "same number of features"],
+        ["'means'", "100", "7", "mlp (num_features = 100)", "mlp (num_features = 7)", "same number of features"],
     ),
     (
         {"model": {"name": "resnet18"}, "runtime": {"executor": "lanes"}},
