@@ -44,7 +44,7 @@ class Federation:
         """Test samples of each client, int64 [N]."""
         return np.array([len(samples) for samples in self.test], dtype=np.int64)
 
-    @property
+    @cached_property
     def test_class_counts(self) -> np.ndarray:
         """Test samples of each client and class, int64 [N, K]."""
         return _class_counts(self.dataset, list(self.test))

@@ -76,9 +76,9 @@ def run(
         reply = reply.on(setup.executor.device)
         exchange = watch.lap()
 
-        right = evaluate(setup.executor, population, reply, now.testing[rank], now.round)
+        right = evaluate(setup.executor, population, reply, now.testing[rank], now.round).correct
         if now.unseen:
-            right = np.append(right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round))
+            right = np.append(right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round).correct)
         evaluation = watch.lap()
 
         reported = report.gather(transport, now.reporting, right, training + evaluation, checkpoints.shards_done)

@@ -1,6 +1,6 @@
 """What the personal models of clients get right on some samples: every figure of an evaluation, from its counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,24 +42,39 @@ class Counts:
     @property
     def accuracy(self) -> np.ndarray:
         """[N] float64, in 0..1; NaN for a client without samples."""
-        return _share(self.correct, self.samples)
+        return share(self.correct, self.samples)
 
     @property
     def mean_loss(self) -> np.ndarray:
         """[N] float64, cross-entropy per sample; NaN for a client without samples."""
-        return _share(self.loss, self.samples)
+        return share(self.loss, self.samples)
 
     @property
     def macro_f1(self) -> np.ndarray:
         """[N] float64, plain mean of F1 over the classes that a client has or predicts; NaN without samples."""
-        f1 = _share(2 * self.hits, self.total + self.predicted)  # [N, K]
+        f1 = share(2 * self.hits, self.total + self.predicted)  # [N, K]
         counted = ~np.isnan(f1)
-        return _share(np.where(counted, f1, 0).sum(1), counted.sum(1))
+        return share(np.where(counted, f1, 0).sum(1), counted.sum(1))
 
     @property
     def class_accuracy(self) -> np.ndarray:
         """[K] float64, correct share of the samples of each class, over all clients; NaN without samples."""
-        return _share(self.hits.sum(0), self.total.sum(0))
+        return share(self.hits.sum(0), self.total.sum(0))
+
+
+def in_client_order(groups: Sequence[np.ndarray], found: Sequence[Counts], num_classes: int) -> Counts:
+    """The counts of groups of clients, in ascending order of the ids.
+
+    Args:
+        groups: ids of each.
+        found: counts of each, in the order of its ids.
+        num_classes: K.
+    """
+    if not groups:
+        return Counts.none(np.empty((0, num_classes), np.int64))
+    order = np.argsort(np.concatenate(groups), kind="stable")
+    names = ("hits", "predicted", "total", "loss")
+    return Counts(*(np.concatenate([getattr(one, name) for one in found])[order] for name in names))
 
 
 def figures(counts: Counts) -> dict[str, float]:
@@ -72,7 +87,7 @@ def figures(counts: Counts) -> dict[str, float]:
     accuracy = counts.accuracy
     return {
         "accuracy_mean": _over_clients(np.mean, accuracy),
-        "accuracy_weighted": float(_share(counts.correct.sum(), counts.samples.sum())),
+        "accuracy_weighted": float(share(counts.correct.sum(), counts.samples.sum())),
         "accuracy_std": _over_clients(np.std, accuracy),
         "accuracy_bottom": _over_clients(lowest, accuracy),
         "f1_macro": _over_clients(np.mean, counts.macro_f1),
@@ -94,6 +109,6 @@ def _over_clients(figure: Callable[[np.ndarray], float], values: np.ndarray) -> 
     return float(figure(known)) if len(known) else float("nan")
 
 
-def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole; NaN where there is nothing."""
     return np.where(whole > 0, part / np.maximum(whole, 1), np.nan)

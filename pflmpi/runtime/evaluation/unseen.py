@@ -14,6 +14,7 @@ from pflmpi.messages.downlink import Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call, Messages, Shared
 from pflmpi.runtime.contract import calling
+from pflmpi.runtime.evaluation.measures import Counts, in_client_order
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.placement import Placement, cut_groups
 from pflmpi.transports.base import Transport
@@ -81,20 +82,20 @@ def unseen_setup(
     return Unseen(executor, declared, places, updates if rule.trains else 0)
 
 
-def evaluate_unseen(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, round: int) -> np.ndarray:
-    """Test samples that the unseen clients of this rank get right, in ascending order of their ids.
+def evaluate_unseen(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, round: int) -> Counts:
+    """What the unseen clients of this rank get right, in ascending order of their ids.
 
     Args:
         server: its state after the round; rank 0 only.
         shared: the messages of the round's reply that are the same for all.
     """
     reply = received(unseen, transport, server, shared, round)
-    found: dict[int, int] = {}
-    for group in unseen.groups[transport.rank]:
+    groups, found = unseen.groups[transport.rank], []
+    for group in groups:
         states = joined(unseen, group, reply.for_clients(group), round)
         read = reply.for_clients(group, unseen.algorithm.predicts_with)
-        found.update(zip(group.tolist(), unseen.executor.evaluate(group, states, read, round).tolist(), strict=True))
-    return np.array([found[client] for client in sorted(found)], np.int64)
+        found.append(unseen.executor.evaluate(group, states, read, round))
+    return in_client_order(groups, found, unseen.executor.federation.dataset.num_classes)
 
 
 def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, round: int) -> Reply:

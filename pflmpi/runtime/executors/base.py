@@ -1,7 +1,7 @@
 """What a rank needs to compute its clients; `loop.py` does it client by client, `lanes.py` many in one vmapped call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,9 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass, batch_order, samples_of, share_of
 from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
+from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.batches import Pool
+from pflmpi.runtime.executors.tally import counts
 from pflmpi.tree import Tree
 
 LocalUpdate = Callable[[Task, Tree, Messages, ClientData], tuple[Tree, Messages]]
@@ -78,8 +80,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> np.ndarray:
-        """[m] int64: how many test samples each client's personal model gets right."""
+    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Counts:
+        """What the personal models of the clients of one group get right on their test samples, [m, ...]."""
 
     def task(self, clients: np.ndarray) -> Task:
         """The task of a group."""
@@ -113,6 +115,11 @@ class Executor(ABC):
         """[steps] int64, one key for each batch of a pass, where the algorithm or a model draws noise; on the host."""
         rng = stream(self.tasks[0].seed, round, client, f"noise/{name}")
         return torch.from_numpy(rng.integers(-(2**63), 2**63, steps, np.int64))
+
+    def counts(self, clients: np.ndarray, scores: Sequence[Tensor]) -> Counts:
+        """What scores [n, K] of each client's test samples, in stored order and on the host, get right."""
+        dataset, tests = self.federation.dataset, self.federation.test
+        return counts(scores, [dataset.labels[tests[client]] for client in clients], dataset.num_classes)
 
     def class_counts(self, clients: np.ndarray) -> Tensor:
         """[m, K] float32, on the host."""

@@ -12,6 +12,7 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores, check_state
+from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, as_messages
 from pflmpi.runtime.executors.batches import LaneBatches, LanePass, in_order, lane_pass, lane_tensors
 from pflmpi.tree import Tree
@@ -32,7 +33,7 @@ class Lanes(Executor):
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))
 
-    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> np.ndarray:
+    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Counts:
         task = self.task(clients).replace(batched=True)
         whole = lane_pass([in_order(self.federation.test[client], self.eval_batch) for client in clients])
         sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
@@ -43,17 +44,20 @@ class Lanes(Executor):
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
         tests = lane_tensors(self.pool, tree.part(there, "tests"))
 
-        def right(state: Tree, received: Messages, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        def predict(state: Tree, received: Messages, images: Tensor) -> Tensor:
             scores = self.algorithm.predict(task, state, received, task.prepare(images))
             check_scores(self.algorithm, scores, len(images), task.num_classes)
-            return ((scores.argmax(1) == labels) & (weight > 0)).sum()
+            return scores
 
-        correct = torch.zeros(len(clients), dtype=torch.int64, device=self.device)
+        scores = []
         with torch.no_grad(), calling(self.algorithm, "predict", round, clients.tolist()):
             for step in range(tests.labels.shape[1]):
-                batch = (tests.images[:, step], tests.labels[:, step], tests.weight[:, step])
-                correct += torch.func.vmap(right)(state, received, *batch)
-        return correct.cpu().numpy()
+                scores.append(torch.func.vmap(predict)(state, received, tests.images[:, step]))
+        if not scores:
+            return Counts.none(self.federation.test_class_counts[clients])
+        lanes = torch.stack(scores, 1).cpu().flatten(1, 2)  # [m, S B, K]
+        real = tree.leaf(whole.places, "weight").flatten(1) > 0
+        return self.counts(clients, [lane[mine] for lane, mine in zip(lanes, real, strict=True)])
 
     def _with_data(
         self,

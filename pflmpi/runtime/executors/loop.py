@@ -10,6 +10,7 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores, check_state
+from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, as_messages
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.tree import Tree
@@ -72,8 +73,8 @@ class Loop(Executor):
                 ups.append({**self.algorithm.introduce(task, _row(there, i), self._data(int(client), 0, {}, {}))})
         return as_messages(_stacked(ups))
 
-    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> np.ndarray:
-        task, passes, correct = self.task(clients), self.passes_to_adapt(clients, round), []
+    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Counts:
+        task, passes, scores = self.task(clients), self.passes_to_adapt(clients, round), []
         tests = {str(client): in_order(self.federation.test[client], self.eval_batch) for client in clients}
         there = tree.to({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
         for i, client in enumerate(clients):
@@ -82,16 +83,14 @@ class Loop(Executor):
                 data = self._data(int(client), round, passes, _row(states, i))
                 with calling(self.algorithm, "adapt", round, [client]):
                     state = self.algorithm.adapt(task, state, received, data)
-            right = torch.zeros((), dtype=torch.int64, device=self.device)
             sizes = list(map(len, tests[str(client)]))
             batches = ClientBatches(task, self.pool, tree.leaf(tree.part(there, "tests"), str(client)), sizes)
             with torch.no_grad(), calling(self.algorithm, "predict", round, [client]):
                 for batch in batches:
-                    scores = self.algorithm.predict(task, state, received, batch.x)
-                    check_scores(self.algorithm, scores, len(batch.x), task.num_classes)
-                    right += (scores.argmax(1) == batch.y).sum()
-            correct.append(right)
-        return torch.stack(correct).cpu().numpy()
+                    scores.append(self.algorithm.predict(task, state, received, batch.x))
+                    check_scores(self.algorithm, scores[-1], len(batch.x), task.num_classes)
+        whole = torch.cat(scores).cpu() if scores else torch.empty(0, task.num_classes)
+        return self.counts(clients, torch.split(whole, self.federation.num_test[clients].tolist()))
 
 
 def _joined(batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
