@@ -20,6 +20,7 @@ _COMMANDS = (
     "inspect",
     "export",
     "probe",
+    "evaluate",
     "data",
     "partition",
     "sweep",

@@ -1,0 +1,159 @@
+"""Test the clients of a run again, from a checkpoint: every measure, also on other data or for new clients."""
+
+import argparse
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pflmpi.commands import arguments
+from pflmpi.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pflmpi.analysis.checkpoint import Checkpoint
+    from pflmpi.runtime.evaluation.measures import Counts
+
+_MOST_SHOWN = 20  # clients in the table
+
+_WORDS = {
+    "accuracy_mean": "accuracy, mean over clients",
+    "accuracy_weighted": "accuracy, over all samples",
+    "accuracy_std": "standard deviation over clients",
+    "accuracy_bottom": "accuracy, lowest 10 % of the clients",
+    "f1_macro": "macro F1, mean over clients",
+    "test_loss": "loss, mean over clients",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    arguments.add_overrides(parser)
+    arguments.add_run(parser)
+    arguments.add_changed_code(parser)
+    parser.add_argument("--round", type=int, metavar="N", help="the checkpoint (default: the newest)")
+    parser.add_argument(
+        "--split", choices=("test", "train"), default="test", help="which samples of a client (default: test)"
+    )
+    parser.add_argument(
+        "--data",
+        metavar="DATA",
+        help="other data with the same classes: a file or folder as in data.path, or the name of a dataset; every "
+        "client is tested on all of it, or on its own samples where the data says whose they are",
+    )
+    parser.add_argument(
+        "--unseen",
+        action="store_true",
+        help="instead the clients that the run kept out of training, or with --data those of the data, as newcomers",
+    )
+    parser.add_argument("--updates", type=int, metavar="N", help="with --unseen: local updates of each before its test")
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write a CSV file with a line for each client")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the measures of a checkpoint, and write those of each client; return the exit code.
+
+    Raises:
+        UserError: no such run, round or data; other data than the run had; a file that cannot be written.
+    """
+    import torch
+
+    from pflmpi.analysis.run import open_run
+    from pflmpi.commands.progress import bar
+    from pflmpi.experiment import evaluation
+    from pflmpi.experiment.start import reopened
+    from pflmpi.experiment.stored_config import stored_config
+    from pflmpi.runtime.devices import fix_kernels
+
+    if options.data is not None and options.split == "train" and not options.unseen:
+        raise ConfigError("--split train with --data: other data is only tested on; leave one of them out")
+    if options.updates is not None and (options.updates < 1 or not options.unseen):
+        raise ConfigError(f"--updates {options.updates}: give a number of at least 1, with --unseen")
+    opened = open_run(options.run)
+    round = opened.round(options.round)
+    on_host = stored_config(opened.path, options.overrides).runtime.device == "cpu" or not torch.cuda.is_available()
+    device = torch.device("cpu" if on_host else "cuda")
+    experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
+    fix_kernels(device, experiment.config.runtime, experiment.config.training)
+    other = None if options.data is None else evaluation.other_data(options.data, experiment.config.data)
+    if options.updates is not None:
+        experiment = evaluation.with_updates(experiment, options.updates)
+    asked = evaluation.tested_on(experiment, options.split, other, options.unseen)
+    if options.unseen:
+        counts = evaluation.count_unseen(asked, opened.path, round.number)
+    else:
+        with bar("groups of clients") as update:
+            counts = evaluation.count_trained(asked, opened.path, round.number, update)
+    what = f"{'unseen clients, ' if options.unseen else ''}{options.data or f'{options.split} samples'}"
+    names = json.loads(str(round.attributes.get("class_names", "[]")))
+    _show(counts, f"{options.run}, round {round.number}, {what}", names)
+    if other is None and options.split == "test" and options.updates is None:
+        print(_against(round, counts, "unseen_" if options.unseen else ""), end="")
+    if options.out is not None:
+        _write(options.out, counts)
+    return 0
+
+
+def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
+    """Show the figures over all clients, those of each class, and those of the first clients."""
+    from rich.table import Table
+
+    from pflmpi.runtime.evaluation.measures import figures
+    from pflmpi.terminal import console
+
+    terminal = console()
+    over_all = Table(title=title, title_justify="left", title_style="", show_header=False)
+    over_all.add_row("clients, samples", f"{len(counts.samples)}, {counts.samples.sum()}")
+    for name, value in figures(counts).items():
+        over_all.add_row(_WORDS[name], _number(value) if name == "test_loss" else _percent(value))
+    terminal.print(over_all)
+    classes = Table("class", "samples", "accuracy")
+    for label, (samples, share) in enumerate(zip(counts.total.sum(0), counts.class_accuracy, strict=True)):
+        classes.add_row(class_names[label] if label < len(class_names) else str(label), str(samples), _percent(share))
+    terminal.print(classes)
+    clients = Table("client", "samples", "correct", "accuracy", "macro F1", "loss")
+    each = zip(counts.samples, counts.correct, counts.accuracy, counts.macro_f1, counts.mean_loss, strict=True)
+    for client, (samples, correct, *values, loss) in list(enumerate(each))[:_MOST_SHOWN]:
+        clients.add_row(str(client), str(samples), str(correct), *map(_percent, values), _number(loss))
+    terminal.print(clients)
+    if (more := len(counts.samples) - _MOST_SHOWN) > 0:
+        terminal.print(f"... and {more} more clients; -o FILE writes them all")
+
+
+def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
+    """Whether the run has recorded the same."""
+    recorded = round.metrics.get(f"{before}correct")
+    if recorded is None:
+        return ""
+    other = (recorded != counts.correct).nonzero()[0]
+    if not len(other):
+        return "the run recorded the same accuracy for every client\n"
+    was = ", ".join(f"{client}: {recorded[client]} correct" for client in other[:5].tolist())
+    return f"the run recorded other accuracies for {len(other)} clients ({was}); was it computed on another device?\n"
+
+
+def _write(path: Path, counts: "Counts") -> None:
+    """Write a line for each client: its figures, and its accuracy in each class."""
+    from pflmpi import atomic
+    from pflmpi.runtime.evaluation.measures import share
+
+    by_class = share(counts.hits, counts.total)  # [N, K]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = ["client", "samples", "correct", "accuracy", "f1_macro", "loss"]
+    writer.writerow([*names, *(f"accuracy_class_{label}" for label in range(by_class.shape[1]))])
+    for client, (samples, correct) in enumerate(zip(counts.samples.tolist(), counts.correct.tolist(), strict=True)):
+        values = (counts.accuracy[client], counts.macro_f1[client], counts.mean_loss[client], *by_class[client])
+        writer.writerow([client, samples, correct, *("" if value != value else f"{value:.6f}" for value in values)])
+    try:
+        atomic.write(path, text.getvalue().encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another -o") from error
+
+
+def _percent(share: float) -> str:
+    return "-" if share != share else f"{100 * share:.2f} %"
+
+
+def _number(value: float) -> str:
+    return "-" if value != value else f"{value:.4f}"

@@ -1,0 +1,169 @@
+"""Testing the clients of a run again, from a checkpoint: on their own samples, or on other data."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pflmpi.config.load import partition
+from pflmpi.data import load
+from pflmpi.data.config import DataConfig
+from pflmpi.data.dataset import Dataset
+from pflmpi.data.federation import Federation, build
+from pflmpi.data.sources import SOURCES
+from pflmpi.data.unseen import Division
+from pflmpi.errors import ConfigError
+from pflmpi.experiment.build import Experiment, setup
+from pflmpi.messages.downlink import Reply, send_down
+from pflmpi.messages.kinds import Own, OwnClasses
+from pflmpi.runtime.client_state import allocate, from_flat
+from pflmpi.runtime.contract import calling
+from pflmpi.runtime.evaluation.clients import evaluate
+from pflmpi.runtime.evaluation.measures import Counts, in_client_order
+from pflmpi.runtime.evaluation.unseen import evaluate_unseen
+from pflmpi.runtime.setup import Setup
+from pflmpi.store import run_folder
+from pflmpi.transports.inprocess import InProcessTransport
+from pflmpi.tree import Tree
+
+Split = Literal["test", "train"]
+Update = Callable[[int, int], None]
+_ALONE = InProcessTransport()
+
+
+def count_trained(experiment: Experiment, run: Path, round: int, update: Update) -> Counts:
+    """What the clients of a run get right after a round, with the state of its checkpoint; exactly as the run tests.
+
+    Args:
+        experiment: of the run; the test samples may be others, see `tested_on`.
+        update: called with how many groups of clients are done, of how many.
+    """
+    ready = setup(experiment, 1, 1)
+    everyone = np.arange(ready.task.num_clients)
+    groups, found = ready.placement.assign(everyone)[0], []
+    kinds = [ready.declared.down[name] for name in ready.algorithm.predicts_with]
+    receivers = everyone if any(isinstance(kind, Own | OwnClasses) for kind in kinds) else everyone[:0]
+    reply = _reply(ready, _server(run, round), receivers, round)
+    for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit the memory
+        population = allocate(experiment.cohort, group, ready.templates)
+        for clients, arrays in run_folder.read_clients(run, round, group).values():
+            population.put(clients, from_flat(arrays))
+        found.append(evaluate(ready.executor, population, reply, [group], round))
+        update(done, len(groups))
+    return in_client_order(groups, found, ready.task.num_classes)
+
+
+def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
+    """What unseen clients get right that join after a round.
+
+    Raises:
+        ConfigError: there are none, or the algorithm has no rule for them.
+    """
+    ready = setup(experiment, 1, 1)
+    if ready.unseen is None:
+        why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
+        raise ConfigError(f"there are no unseen clients to test: {why}")
+    server = _server(run, round)
+    reply = _reply(ready, server, np.empty(0, np.int64), round)
+    return evaluate_unseen(ready.unseen, _ALONE, server, reply.shared, round)
+
+
+def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unseen: bool) -> Experiment:
+    """The experiment with other test samples for its trained clients, or for its unseen ones.
+
+    Args:
+        split: which samples of a client are the tested ones, of its own or of new unseen clients.
+        other: data besides the run's. Trained clients are tested on their samples in it, if it says whose they are, and
+            otherwise on all of it; for unseen clients its clients, or all of it as one, are the new clients.
+        unseen: which clients.
+    """
+    division = experiment.division
+    if other is None:
+        return replace(experiment, division=_split(division, split))
+    dataset, offset = _joined(division.trained.dataset, other), len(division.trained.dataset.labels)
+    if not unseen:
+        tests = [samples + offset for samples in _of_clients(other, division)]
+        trained = replace(division.trained, dataset=dataset, test=tuple(tests))
+        return replace(experiment, division=Division(trained, trained, np.arange(len(tests))))
+    new = build(other, partition(_NEW if other.writers is None else _BY_WRITER), experiment.config.data, 0)
+    trained = replace(division.trained, dataset=dataset)
+    everyone = Federation(
+        dataset,
+        train=(*trained.train, *(samples + offset for samples in new.train)),
+        test=(*trained.test, *(samples + offset for samples in new.test)),
+        digest=new.digest,
+        class_counts=np.concatenate([trained.class_counts, new.class_counts]),
+    )
+    whole = Division(trained, everyone, np.arange(everyone.num_clients))
+    return replace(experiment, division=_split(whole, split))
+
+
+def with_updates(experiment: Experiment, updates: int) -> Experiment:
+    """The experiment with another number of local updates of unseen clients."""
+    evaluation = experiment.config.evaluation.model_copy(update={"unseen_updates": updates})
+    return replace(experiment, config=replace(experiment.config, evaluation=evaluation))
+
+
+def other_data(text: str, config: DataConfig) -> Dataset:
+    """The data that a user names: a file or folder of one's own, or a known dataset.
+
+    Raises:
+        UserError: there is no such data.
+    """
+    if Path(text).exists() or text not in list(SOURCES):
+        section = config.model_copy(update={"path": text, "name": Path(text).stem, "limit": None})
+    else:
+        section = DataConfig(name=text, root=config.root)
+    return load(section, 0)
+
+
+_NEW = {"name": "iid", "clients": 1}
+_BY_WRITER = {"name": "writers", "clients": None}
+
+
+def _server(run: Path, round: int) -> Tree:
+    return from_flat(run_folder.read_server(run, round))
+
+
+def _reply(ready: Setup, server: Tree, receivers: np.ndarray, round: int) -> Reply:
+    with calling(ready.algorithm, "publish", round):
+        published = ready.algorithm.publish(ready.task, server, receivers)
+    return send_down(_ALONE, ready.declared, published, [[receivers]]).on(ready.executor.device)
+
+
+def _split(division: Division, split: Split) -> Division:
+    if split == "test":
+        return division
+    trained, everyone = (replace(one, test=one.train) for one in (division.trained, division.everyone))
+    return replace(division, trained=trained, everyone=everyone)
+
+
+def _joined(first: Dataset, other: Dataset) -> Dataset:
+    """Both datasets as one, with the classes and the normalisation of the first."""
+    ours, theirs = (
+        f"{one.images.dtype} {list(one.images.shape[1:])} of {one.num_classes} classes" for one in (first, other)
+    )
+    if ours != theirs:
+        raise ConfigError(f"--data {other.name} has samples of {theirs}, the run {ours}; give data of the same kind")
+    return replace(
+        first,
+        images=np.concatenate([first.images, other.images]),
+        labels=np.concatenate([first.labels, other.labels]),
+        official_test=np.concatenate([first.official_test, other.official_test]),
+        writers=None,
+    )
+
+
+def _of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
+    """The samples of each trained client in other data; all of them, if it does not say whose they are."""
+    if other.writers is None:
+        return [np.arange(len(other.labels))] * division.trained.num_clients
+    who, n = np.unique(other.writers), len(division.numbers)
+    if len(who) != n:
+        raise ConfigError(
+            f"--data {other.name} has samples of {len(who)} clients, and the run's partition has {n}; give as many, or "
+            "leave out whose they are, to test every client on all"
+        )
+    return [np.flatnonzero(other.writers == who[number]) for number in division.numbers[: division.trained.num_clients]]

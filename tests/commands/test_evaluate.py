@@ -1,0 +1,118 @@
+"""`pflmpi evaluate`: the measures of a checkpoint are those of the run, and of any other samples."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score, log_loss
+
+import quick_run
+from every_algorithm import every_algorithm
+from pflmpi import tree
+from pflmpi.config import load as configuration
+from pflmpi.experiment.build import Experiment, prepare
+from pflmpi.runtime.client_state import from_flat
+from pflmpi.store import run_folder
+
+CASES = {sections["algorithm"]["name"]: sections for sections in every_algorithm().values()}  # one of each
+UNSEEN = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}
+
+
+def evaluated(run: Path, *words: str) -> list[dict[str, str]]:
+    out = run.parent / f"{run.name}.csv"
+    assert quick_run.command(["evaluate", str(run), *words, "-o", str(out)]) == 0
+    with out.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def correct(lines: list[dict[str, str]]) -> list[int]:
+    return [int(line["correct"]) for line in lines]
+
+
+def experiment(raw: dict[str, Any]) -> Experiment:
+    return prepare(configuration.parse(raw), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_finds_the_accuracies_that_the_run_recorded(case: str, tmp_path: Path) -> None:
+    lanes = {"runtime": {"executor": "lanes", "lanes": 2}} if len(case) % 2 else {"runtime": {"executor": "loop"}}
+    quick_run.run(quick_run.settings(CASES[case], **UNSEEN, **lanes), tmp_path / "run")
+    metrics = run_folder.read_metrics(tmp_path / "run", 2)
+    assert correct(evaluated(tmp_path / "run", "--round", "2")) == metrics["correct"].tolist()
+    assert correct(evaluated(tmp_path / "run", "--round", "2", "--unseen")) == metrics["unseen_correct"].tolist()
+
+
+def test_what_absent_clients_last_received_counts_where_the_run_says_so(tmp_path: Path) -> None:
+    quick_run.run(quick_run.settings(CASES["fesem"], evaluation={"absent": "last_received"}), tmp_path / "run")
+    found = run_folder.read_metrics(tmp_path / "run", 3)["correct"]
+    assert correct(evaluated(tmp_path / "run")) == found.tolist()
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("split", ["test", "train"])
+def test_its_measures_are_those_of_scikit_learn(executor: str, split: str, tmp_path: Path) -> None:
+    raw = quick_run.settings(algorithm={"name": "fedavg"}, runtime={"executor": executor, "lanes": 3})
+    quick_run.run(raw, tmp_path / "run")
+    made = experiment(raw)
+    task, dataset = made.tasks[0], made.federation.dataset
+    model = tree.part(from_flat(run_folder.read_server(tmp_path / "run", 3)), "model")
+    lines = evaluated(tmp_path / "run", "--split", split)
+    assert len(lines) == made.federation.num_clients
+    for line, samples in zip(lines, getattr(made.federation, split), strict=True):
+        scores = task.predict(model, task.prepare(torch.from_numpy(dataset.images[samples]))).double()
+        labels, predicted = dataset.labels[samples], scores.argmax(1).numpy()
+        assert int(line["correct"]) == (labels == predicted).sum() and int(line["samples"]) == len(samples)
+        expected = f1_score(labels, predicted, average="macro"), log_loss(labels, scores.softmax(1), labels=range(10))
+        assert (float(line["f1_macro"]), float(line["loss"])) == pytest.approx(expected, abs=2e-6)
+        for label in np.unique(labels):
+            share = (predicted[labels == label] == label).mean()
+            assert float(line[f"accuracy_class_{label}"]) == pytest.approx(share, abs=1e-6)
+
+
+def test_other_data_tests_every_client_on_all_of_it_or_on_its_own(tmp_path: Path) -> None:
+    raw = quick_run.settings(algorithm={"name": "pfedafe"})  # which adapts on the run's own training samples
+    quick_run.run(raw, tmp_path / "run")
+    made = experiment(raw)
+    dataset, tests = made.federation.dataset, made.federation.test
+    order = np.concatenate(tests)
+    values = {"x": dataset.images[order], "y": dataset.labels[order]}
+    np.savez(tmp_path / "all.npz", **values)
+    np.savez(tmp_path / "own.npz", **values, client=np.repeat(np.arange(7), [len(one) for one in tests]))
+    own = evaluated(tmp_path / "run", "--data", str(tmp_path / "own.npz"))
+    assert correct(own) == run_folder.read_metrics(tmp_path / "run", 3)["correct"].tolist()
+    assert {line["samples"] for line in evaluated(tmp_path / "run", "--data", str(tmp_path / "all.npz"))} == {
+        str(len(order))
+    }
+
+
+def test_new_clients_of_other_data_join_an_old_checkpoint(tmp_path: Path) -> None:
+    quick_run.run(quick_run.settings(algorithm={"name": "local"}), tmp_path / "run")
+    x, y = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8), np.arange(60) % 10
+    np.savez(tmp_path / "new.npz", x=x, y=y, client=np.repeat([0, 1, 2], 20))
+    words = ["--unseen", "--data", str(tmp_path / "new.npz"), "--split", "train"]
+    once, often = (evaluated(tmp_path / "run", *words, "--updates", updates) for updates in ("1", "200"))
+    assert len(once) == 3 and sum(correct(often)) > sum(correct(once)), "they learn what they are given"
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--unseen"], "has kept none out of training; give new ones with --data"),
+        (["--round", "9"], "no checkpoint of round 9"),
+        (["--data", "nothing.npz"], "does not exist"),
+        (["--data", "few.npz"], "of 3 classes, the run"),
+        (["--updates", "2"], "with --unseen"),
+        (["-o", "no/such/file.csv"], "choose another -o"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_error(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("few.npz", x=np.zeros((6, 8, 8), np.uint8), y=np.arange(6) % 3)
+    quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}), tmp_path / "run")
+    assert quick_run.command(["evaluate", "run", *words]) == 2
+    assert message in " ".join(capfd.readouterr().err.split())
