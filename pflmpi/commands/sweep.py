@@ -16,6 +16,7 @@ from pflmpi.commands.ranks.launch import check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, Stopped, show
 
 if TYPE_CHECKING:
+    from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.sweep.pending import CellTask
     from pflmpi.sweep.runs import SweepOutcome
 
@@ -64,9 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
     def works() -> "list[CellTask]":
         return [
-            unless_written(
-                cell_task(cell, config, out, _ranks(options, config.runtime.device), options.changed_code), out
-            )
+            unless_written(cell_task(cell, config, out, _ranks(options, config.runtime), options.changed_code), out)
             for cell, config in selected
         ]
 
@@ -132,11 +131,11 @@ def _launcher(text: str) -> list[str]:
     return words
 
 
-def _ranks(options: argparse.Namespace, device: str) -> int | None:
+def _ranks(options: argparse.Namespace, runtime: "RuntimeConfig") -> int | None:
     """Ranks of each run; None where a launcher says it."""
     if options.launcher:
         return None
-    return int(options.ranks or max(1, default_ranks(device) // options.jobs))
+    return int(options.ranks or default_ranks(runtime, options.jobs))
 
 
 def environments(jobs: int) -> list[dict[str, str]]:

@@ -9,6 +9,7 @@ from pflmpi.machine import cores
 
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
+    from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.transports.detect import Launch
 
 
@@ -18,14 +19,19 @@ def check_ranks(ranks: int | None) -> None:
         raise ConfigError(f"--ranks {ranks}: must be at least 1")
 
 
-def default_ranks(device: str, gpus: int | None = None) -> int:
-    """Ranks of a run started alone: one per GPU that it may use, otherwise one per core."""
-    if device != "cpu":
+def default_ranks(runtime: "RuntimeConfig", jobs: int = 1) -> int:
+    """Ranks of a run started alone: one per GPU that it may use, otherwise one per core.
+
+    Args:
+        jobs: runs at a time, which share them.
+    """
+    if runtime.device != "cpu":
         import torch
 
         if torch.cuda.is_available():
-            return min(torch.cuda.device_count(), gpus or torch.cuda.device_count())
-    return len(cores())
+            mine = torch.cuda.device_count() // jobs
+            return max(1, min(mine, runtime.gpus or mine))
+    return max(1, len(cores()) // jobs)
 
 
 def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool = False) -> int:
@@ -53,7 +59,7 @@ def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool
         raise ConfigError(
             "runtime.transport = 'mpi', but no MPI has started this; use mpirun -n R pflmpi run ..., or auto"
         )
-    return asked or default_ranks(config.runtime.device, config.runtime.gpus)
+    return asked or default_ranks(config.runtime)
 
 
 def spawn(ranks: int, words: Sequence[str]) -> int:
