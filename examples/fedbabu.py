@@ -44,6 +44,9 @@ class FedBABU(WeightedSharedParts):
     def init_client(self, task: Task, client: int) -> Tree:
         return self.to_keep(task, self.init_model(task))  # the server's draw: one head for all
 
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        return {"train": task.like("body")}
+
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model = train(
             task,

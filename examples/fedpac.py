@@ -71,6 +71,9 @@ class FedPAC(Algorithm):
             "means": OwnClasses({"mean": tensor(task.num_features), "known": tensor()}),
         }
 
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        return {"head": task.like("head"), "body": task.like("body")}
+
     def init_server(self, task: Task) -> Tree:
         model, n = task.init(), task.num_clients
         means: Tree = {"mean": torch.zeros(task.num_classes, task.num_features), "known": torch.zeros(task.num_classes)}
@@ -102,9 +105,9 @@ class FedPAC(Algorithm):
             apart = (z - anchors[batch.y]).square().mean(-1)
             return cross_entropy(task.logits(part(model, "head"), z), batch) + weight * average(apart, batch)
 
-        head_lr = self.head_lr * task.training.decay(data.round)
-        model = train(task, model, data.passes["head"], head_loss, head_lr, frozen=("body",))
-        model = train(task, model, data.passes["body"], body_loss, data.learning_rate, frozen=("head",))
+        head_lr = self.head_lr * data.decay
+        model = train(task, model, data.passes["head"], head_loss, head_lr, frozen=("body",), name="head")
+        model = train(task, model, data.passes["body"], body_loss, data.learning_rate, frozen=("head",), name="body")
         return {name: model[name] for name in task.local_stats}, {
             "body": {name: model[name] for name in down["body"]},
             "head": part(model, "head"),

@@ -51,6 +51,7 @@ class APFL(FedAvg):
 
     summary: ClassVar[str] = "own and global model mixed in a learned proportion"
     paper: ClassVar[str] = "Deng et al., 2020"
+    measured: ClassVar[tuple[str, ...]] = ("own",)
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # initial alpha_i
     adaptive: bool = True
@@ -74,12 +75,13 @@ class APFL(FedAvg):
         for name, model in (("own", part(client, "own")), ("shared", {**down["model"], **client})):
             params[name], params[f"{name}_stats"] = only(model, ("body", "head")), only(model, ("stats",))
         if self.adaptive:
-            rate = data.learning_rate if self.alpha_lr is None else self.alpha_lr * task.training.decay(data.round)
+            rate = data.learning_rate if self.alpha_lr is None else self.alpha_lr * data.decay
             phase = Phase(personal, ("alpha",), rate, plain=True, limits=(0.0, 1.0))
             # Only alpha is kept: the batch-norm statistics follow this minibatch when the models train on it.
             params["alpha"] = alternate(task, params, islice(data.passes["train"], 1), [phase])["alpha"]
         # v before w: its gradient is at the w before the minibatch.
-        phases = [Phase(personal, ("own",), data.learning_rate), Phase(shared, ("shared",), data.learning_rate)]
+        lr = data.learning_rate
+        phases = [Phase(personal, ("own",), lr, name="own"), Phase(shared, ("shared",), lr, name="shared")]
         params = alternate(task, params, data.passes["train"], phases)
         own, copy = ({**part(params, name), **part(params, f"{name}_stats")} for name in ("own", "shared"))
         state: Tree = {**self.to_keep(task, copy), "own": own, "alpha": params["alpha"]}
@@ -87,6 +89,10 @@ class APFL(FedAvg):
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
         return {**client, "own": {**part(client, "own"), **down["model"]}}
+
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        model = only(task.like(), ("body", "head"))
+        return {"own": {"own": model}, "shared": {"shared": model}}
 
     def personal(self, task: Task) -> Personal:
         return Mix(Kept("own"), Merge((Received("model"), Kept())), share="alpha")

@@ -93,6 +93,8 @@ class Algorithm(ABC):
         unlike_models: whether clients may have different bodies (the messages must still agree in shape).
         introduces: whether every client sends its uplink once before the first round, from `introduce`.
         draws_noise: whether the losses use `Batch.key`.
+        measured: names of the trainings whose loss is the training loss of a client; () for all.
+        own_steps: what clients take instead of the configured optimizer's steps; "" where they take those.
     """
 
     summary: ClassVar[str]
@@ -102,6 +104,8 @@ class Algorithm(ABC):
     unlike_models: ClassVar[bool] = False
     introduces: ClassVar[bool] = False
     draws_noise: ClassVar[bool] = False
+    measured: ClassVar[tuple[str, ...]] = ()
+    own_steps: ClassVar[str] = ""
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""
@@ -118,6 +122,13 @@ class Algorithm(ABC):
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         """The shuffled passes over its data that a client makes in a round, by name."""
         return {"train": Pass()}
+
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        """Templates of what a client trains in a round, by the name given to `train` or `Phase`.
+
+        With `training.keep_optimizer` the optimizer's state of each is kept; `{}` where that makes no sense.
+        """
+        return {} if self.own_steps else {"train": only(task.like(), ("body", "head"))}
 
     def init_server(self, task: Task) -> Tree:
         """The server's state before the first round."""

@@ -45,6 +45,7 @@ class Ditto(FedAvg):
     summary: ClassVar[str] = "FedAvg and a personal model drawn to the global one"
     paper: ClassVar[str] = "Li et al., ICML 2021"
     predicts_with: ClassVar[tuple[str, ...]] = ()
+    measured: ClassVar[tuple[str, ...]] = ("personal",)
 
     prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
     personal_epochs: Annotated[int | None, Field(ge=1)] = None  # s; None: the global model's minibatches
@@ -54,6 +55,10 @@ class Ditto(FedAvg):
         own = {} if self.personal_epochs is None else {"personal": Pass(epochs=self.personal_epochs)}
         return {"train": Pass(), **own}
 
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        whole = super().trainings(task)
+        return {**whole, "personal": whole["train"]}
+
     def init_client(self, task: Task, client: int) -> Tree:
         return {**super().init_client(task, client), "personal": task.init(client)}
 
@@ -61,7 +66,7 @@ class Ditto(FedAvg):
         state, up = super().client_update(task, only(client, task.local_stats), down, data)
         batches = data.passes.get("personal", data.passes["train"])
         loss = proximal_loss(task, down["model"], self.prox_weight)
-        personal = train(task, part(client, "personal"), batches, loss, data.learning_rate)
+        personal = train(task, part(client, "personal"), batches, loss, data.learning_rate, name="personal")
         return {**state, "personal": personal}, up
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:

@@ -15,6 +15,7 @@ from pflmpi.algorithms.server_head import train_head
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.diagnostics import Diagnostic
+from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.personal import Add, Kept, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
@@ -73,17 +74,24 @@ class FedFCD(Algorithm):
     variant: Literal["full", "without_fusion", "without_hierarchy"] = "full"
 
     def check(self, task: Task, participants: int) -> None:
-        body_lr, head_lr = self.learning_rates(task, 1)
+        body_lr, head_lr = self.learning_rates(task)
         if self.variant == "without_hierarchy" and body_lr != head_lr:
             raise ConfigError(
                 "algorithm.variant = 'without_hierarchy' trains body and head in one step, with one learning rate; "
                 f"body_lr is {body_lr} and head_lr {head_lr}; give both the same value, or neither"
             )
 
-    def learning_rates(self, task: Task, round: int) -> tuple[float, float]:
-        """The learning rates of body and personal head in a round."""
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        if self.variant == "without_hierarchy":
+            return super().trainings(task)
+        if self.alternation == "batch":
+            return {"body": task.like("body"), "head": task.like("head")}
+        return {}  # several trainings of each in a round
+
+    def learning_rates(self, task: Task, decay: Rate = 1.0) -> tuple[Rate, Rate]:
+        """The learning rates of body and personal head, with the factor of a round on them."""
         rates = [task.training.lr if lr is None else lr for lr in (self.body_lr, self.head_lr)]
-        return rates[0] * task.training.decay(round), rates[1] * task.training.decay(round)
+        return rates[0] * decay, rates[1] * decay
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"means": ClassMeans(task.num_features)}
@@ -122,8 +130,9 @@ class FedFCD(Algorithm):
         def fitted(model: Tree, batch: Batch) -> Tensor:
             return cross_entropy(self.predict(task, {"model": model}, down, batch.x), batch)
 
-        body_lr, head_lr = self.learning_rates(task, data.round)
-        body, head = Phase(aligned, ("body",), body_lr), Phase(fitted, ("head",), head_lr)
+        body_lr, head_lr = self.learning_rates(task, data.decay)
+        body = Phase(aligned, ("body",), body_lr, name="body")
+        head = Phase(fitted, ("head",), head_lr, name="head")
         model = part(client, "model")
         if self.variant == "without_hierarchy":
             model = alternate(task, model, data.passes["train"], [Phase(aligned, ("body", "head"), body_lr)])

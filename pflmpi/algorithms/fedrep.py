@@ -46,13 +46,17 @@ class FedRep(FedPer):
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"head": Pass(epochs=self.head_epochs), "body": Pass()}
 
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        return {"head": task.like("head"), "body": task.like("body")}
+
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         def head_loss(model: Tree, batch: Batch) -> Tensor:
             return cross_entropy(task.predict(model, batch.x), batch)
 
         model: Tree = {**down["body"], **client}
-        model = train(task, model, data.passes["head"], head_loss, data.learning_rate, frozen=("body",))
-        model = train(task, model, data.passes["body"], model_loss(task), data.learning_rate, frozen=("head",))
+        rate = data.learning_rate
+        model = train(task, model, data.passes["head"], head_loss, rate, frozen=("body",), name="head")
+        model = train(task, model, data.passes["body"], model_loss(task), rate, frozen=("head",), name="body")
         return self.to_keep(task, model), {"body": self.to_share(task, model)}
 
     def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:

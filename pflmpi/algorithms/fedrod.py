@@ -1,5 +1,6 @@
 """FedRoD: a generic model trained with a balanced loss, and a personal head on top of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -47,6 +48,9 @@ class FedRoD(FedAvg):
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {**super().init_client(task, client), "personal": task.init(client)["head"]}
+
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        return {"train": {**super().trainings(task)["train"], "personal": part(task.like(), "head")}}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         prior = (data.class_counts + ABSENT).log()

@@ -11,6 +11,7 @@ from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.shared_parts import SharedParts
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -76,7 +77,7 @@ class L2GD(SharedParts):
                 f"{task.training.lr}, or raise algorithm.aggregation_probability = {self.aggregation_probability}"
             )
 
-    def share(self, lr: float) -> float:
+    def share(self, lr: Rate) -> Rate:
         """alpha lambda / (n p), the way to the mean that one aggregation step goes."""
         return lr * self.prox_weight * (1 - self.aggregation_probability) / self.aggregation_probability
 

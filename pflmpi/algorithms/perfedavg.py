@@ -11,6 +11,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.learning.client import Batch, ClientData, model_loss
+from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate, gradient, step
 from pflmpi.learning.task import Task
@@ -53,6 +54,7 @@ class PerFedAvg(FedAvg):
     summary: ClassVar[str] = "a global model made to be adapted in one step, MAML"
     paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
     adapts_with: ClassVar[tuple[str, ...]] = ("adapt",)
+    own_steps: ClassVar[str] = "steps along the gradient of the adapted model"
 
     order: Literal["first", "hessian_free"] = "first"
     inner_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # alpha
@@ -69,13 +71,11 @@ class PerFedAvg(FedAvg):
         batches = [data.passes[name] for name in ("inner", "train", "hessian") if name in data.passes]
         for inner, outer, *hessian in zip(*batches, strict=True):
             adapted = step(model, self._aside(task, model, inner), self.inner_lr)
-            slope = gradient(task, adapted, model_loss(task), outer, _TRAINED)
+            slope = gradient(task, adapted, model_loss(task), outer, _TRAINED, counts_as="train")
             for batch in hessian:
                 product = self._hessian_times(task, model, slope, batch)
                 slope = tree.map(lambda v, hv: v - self.inner_lr * hv, slope, product)
-            # Rounded as `sgd.train` rounds its steps.
-            moved = tree.map(lambda w, v: w.sub(v, alpha=data.learning_rate), only(model, _TRAINED), slope)
-            model = {**model, **moved}
+            model = {**model, **tree.map(lambda w, v: _moved(w, v, data.learning_rate), only(model, _TRAINED), slope)}
         return self.to_keep(task, model), {"model": self.to_share(task, model)}
 
     def _hessian_times(self, task: Task, model: Tree, vector: Tree, batch: Batch) -> Tree:
@@ -98,3 +98,8 @@ class PerFedAvg(FedAvg):
 
     def predict(self, task: Task, client: Tree, down: Messages, x: Tensor) -> Tensor:
         return task.predict(client, x)
+
+
+def _moved(weight: Tensor, slope: Tensor, rate: Rate) -> Tensor:
+    """One step, rounded as `sgd.train` rounds its steps."""
+    return weight - rate * slope if isinstance(rate, Tensor) else weight.sub(slope, alpha=rate)

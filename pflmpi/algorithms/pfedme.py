@@ -1,5 +1,6 @@
 """pFedMe: personal models by Moreau envelopes around a global one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -69,7 +70,7 @@ class PFedMe(FedAvg):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         personal = part(client, "personal")
         model = {**down["model"], **only(personal, task.local_stats)}
-        personal_lr = self.personal_lr * task.training.decay(data.round)
+        personal_lr = self.personal_lr * data.decay
         for batch in data.passes["train"]:
             loss = proximal_loss(task, model, self.prox_weight)
             theta = train(task, model, [batch] * self.inner_steps, loss, personal_lr)
@@ -86,6 +87,9 @@ class PFedMe(FedAvg):
         uploaded = up["model"]
         mixed = tree.map(mix, only(part(server, "model"), ("body", "head")), uploaded)
         return {"model": {**uploaded, **mixed}}
+
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        return {}  # theta starts anew on every minibatch
 
     def personal(self, task: Task) -> Personal:
         return Kept("personal")

@@ -9,11 +9,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.algorithms.relation import init_relation, relation_scores
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
 from pflmpi.learning.diagnostics import ClassVectors, Diagnostic
+from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.personal import Kept, NotAModel, Personal
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
@@ -102,7 +104,7 @@ class PFedPM(Algorithm):
 
         phases = [Phase(fit, ("body", "head"), data.learning_rate)]
         if self.relation:
-            phases.append(Phase(relate, ("relation",), self.learning_rate(task, data.round)))
+            phases.append(Phase(relate, ("relation",), self.learning_rate(task, data), name="relation"))
         params = {**part(client, "model"), **only(client, ("relation",))}
         params = alternate(task, params, data.passes["train"], phases)
         model = only(params, ("body", "head", "stats"))
@@ -112,9 +114,16 @@ class PFedPM(Algorithm):
             state |= {"relation": params["relation"], "mixed": {"means": mixed, "known": known}}
         return state, {"means": up}
 
-    def learning_rate(self, task: Task, round: int) -> float:
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        relation: dict[str, Tree] = {}
+        if self.relation:
+            drawn = init_relation(stream(0, 0, -1, "template"), task.num_features)
+            relation["relation"] = {"relation": tree.like(drawn)}
+        return {**super().trainings(task), **relation}
+
+    def learning_rate(self, task: Task, data: ClientData) -> Rate:
         """The learning rate of the relation module in a round."""
-        return (self.relation_lr or task.training.lr) * task.training.decay(round)
+        return (self.relation_lr or task.training.lr) * data.decay
 
     def mix(self, own: Tree, received: Tree) -> Tensor:
         """The mixed means [K, d] (eq. 8)."""

@@ -68,6 +68,10 @@ class SharedParts(Algorithm):
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
         return {self.message: Shared(self.to_share(task, self.like_model(task)))}
 
+    def trainings(self, task: Task) -> Mapping[str, Tree]:
+        whole = {name: value for name, value in self.like_model(task).items() if name != "stats"}
+        return {} if self.own_steps else {"train": whole}
+
     def init_server(self, task: Task) -> Tree:
         return {self.state: self.to_share(task, self.init_model(task))}
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from pflmpi.errors import ConfigError
-from pflmpi.learning.training import Pass, TrainingConfig, num_samples
+from pflmpi.learning.batch_order import num_samples
+from pflmpi.learning.training import Pass, TrainingConfig
 
 _MOST_STEPS = 1_000_000  # of one client in one round, whose order is drawn at once
 _log = logging.getLogger(__name__)

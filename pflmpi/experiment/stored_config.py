@@ -56,7 +56,7 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
     """
     values = _values(run)
     config = parse(override(values, overrides))
-    _check_changes(run, _differences(_parsed(values, config), config))
+    _check_changes(run, _differences(_parsed(values, config), config), config)
     return config
 
 
@@ -81,7 +81,7 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
         executor, _ = different.pop("runtime.executor", (executor, executor))
     if config.runtime.lanes is None or executor == "loop":
         different.pop("runtime.lanes", None)
-    _check_changes(run, different)
+    _check_changes(run, different, config)
     return {key: new for key, (_, new) in different.items()}
 
 
@@ -92,7 +92,7 @@ def check_round(run: Path, round: int, config: Config) -> None:
         config: says where files that the run names are now.
     """
     written = yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), "")
-    if changed := _fixed(_differences(_parsed(written, config), _parsed(_values(run), config))):
+    if changed := _fixed(_differences(_parsed(written, config), _parsed(_values(run), config)), config):
         other = f"{config_file.path(run)} is not the one that round {round} was written with: {', '.join(changed)}"
         raise CheckpointError(f"{other}; put it back from a copy, or set these values back")
     if problem := config_file.damage(run):
@@ -166,16 +166,17 @@ def _differences(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _check_changes(run: Path, different: Mapping[str, tuple[Any, Any]]) -> None:
-    if changed := _fixed(different):
+def _check_changes(run: Path, different: Mapping[str, tuple[Any, Any]], config: Config) -> None:
+    if changed := _fixed(different, config):
         raise CheckpointError(
             f"{run} cannot be continued with another configuration: {', '.join(changed)}; "
             "leave these as they are, or start a new run"
         )
 
 
-def _fixed(different: Mapping[str, tuple[Any, Any]]) -> list[str]:
+def _fixed(different: Mapping[str, tuple[Any, Any]], config: Config) -> list[str]:
     """The differences that would change results, in words."""
-    return [
-        f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in different.items() if key not in FREE_ON_RESUME
-    ]
+    training, free = config.training, set(FREE_ON_RESUME)
+    if training.schedule == "cosine" and training.decay_rounds is None:
+        free.discard("training.rounds")  # over which learning rates fall
+    return [f"{key} = {old!r} in the run, {new!r} now" for key, (old, new) in different.items() if key not in free]

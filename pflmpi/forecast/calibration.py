@@ -45,7 +45,7 @@ class _Trial:
 
     def train(self) -> Messages:
         """What the clients send after a round."""
-        return self.setup.executor.update(self.clients, self.states, self._down(), 1)[1]
+        return self.setup.executor.update(self.clients, self.states, self._down(), 1).up
 
     def test(self) -> None:
         """Test the clients' personal models."""

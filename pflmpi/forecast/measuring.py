@@ -20,7 +20,8 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime.schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 
-_FREE = {"rounds", "participation", "lr", "lr_decay"}  # of `training`: no call takes longer for them
+# Of `training`: no call takes longer for them.
+_FREE = {"rounds", "participation", "lr", "schedule", "lr_decay", "decay_rounds", "decay_floor", "decay_by", "warmup"}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pflmpi import tree
+from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.task import Task
 from pflmpi.models.noise import uniform as uniform
 from pflmpi.tree import Tree
@@ -35,6 +36,7 @@ class Batch:
     y: Tensor  # [B] int64
     padding: Padding | None = None  # None: every sample is real
     key: Tensor | None = None  # [] int64, drawn for this batch alone; for what `draws_noise`
+    smoothing: float = 0.0  # share of each label that cross-entropy spreads over all classes
 
     @property
     def active(self) -> Tensor | float:
@@ -49,8 +51,9 @@ class ClientData:
     passes: dict[str, Iterable[Batch]]  # the shuffled passes that the algorithm asked for, by name
     train: Iterable[Batch]  # the whole training split once, in stored order
     class_counts: Tensor  # [K] float32, training samples of each class
-    learning_rate: float  # of this round
+    learning_rate: Rate  # of this round
     round: int  # counts from 1; 0 in an introduction
+    decay: Rate = 1.0  # the factor on `training.lr` in it, for rates of the algorithm's own
 
     @property
     def num_samples(self) -> Tensor:
@@ -74,9 +77,12 @@ def average(values: Tensor, batch: Batch) -> Tensor:
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """The mean cross-entropy of logits [B, K] over the real samples of a batch."""
     if batch.padding is None:
-        return F.cross_entropy(logits, batch.y)
+        return F.cross_entropy(logits, batch.y, label_smoothing=batch.smoothing)
     # A product with the one-hot label instead of nll_loss, whose batched form is several times slower.
-    return (F.log_softmax(logits, -1) * batch.padding.target).sum()
+    target = batch.padding.target
+    if batch.smoothing:
+        target = target * (1 - batch.smoothing) - batch.padding.share.unsqueeze(-1) * batch.smoothing / logits.shape[-1]
+    return (F.log_softmax(logits, -1) * target).sum()
 
 
 def model_loss(task: Task) -> Loss:

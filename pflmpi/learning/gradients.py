@@ -11,8 +11,8 @@ from pflmpi.tree import Tree
 
 def gradients(
     task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
-) -> tuple[list[Tensor], Tensor | None]:
-    """The gradient of each leaf, and the derivative of the loss by itself: one, which the next step can begin with.
+) -> tuple[list[Tensor], Tensor, Tensor | None]:
+    """The gradient of each leaf, the loss, and its derivative by itself: one, which the next step can begin with.
 
     On a CPU PyTorch begins with a one of its own: to be given one, or to pull back, it imports its compiler or sympy, a
     second or two of processor time. Elsewhere that saves an operation of every step.
@@ -29,12 +29,12 @@ def gradients(
     value = loss(params, batch)
     if one is None and value.device.type != "cpu":
         one = torch.ones_like(value)
-    return list(torch.autograd.grad(value, leaves, one, materialize_grads=True)), one
+    return list(torch.autograd.grad(value, leaves, one, materialize_grads=True)), value, one
 
 
 def _in_a_lane(
     params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None
-) -> tuple[list[Tensor], Tensor | None]:
+) -> tuple[list[Tensor], Tensor, Tensor | None]:
     leaves = [leaf for _, leaf in tree.leaves(trained)]
 
     def of(leaves: list[Tensor]) -> Tensor:
@@ -51,10 +51,10 @@ def _in_a_lane(
     # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
     # not by `torch.func.grad`, which keeps all it does for second derivatives.
     if leaves[0].device.type == "cpu":
-        found: list[Tensor] = torch.func.vjp(with_gradients, leaves, has_aux=True)[2]  # type: ignore[misc]
-        return found, None
+        value, _, found = torch.func.vjp(with_gradients, leaves, has_aux=True)  # type: ignore[misc]
+        return found, value, None
     value, pull_back = torch.func.vjp(of, leaves)[:2]
     with torch.no_grad():
         one = torch.ones_like(value) if one is None else one
         pulled: list[Tensor] = pull_back(one)[0]
-    return pulled, one
+    return pulled, value, one

@@ -5,8 +5,6 @@ without a real sample changes nothing.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import dataclass
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -14,37 +12,29 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.gradients import gradients
+from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.replay import Steps
+from pflmpi.learning.steps import Phase as Phase
+from pflmpi.learning.steps import PhaseStep
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One of several steps that are taken on every minibatch, one after another.
-
-    Attributes:
-        loss: from (params, batch) to a scalar; see `train`.
-        parts: names of the parts of the parameters that the step changes.
-        lr: learning rate.
-        plain: without the configured momentum and weight decay.
-        limits: the values are clamped to this interval after the step.
-    """
-
-    loss: Loss
-    parts: tuple[str, ...]
-    lr: float
-    plain: bool = False
-    limits: tuple[float, float] | None = None
-
-
 def train(
-    task: Task, params: Tree, batches: Iterable[Batch], loss: Loss, lr: float, *, frozen: tuple[str, ...] = ()
+    task: Task,
+    params: Tree,
+    batches: Iterable[Batch],
+    loss: Loss,
+    lr: Rate,
+    *,
+    frozen: tuple[str, ...] = (),
+    name: str = "train",
 ) -> Tree:
-    """The parameters after SGD over the batches; the argument is not changed.
+    """The parameters after the configured optimizer's steps over the batches; the argument is not changed.
 
-    Momentum and weight decay are the configured ones (PyTorch's SGD: v = m v + g + w p, p = p - lr v), with the
-    momentum buffer starting at zero. Batch-norm statistics (`"stats"`) follow the forward passes.
+    SGD is PyTorch's (v = m v + g + w p, p = p - lr v), as are Adam and AdamW; momentum and moments start at zero, or,
+    with `training.keep_optimizer`, as the client's last round left them. Batch-norm statistics (`"stats"`) follow the
+    forward passes.
 
     Args:
         params: a tree of named parts, such as a model.
@@ -53,21 +43,22 @@ def train(
             recorded, and replayed with the batches that follow (see `replay`).
         lr: learning rate.
         frozen: the parts that are not trained.
+        name: of the training, where a client has several; see `Phase`.
     """
     for part in frozen:
         if part not in params:
             raise ValueError(f"frozen names {part!r}, which the model does not have; its parts are {', '.join(params)}")
     parts = tuple(part for part in params if part != "stats" and part not in frozen)
-    return alternate(task, params, batches, [Phase(loss, parts, lr)])
+    return alternate(task, params, batches, [Phase(loss, parts, lr, name=name)])
 
 
 def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequence[Phase]) -> Tree:
     """The parameters after all phases on every batch; a phase sees what the one before it has changed.
 
-    As `train`, with a momentum buffer for each phase.
+    As `train`, with an optimizer for each phase.
     """
     params = tree.clone(params)
-    movers = [SGDStep(task, params, phase) for phase in phases]
+    movers = [PhaseStep(task, params, phase) for phase in phases]
 
     def step(batch: Batch) -> None:
         for mover in movers:
@@ -79,22 +70,33 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequen
     steps = Steps(step, None if None in losses else tuple(losses), length)
     for batch in batches:
         steps.take(batch)
+        for mover in movers:
+            mover.count(batch)
+    for mover in movers:
+        mover.end()
     return tree.map(Tensor.detach, params)
 
 
-def gradient(task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[str, ...]) -> Tree:
+def gradient(
+    task: Task, params: Tree, loss: Loss, batch: Batch, parts: tuple[str, ...], *, counts_as: str = ""
+) -> Tree:
     """The gradient of a loss by some parts of the parameters; zero for a batch of padding alone.
 
     The parameters are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
+    The loss counts as that of a step of the training `counts_as`; nowhere where that is "".
     """
     trained = tree.map(Tensor.detach, {part: params[part] for part in parts})
     if not task.batched:
         trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), trained)
-    values = iter(gradients(task, {**params, **trained}, trained, loss, batch)[0])
+    slopes, value, _ = gradients(task, {**params, **trained}, trained, loss, batch)
+    if counts_as and task.local is not None and (total := task.local.loss_sum(counts_as, value)) is not None:
+        total.add_(value.detach())
+        task.local.count(batch.active)
+    values = iter(slopes)
     return tree.map(lambda _: next(values), trained)
 
 
-def step(params: Tree, gradient: Tree, lr: float) -> Tree:
+def step(params: Tree, gradient: Tree, lr: Rate) -> Tree:
     """params - lr gradient, for the parts that the gradient has; the other parts are as they were."""
     moved = tree.map(lambda leaf, slope: leaf - lr * slope, {part: params[part] for part in gradient}, gradient)
     return {**params, **moved}
@@ -128,66 +130,3 @@ def until(
 
 def _where(condition: Tensor, state: Tree, other: Tree) -> Tree:
     return tree.map(lambda leaf, new: torch.where(condition, leaf, new), state, other)
-
-
-class SGDStep:
-    """Takes the steps of one phase, in place."""
-
-    def __init__(self, task: Task, params: Tree, phase: Phase) -> None:
-        self._task, self._params, self._turn = task, params, phase
-        self._trained: Tree = {part: params[part] for part in phase.parts}
-        self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]
-        training = task.training
-        self._momentum, self._decay = (0.0, 0.0) if phase.plain else (training.momentum, training.weight_decay)
-        self._one: Tensor | None = None  # where the backward pass of every step begins
-        self._velocity = [torch.zeros_like(leaf) for leaf in self._leaves] if self._momentum else []
-
-    def step(self, batch: Batch) -> None:
-        """Take one step."""
-        by_autograd = () if self._task.batched else self._leaves
-        for leaf in by_autograd:
-            leaf.requires_grad_(True)
-        slopes, self._one = gradients(self._task, self._params, self._trained, self._turn.loss, batch, self._one)
-        for leaf in by_autograd:
-            leaf.requires_grad_(False)
-        with torch.no_grad():
-            self._descend(slopes, None if batch.padding is None else batch.padding.active)
-            if self._turn.limits is not None:
-                for leaf in self._leaves:
-                    leaf.copy_(leaf.clamp(*self._turn.limits))  # clamp_ is not batched by vmap (PyTorch 2.15)
-
-    def _descend(self, slopes: list[Tensor], active: Tensor | None) -> None:
-        """Move the leaves; not at all where `active` is 0, so that neither decay nor momentum goes on.
-
-        All leaves move in one call: on a GPU a call for each costs more than its arithmetic.
-        """
-        leaves, momentum, decay, velocity = self._leaves, self._momentum, self._decay, self._velocity
-        if self._task.batched:
-            leaves, slopes = _of_all_lanes(leaves, [*map(self._lane_slope, range(len(leaves)), slopes, repeat(active))])
-        else:
-            if decay:
-                slopes = list(torch._foreach_add(slopes, leaves, alpha=decay))
-            if velocity:
-                torch._foreach_mul_(velocity, momentum)
-                torch._foreach_add_(velocity, slopes)
-                slopes = velocity
-        torch._foreach_sub_(leaves, slopes, alpha=self._turn.lr)
-
-    def _lane_slope(self, index: int, slope: Tensor, active: Tensor | None) -> Tensor:
-        """What a leaf moves along, with decay and momentum; 0 where `active` is."""
-        leaf, momentum, decay = self._leaves[index], self._momentum, self._decay
-        if decay:
-            slope = slope.add(leaf, alpha=decay) if active is None else slope + leaf * (active * decay)
-        if momentum:
-            velocity = self._velocity[index]
-            velocity.mul_(momentum if active is None else 1 - active + active * momentum).add_(slope)
-            slope = velocity if active is None else velocity * active
-        return slope
-
-
-def _of_all_lanes(leaves: list[Tensor], slopes: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of all lanes behind those of one, as `vmap` has no `_foreach` operations (PyTorch 2.14)."""
-    behind, lanes_at = torch._C._functorch.get_unwrapped, torch._C._functorch.maybe_get_bdim
-    assert all(lanes_at(one) >= 0 for one in (*leaves, *slopes)), "what trains in lanes, and its slope, differs by lane"
-    moved = [behind(slope).movedim(lanes_at(slope), lanes_at(leaf)) for leaf, slope in zip(leaves, slopes, strict=True)]
-    return [behind(leaf) for leaf in leaves], moved

@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pflmpi import tree
+from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.base import Architecture
 from pflmpi.rng import stream
@@ -33,6 +34,7 @@ class Task:
     std: tuple[float, ...]
     device: torch.device = HOST
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
+    local: LocalTraining | None = field(default=None, compare=False)  # while a client trains
 
     @property
     def num_classes(self) -> int:

@@ -1,13 +1,16 @@
 """The `training` section of a configuration, and what follows from it alone: who takes part, in which order."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import functools
+import math
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from pflmpi.rng import stream
+
+_BLOCK = 100  # rounds whose participations are counted together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,11 @@ class Pass:
     times: str = ""
 
 
+CONFIGURED = Pass()
+
+
 class TrainingConfig(BaseModel):
-    """How clients train: SGD on the local training split."""
+    """How clients train on their local training split."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,9 +52,46 @@ class TrainingConfig(BaseModel):
     batch_size: Annotated[int, Field(ge=1, description="samples per step")] = 10
     drop_last: Annotated[bool, Field(description="leave out the last batch of an epoch when it is not full")] = False
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of the first round")] = 0.01
-    lr_decay: Annotated[float, Field(gt=0, le=1, description="factor on the learning rate after every round")] = 1.0
-    momentum: Annotated[float, Field(ge=0, lt=1, description="momentum; the buffer starts at zero every round")] = 0.0
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False, description="L2 weight decay")] = 0.0
+    schedule: Annotated[
+        Literal["exponential", "constant", "cosine", "step"], Field(description="how learning rates fall over rounds")
+    ] = "exponential"
+    lr_decay: Annotated[
+        float,
+        Field(gt=0, le=1, description="factor on learning rates after every round, or (step) every `decay_rounds`"),
+    ] = 1.0
+    decay_rounds: Annotated[
+        int | None,
+        Field(ge=1, description="step: rounds from one fall to the next; cosine: rounds of the fall, null for all"),
+    ] = None
+    decay_floor: Annotated[float, Field(ge=0, le=1, description="cosine: the factor on learning rates at its end")] = (
+        0.0
+    )
+    decay_by: Annotated[
+        Literal["rounds", "participations"],
+        Field(description="what the schedule counts: rounds, or those for which the client itself was drawn"),
+    ] = "rounds"
+    warmup: Annotated[int, Field(ge=0, description="rounds of linear rise before the schedule begins")] = 0
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], Field(description="what takes the local steps")] = "sgd"
+    momentum: Annotated[float, Field(ge=0, lt=1, description="of sgd; the buffer starts at zero every round")] = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1, description="of adam and adamw: decay of the mean of gradients")] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1, description="of adam and adamw: decay of the mean of their squares")] = (
+        0.999
+    )
+    epsilon: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="of adam and adamw: added to the root of that mean")
+    ] = 1e-8
+    keep_optimizer: Annotated[
+        bool, Field(description="clients keep momentum or moments between rounds, instead of starting at zero")
+    ] = False
+    weight_decay: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="L2 weight decay; apart from the gradient with adamw")
+    ] = 0.0
+    clip_norm: Annotated[
+        float | None, Field(gt=0, allow_inf_nan=False, description="largest norm of a client's gradient; null: any")
+    ] = None
+    label_smoothing: Annotated[
+        float, Field(ge=0, lt=1, description="share of each training label that is spread over all classes")
+    ] = 0.0
     precision: Annotated[
         Literal["fp32", "bf16", "tf32"],
         Field(description="arithmetic of forward and backward passes; parameters stay float32 (tf32: CUDA only)"),
@@ -63,8 +106,17 @@ class TrainingConfig(BaseModel):
     ] = "average"
 
     def decay(self, round: int) -> float:
-        """The factor on learning rates in a round; rounds count from 1."""
-        return float(self.lr_decay ** max(round - 1, 0))
+        """The factor on learning rates in a round, or in a participation; both count from 1."""
+        if round <= self.warmup:
+            return max(round, 1) / (self.warmup + 1)
+        done = max(round - 1, 0) - self.warmup
+        match self.schedule:
+            case "step":
+                return float(self.lr_decay ** (done // (self.decay_rounds or 1)))
+            case "cosine":
+                share = min(done / (self.decay_rounds or max(self.rounds - self.warmup, 1)), 1.0)
+                return self.decay_floor + (1 - self.decay_floor) * (1 + math.cos(math.pi * share)) / 2
+        return float(self.lr_decay**done)
 
     def learning_rate(self, round: int) -> float:
         """The learning rate of a round."""
@@ -76,13 +128,31 @@ class TrainingConfig(BaseModel):
         chosen = stream(seed, round, -1, "participants").choice(num_clients, size=count, replace=False)
         return np.sort(chosen).astype(np.int64)
 
-    def num_steps(self, samples: int, length: Pass = Pass()) -> int:
+    def participations(self, seed: int, round: int, num_clients: int) -> np.ndarray:
+        """[N] int64, for how many of the rounds 1 to `round` each client is drawn."""
+        blocks, rest = divmod(round, _BLOCK)
+        counts = sum(
+            (_drawn(self, seed, block, num_clients) for block in range(blocks)), np.zeros(num_clients, np.int64)
+        )
+        for late in range(round - rest + 1, round + 1):
+            counts[self.participants(seed, late, num_clients)] += 1
+        return counts
+
+    def num_steps(self, samples: int, length: Pass = CONFIGURED) -> int:
         """How many minibatches one pass over that many samples has."""
         steps = length.steps if length.steps is not None else self.steps if length.epochs is None else None
         if steps is not None:
             return steps
         per_epoch = samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
         return per_epoch * (self.epochs if length.epochs is None else length.epochs)
+
+
+@functools.cache
+def _drawn(training: TrainingConfig, seed: int, block: int, num_clients: int) -> np.ndarray:
+    counts = np.zeros(num_clients, np.int64)
+    for round in range(block * _BLOCK + 1, (block + 1) * _BLOCK + 1):
+        counts[training.participants(seed, round, num_clients)] += 1
+    return counts
 
 
 def round_half_up(value: float) -> int:
@@ -92,63 +162,3 @@ def round_half_up(value: float) -> int:
     (3, 3)
     """
     return int(np.floor(value + 0.5))
-
-
-def batch_order(
-    rng: np.random.Generator, samples: int, training: TrainingConfig, length: Pass = Pass(), times: int = 1
-) -> list[np.ndarray]:
-    """The positions (into the samples of the pass) of every batch of one pass.
-
-    Args:
-        rng: the stream of this client, round and pass.
-        samples: number of samples that the pass is over.
-        training: gives batch size, `drop_last` and the configured length.
-        length: says how long the pass is.
-        times: the value of `length.times`.
-    """
-    wanted = training.num_steps(samples, length) * times
-    batches: list[np.ndarray] = []
-    for epoch in _epochs(rng, samples, training):
-        if len(batches) >= wanted or not epoch:
-            break
-        batches.extend(epoch)
-    return batches[:wanted]
-
-
-def num_samples(samples: int, length: Pass) -> int:
-    """How many of a client's training samples a pass is over."""
-    if not length.held_out or samples < 2:
-        return samples
-    apart = min(max(1, round_half_up(length.held_out * samples)), samples - 1)
-    return apart if length.side == "held_out" else samples - apart
-
-
-def samples_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
-    """The samples that a pass is over, in stored order.
-
-    Args:
-        samples: [n] the client's training samples.
-        length: says which share is held out, and which side the pass is over. Of two or more samples at least one
-            is on each side; a single one is on both.
-        rng: the client's stream for this, the same in all rounds.
-    """
-    if not length.held_out or len(samples) < 2:
-        return samples
-    apart = np.zeros(len(samples), bool)
-    apart[rng.permutation(len(samples))[: num_samples(len(samples), replace(length, side="held_out"))]] = True
-    return samples[apart if length.side == "held_out" else ~apart]
-
-
-def share_of(samples: np.ndarray, length: Pass, rng: np.random.Generator) -> np.ndarray:
-    """A random share of samples, at least one, in stored order; `rng` is the client's stream for this in a round."""
-    count = max(1, round_half_up(length.share * len(samples)))
-    return samples[np.sort(rng.permutation(len(samples))[:count])]
-
-
-def _epochs(rng: np.random.Generator, samples: int, training: TrainingConfig) -> Iterator[list[np.ndarray]]:
-    while True:
-        order = rng.permutation(samples)
-        batches = [order[i : i + training.batch_size] for i in range(0, samples, training.batch_size)]
-        if training.drop_last and batches and len(batches[-1]) < training.batch_size:
-            batches.pop()
-        yield batches

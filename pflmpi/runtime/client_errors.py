@@ -21,6 +21,7 @@ from pflmpi.tree import Tree
 
 # Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
 _MACHINE = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
+_NOBODY = torch.empty(0)
 _HOST_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError for it
 _REMEDY = "lower training.lr, or a proximal or head learning rate of the algorithm"
 
@@ -33,12 +34,14 @@ class GroupUpdate:
         clients: [m] ascending ids of those that succeeded.
         states: tree of [m, ...], their new states; `{}` where m is 0.
         up: messages with a leading axis m; `{}` where m is 0.
+        loss: [m] float32, their mean training loss.
         failed: of the others, why.
     """
 
     clients: ClientGroup
     states: Tree
     up: Messages
+    loss: torch.Tensor
     failed: Mapping[int, str]
 
 
@@ -57,24 +60,25 @@ def update(
         RunError: a client's state or message is not finite.
     """
     try:
-        new, up = executor.update(clients, states, down, round)
+        done = executor.update(clients, states, down, round)
     except AlgorithmError as error:
         if not _of_a_client(error) or (len(clients) == 1 and not skip):
             raise
         if len(clients) == 1:
-            return GroupUpdate(clients[:0], {}, {}, {int(clients[0]): str(error)})
+            return GroupUpdate(clients[:0], {}, {}, _NOBODY, {int(clients[0]): str(error)})
         each = [(clients[i : i + 1], _rows(states, [i]), _rows({**down}, [i])) for i in range(len(clients))]
         alone = [update(executor, *one, round, skip) for one in each]  # type: ignore[arg-type]
         if not any(one.failed for one in alone):
             raise
         return _joined(alone)
-    failed = _diverged(clients, states, new, up, round, "client_update")
+    failed = _diverged(clients, states, done.states, done.up, round, "client_update")
     if failed and not skip:
         raise RunError(f"{next(iter(failed.values()))}; {_REMEDY}, or set runtime.client_errors to skip")
     if not failed:
-        return GroupUpdate(clients, new, up, {})
+        return GroupUpdate(clients, done.states, done.up, done.loss, {})
     good = np.flatnonzero(~np.isin(clients, list(failed))).tolist()
-    return GroupUpdate(clients[good], _rows(new, good), _rows({**up}, good), failed)  # type: ignore[arg-type]
+    states, up = _rows(done.states, good), _rows({**done.up}, good)
+    return GroupUpdate(clients[good], states, up, done.loss[good], failed)  # type: ignore[arg-type]
 
 
 def introduce(executor: Executor, clients: ClientGroup, states: Tree) -> Messages:
@@ -150,11 +154,12 @@ def _joined(parts: list[GroupUpdate]) -> GroupUpdate:
     failed = {client: why for one in parts for client, why in one.failed.items()}
     good = [one for one in parts if len(one.clients)]
     if not good:
-        return GroupUpdate(parts[0].clients[:0], {}, {}, failed)
+        return GroupUpdate(parts[0].clients[:0], {}, {}, _NOBODY, failed)
 
     def cat(trees: list[Tree]) -> Tree:
         return tree.map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])
 
     clients = np.concatenate([one.clients for one in good])
     ups = cat([{**one.up} for one in good])
-    return GroupUpdate(clients, cat([one.states for one in good]), ups, failed)  # type: ignore[arg-type]
+    loss = torch.cat([one.loss for one in good])
+    return GroupUpdate(clients, cat([one.states for one in good]), ups, loss, failed)  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ import torch
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning import personal
+from pflmpi.learning.local_training import OPTIMIZER
+from pflmpi.learning.optimizers import initial_state
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
@@ -57,8 +59,15 @@ class Population:
 
     def get(self, group: np.ndarray) -> Tree:
         """A copy of the algorithm's state [m, ...] of the clients of a group."""
+        return self._without(group, (RECEIVED, OPTIMIZER))
+
+    def to_train(self, group: np.ndarray) -> Tree:
+        """As `get`, with the optimizer state that is kept between rounds."""
+        return self._without(group, (RECEIVED,))
+
+    def _without(self, group: np.ndarray, names: tuple[str, ...]) -> Tree:
         rows = self._rows(group)
-        mine: Tree = {name: value for name, value in rows.rows.items() if name != RECEIVED}
+        mine: Tree = {name: value for name, value in rows.rows.items() if name not in names}
         return Rows(rows.clients, mine).get(group)
 
     def put(self, group: np.ndarray, state: Tree) -> None:
@@ -106,6 +115,9 @@ def client_templates(
     for number, task in enumerate(tasks):
         host = task.replace(device=HOST)
         template = tree.like(algorithm.init_client(host, int(np.flatnonzero(cohort == number)[0])))
+        if task.training.keep_optimizer:
+            trained = algorithm.trainings(host).items()
+            template[OPTIMIZER] = tree.like({name: initial_state(task.training, one) for name, one in trained})
         if kept_reply:
             kinds = algorithm.downlink(host)
             template[RECEIVED] = {name: _received(kinds[name], task.num_classes) for name in kept_reply}

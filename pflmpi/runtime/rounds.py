@@ -136,7 +136,7 @@ def _train(
     ups: list[tuple[ClientGroup, Messages]] = []
     failed: dict[int, str] = {}
     for group in groups:
-        states, down = population.get(group), reply.for_clients(group)
+        states, down = population.to_train(group), reply.for_clients(group)
         done = client_errors.update(setup.executor, group, states, down, round, setup.skips)
         failed.update(done.failed)
         if len(done.clients):

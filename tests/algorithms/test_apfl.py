@@ -101,7 +101,7 @@ def test_a_round_trains_with_its_new_alpha() -> None:
 
 def test_a_learning_rate_of_its_own_decays_with_the_others() -> None:
     own, received, task = comparisons.model(4), comparisons.model(1), small_task.task(lr_decay=0.5)
-    data = comparisons.data_of({"train": BATCHES}, LR, round=3)
+    data = comparisons.data_of({"train": BATCHES}, LR, round=3, decay=0.25)
     state, _ = APFL(alpha_lr=0.2).client_update(task, client_of(own, 0.4), {"model": received}, data)
     expected = alpha_by_hand(small_task.to_numpy(own), small_task.to_numpy(received), 0.4, BATCHES[0], 0.2 / 4)
     assert float(state["alpha"]) == pytest.approx(expected, abs=1e-6)

@@ -20,6 +20,15 @@ OPTIONS: list[dict[str, Any]] = [
     {"weight_decay": 0.01},
     {"lr_decay": 0.5},
     {"init": "per_client"},
+    {"optimizer": "adam"},
+    {"optimizer": "adam", "weight_decay": 0.1},
+    {"optimizer": "adamw", "weight_decay": 0.1},
+    {"optimizer": "adam", "keep_optimizer": True},
+    {"lr_decay": 0.5, "decay_by": "participations"},
+    {"schedule": "step", "lr_decay": 0.5, "decay_rounds": 1, "warmup": 1},
+    {"schedule": "cosine", "decay_rounds": 3},
+    {"clip_norm": 0.1},
+    {"label_smoothing": 0.1},
 ]
 
 

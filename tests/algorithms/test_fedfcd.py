@@ -182,12 +182,12 @@ def test_without_alignment_fusion_and_hierarchy_it_is_local() -> None:
 
 
 def test_learning_rates_are_those_of_training_unless_given_and_decay_with_it() -> None:
-    task = small_task.task(lr=0.4, lr_decay=0.5)
-    assert FedFCD().learning_rates(task, 3) == (0.1, 0.1)
-    assert FedFCD(body_lr=0.8).learning_rates(task, 3) == (0.2, 0.1)
-    assert FedFCD(head_lr=0.8).learning_rates(task, 3) == (0.1, 0.2)
+    task = small_task.task(lr=0.4)
+    assert FedFCD().learning_rates(task, 0.25) == (0.1, 0.1)
+    assert FedFCD(body_lr=0.8).learning_rates(task, 0.25) == (0.2, 0.1)
+    assert FedFCD(head_lr=0.8).learning_rates(task, 0.25) == (0.1, 0.2)
     one, down = small_task.batch(0), received()
-    data = dataclasses.replace(data_of({"body/1": [one], "head/1": []}), round=3)
+    data = dataclasses.replace(data_of({"body/1": [one], "head/1": []}), round=3, decay=0.25)
     state, _ = FedFCD(align_weight=0, body_lr=0.8).client_update(task, {"model": other_model(1)}, down, data)
     w = small_task.to_numpy(other_model(1))
     small_task.assert_close(state["model"], descend(w, slopes(w, down, one), BODY, 0.2))

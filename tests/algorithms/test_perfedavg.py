@@ -35,7 +35,7 @@ def trained(algorithm: PerFedAvg, passes: dict[str, list[Batch]], round: int = 1
     task = small_task.task(**training)
     asked = {name: batches for name, batches in passes.items() if name in algorithm.passes(task, round)}
     state, up = algorithm.client_update(
-        task, {}, {"model": comparisons.model(1)}, comparisons.data_of(asked, BETA, round)
+        task, {}, {"model": comparisons.model(1)}, comparisons.data_of(asked, BETA, round, task.training.decay(round))
     )
     assert state == {}
     return up["model"]

@@ -34,11 +34,12 @@ def algorithm_1(
 
 def update(algorithm: PFedMe, batches: list[Batch], round: int = 1, **training: object) -> tuple[tree.Tree, tree.Tree]:
     """What a client with a theta of its own keeps and sends after receiving `comparisons.model(1)`."""
+    task = small_task.task(**training)
     state, up = algorithm.client_update(
-        small_task.task(**training),
+        task,
         {"personal": comparisons.model(2)},
         {"model": comparisons.model(1)},
-        comparisons.data_of({"train": batches}, LR, round),
+        comparisons.data_of({"train": batches}, LR, round, task.training.decay(round)),
     )
     return state["personal"], up["model"]  # type: ignore[return-value]
 

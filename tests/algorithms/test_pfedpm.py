@@ -12,6 +12,7 @@ import numpy_network
 import quick_run
 import relation_oracle
 import small_task
+from comparisons import data_of
 from pflmpi import tree
 from pflmpi.algorithms.local_only import Local
 from pflmpi.algorithms.pfedpm import PFedPM
@@ -201,9 +202,9 @@ def test_the_relation_module_steps_after_the_model_on_every_batch(known: tuple[b
 
 
 def test_the_relation_module_has_the_models_learning_rate_unless_given_and_it_decays() -> None:
-    task = small_task.task(lr=0.05, lr_decay=0.9)
-    assert PFedPM().learning_rate(task, 3) == pytest.approx(0.05 * 0.81)
-    assert PFedPM(relation_lr=0.4).learning_rate(task, 3) == pytest.approx(0.4 * 0.81)
+    task, data = small_task.task(lr=0.05), data_of({}, decay=0.81)
+    assert PFedPM().learning_rate(task, data) == pytest.approx(0.05 * 0.81)
+    assert PFedPM(relation_lr=0.4).learning_rate(task, data) == pytest.approx(0.4 * 0.81)
 
 
 def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -> None:

@@ -33,9 +33,10 @@ def mean(trees: list[tree.Tree]) -> tree.Tree:
     return tree.map(lambda rows: rows.double().mean(0).float(), tree.stack(trees))
 
 
-def data_of(passes: Mapping[str, list[Batch]], lr: float = 0.1, round: int = 1) -> ClientData:
+def data_of(passes: Mapping[str, list[Batch]], lr: float = 0.1, round: int = 1, decay: float = 1.0) -> ClientData:
     """A client's data with the given passes; the rest of it is that of `small_task.batch(0)`."""
-    return dataclasses.replace(small_task.data([small_task.batch(0)], lr), passes=dict(passes), round=round)
+    whole = small_task.data([small_task.batch(0)], lr)
+    return dataclasses.replace(whole, passes=dict(passes), round=round, decay=decay)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What a rank needs to compute its clients; `loop.py` does it client by client, `lanes.py` many in one vmapped call."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
+from pflmpi.learning.batch_order import batch_order, samples_of, share_of
 from pflmpi.learning.client import ClientData
+from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
 from pflmpi.learning.task import Task
-from pflmpi.learning.training import Pass, batch_order, samples_of, share_of
+from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
+from pflmpi.runtime.contract import check_state
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.tally import counts
@@ -24,6 +28,21 @@ from pflmpi.tree import Tree
 LocalUpdate = Callable[[Task, Tree, Messages, ClientData], tuple[Tree, Messages]]
 
 TRAIN = "/train"  # a client's whole training split, beside its passes; no pass has a slash in its name
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the clients of a group have trained, on the host, with a leading client axis.
+
+    Attributes:
+        states: their new states.
+        up: their uplink.
+        loss: [m] float32, mean training loss of each; NaN where none was counted.
+    """
+
+    states: Tree
+    up: Messages
+    loss: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,8 +65,8 @@ class Executor(ABC):
     pool: Pool
     eval_batch: int
 
-    def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> tuple[Tree, Messages]:
-        """New states and uplinks with a leading client axis, of the participants in one group; see `local_update`."""
+    def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Update:
+        """What the participants in one group come to; see `local_update`."""
         return self.local_update(self.algorithm.client_update, clients, states, down, round)
 
     def join(self, clients: np.ndarray, states: Tree, down: Messages, round: int, updates: int) -> Tree:
@@ -60,21 +79,21 @@ class Executor(ABC):
             return self.algorithm.train_as_newcomer(task, client, down, data), {}
 
         if type(self.algorithm).begin_as_newcomer is not Algorithm.begin_as_newcomer:
-            states, _ = self.local_update(begin_as_newcomer, clients, states, down, round)
+            states = self.local_update(begin_as_newcomer, clients, states, down, round).states
         for number in range(updates):
-            states, _ = self.local_update(train_as_newcomer, clients, states, down, round + number)
+            states = self.local_update(train_as_newcomer, clients, states, down, round + number).states
         return states
 
     @abstractmethod
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
-    ) -> tuple[Tree, Messages]:
-        """New states and messages with a leading client axis, for the clients of one group.
+    ) -> Update:
+        """What the clients of one group come to.
 
         Args:
             method: of the algorithm, for ONE client.
             clients: [m] ids, of one cohort.
-            states: tree of [m, ...] on the host.
+            states: tree of [m, ...] on the host; optimizer state that is kept is under `OPTIMIZER`.
             down: messages with a leading axis m, on the host.
             round: counts from 1.
         """
@@ -95,6 +114,22 @@ class Executor(ABC):
         """The passes that the clients of a group train with."""
         return dict(self.algorithm.passes(self.task(clients), round))
 
+    def of_one_client(self, method: LocalUpdate) -> Callable[[Task, Tree, Messages, ClientData], Tree]:
+        """A method with its training loss; the client may have optimizer state besides the algorithm's."""
+
+        @functools.wraps(method)
+        def update(task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
+            local = LocalTraining(
+                tree.part(client, OPTIMIZER) if OPTIMIZER in client else None, self.algorithm.measured
+            )
+            own = {name: value for name, value in client.items() if name != OPTIMIZER}
+            new, up = method(task.replace(local=local), own, down, data)
+            check_state(self.algorithm, method.__name__, new, own)
+            kept: Tree = {} if before is None else {OPTIMIZER: local.states}
+            return {"state": {**new, **kept}, "up": {**up}, "loss": local.mean_loss(data.class_counts)}
+
+        return update
+
     def passes_to_adapt(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
         """The passes that the clients of a group adapt with."""
         return {name: one for name, one in self.passes(clients, round).items() if name in self.algorithm.adapts_with}
@@ -110,6 +145,20 @@ class Executor(ABC):
         times = int(tree.at(state, length.times)) if length.times else 1
         rng = stream(task.seed, round, client, f"batches/{name}")
         return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length, times)]
+
+    def decay(self, clients: np.ndarray, round: int) -> np.ndarray:
+        """[m] float64, the factor on the learning rates of each client in a round."""
+        task = self.tasks[0]
+        training = task.training
+        if training.decay_by == "rounds" or not round:
+            return np.full(len(clients), training.decay(round))
+        counts = training.participations(task.seed, round, task.num_clients)
+        drawn = [counts[client] if client < len(counts) else 1 for client in clients]  # a newcomer's is its first
+        return np.array([training.decay(int(count)) for count in drawn])
+
+    def smoothing(self, length: Pass) -> float:
+        """Label smoothing of a pass; what is held out is only measured on."""
+        return self.tasks[0].training.label_smoothing if length.side == "rest" else 0.0
 
     def keys(self, client: int, round: int, name: str, steps: int) -> Tensor:
         """[steps] int64, one key for each batch of a pass, where the algorithm or a model draws noise; on the host."""
@@ -144,3 +193,8 @@ class Executor(ABC):
 def as_messages(value: Tree) -> Messages:
     """A tree of messages by name."""
     return {name: tree.part(value, name) for name in value}
+
+
+def as_update(value: Tree) -> Update:
+    """What `Executor.client_update` has returned for all clients of a group."""
+    return Update(tree.part(value, "state"), as_messages(tree.part(value, "up")), tree.leaf(value, "loss"))

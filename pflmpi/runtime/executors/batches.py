@@ -37,6 +37,7 @@ class ClientBatches:
     order: Tensor  # [n] int64, sample indices of all batches, on the device of the pool
     sizes: list[int]  # [S] samples of each batch
     keys: Tensor | None = None  # [S] int64
+    smoothing: float = 0.0  # of the labels
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -49,7 +50,7 @@ class ClientBatches:
             images = torch.split(self.task.prepare(self.pool.images.index_select(0, chosen)), sizes)
             labels = torch.split(self.pool.labels.index_select(0, chosen), sizes)
             for x, y, key in zip(images, labels, keys[first : first + together], strict=True):
-                yield Batch(x, y, None, key)
+                yield Batch(x, y, None, key, self.smoothing)
 
     def _together(self) -> int:
         """Batches prepared at once: on a device many, which saves operations; on the host one, which stays in cache."""
@@ -73,6 +74,7 @@ class LaneBatches:
     full_steps: int  # steps before the shortest lane ends
     together: int  # steps whose images are prepared at once
     keys: Tensor | None = None  # [S] int64
+    smoothing: float = 0.0  # of the labels
 
     def __len__(self) -> int:
         return self.images.shape[0]
@@ -87,7 +89,8 @@ class LaneBatches:
         targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
         keys = _each(self.keys, len(self))
         for step, (x, y, weight, mean, target, key) in enumerate(zip(*parts, targets, keys, strict=True)):
-            yield Batch(x, y, Padding(weight, mean, target, None if step < self.full_steps else active[step]), key)
+            padding = Padding(weight, mean, target, None if step < self.full_steps else active[step])
+            yield Batch(x, y, padding, key, self.smoothing)
 
     def _images(self) -> Iterator[Tensor]:
         for images in torch.split(self.images, self.together):

@@ -11,9 +11,9 @@ from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime.contract import calling, check_scores, check_state
+from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
-from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, as_messages
+from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, Update, as_messages, as_update
 from pflmpi.runtime.executors.batches import LaneBatches, LanePass, in_order, lane_pass, lane_tensors
 from pflmpi.tree import Tree
 
@@ -23,12 +23,9 @@ class Lanes(Executor):
 
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
-    ) -> tuple[Tree, Messages]:
-        passes = self.passes(clients, round)
-        new, up = self._with_data(method, clients, states, (down,), round, passes)
-        check_state(self.algorithm, method.__name__, new, states)
-        done = tree.to_host({"state": new, "up": up})
-        return tree.part(done, "state"), as_messages(tree.part(done, "up"))
+    ) -> Update:
+        passes, one = self.passes(clients, round), self.of_one_client(method)
+        return as_update(tree.to_host(self._with_data(one, clients, states, (down,), round, passes)))
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))
@@ -72,11 +69,13 @@ class Lanes(Executor):
         task = self.task(clients).replace(batched=True)
         lanes = {name: self._lanes(clients, states, round, name, length) for name, length in passes.items()}
         lanes[TRAIN] = lane_pass([in_order(self.federation.train[client], self.eval_batch) for client in clients])
+        by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         sent: Tree = {
             "state": states,
             "received": {str(place): {**down} for place, down in enumerate(received)},
             "passes": {name: one.places for name, one in lanes.items()},
             "counts": self.class_counts(clients),
+            "decay": torch.from_numpy(decay.astype(np.float32)) if by_client else torch.zeros(len(clients)),
         }
         there = tree.to(sent, self.device)
         places = {name: tree.part(tree.part(there, "passes"), name) for name in lanes}
@@ -85,21 +84,28 @@ class Lanes(Executor):
         drawn = {name: tree.leaf(at, "keys") for name, at in places.items() if "keys" in at}
         fixed = {name: (lanes[name].full_steps, part.together) for name, part in ready.items()}
 
+        smoothing = {name: self.smoothing(passes[name]) if name in passes else 0.0 for name in lanes}
+        each = tree.leaf(there, "counts"), tree.leaf(there, "decay")
+
         def one(
             state: Tree,
             received: tuple[Messages, ...],
             mine: dict[str, tuple[Tensor, Tensor, Tensor]],
             keys: dict[str, Tensor],
             counts: Tensor,
+            decays: Tensor,
         ) -> Any:
-            batches = {name: LaneBatches(task, *value, *fixed[name], keys.get(name)) for name, value in mine.items()}
-            own = batches.pop(TRAIN)
-            data = ClientData(dict(batches), own, counts, task.training.learning_rate(round), round)
+            batches = {
+                name: LaneBatches(task, *value, *fixed[name], keys.get(name), smoothing[name])
+                for name, value in mine.items()
+            }
+            own, factor = batches.pop(TRAIN), decays if by_client else float(decay[0])
+            data = ClientData(dict(batches), own, counts, task.training.lr * factor, round, factor)
             return method(task, state, *received, data)
 
         down = tuple(as_messages(value) for value in as_messages(tree.part(there, "received")).values())
         with calling(self.algorithm, method.__name__, round, clients.tolist()):
-            return torch.func.vmap(one)(tree.part(there, "state"), down, tensors, drawn, tree.leaf(there, "counts"))
+            return torch.func.vmap(one)(tree.part(there, "state"), down, tensors, drawn, *each)
 
     def _lanes(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
         rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]

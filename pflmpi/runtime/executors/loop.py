@@ -9,9 +9,9 @@ from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime.contract import calling, check_scores, check_state
+from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
-from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, as_messages
+from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate, Update, as_messages, as_update
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.tree import Tree
 
@@ -22,7 +22,7 @@ class Loop(Executor):
     """Client by client."""
 
     def _data(self, client: int, round: int, passes: Mapping[str, Pass], state: Tree) -> ClientData:
-        task = self.tasks[self.cohort[client]]
+        task, decay = self.tasks[self.cohort[client]], float(self.decay(np.array([client]), round)[0])
         batches = {name: self.order(client, round, name, length, state) for name, length in passes.items()}
         drawn = batches if self.draws_noise else {}
         keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
@@ -37,6 +37,7 @@ class Loop(Executor):
                 tree.leaf(orders, name),
                 [len(batch) for batch in order],
                 tree.leaf(keys, name) if name in keys else None,
+                self.smoothing(passes[name]) if name in passes else 0.0,
             )
             for name, order in batches.items()
         }
@@ -44,25 +45,23 @@ class Loop(Executor):
             train=ready.pop(TRAIN),
             passes=dict(ready),
             class_counts=tree.leaf(there, "counts"),
-            learning_rate=task.training.learning_rate(round),
+            learning_rate=task.training.lr * decay,
             round=round,
+            decay=decay,
         )
 
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
-    ) -> tuple[Tree, Messages]:
-        task, passes = self.task(clients), self.passes(clients, round)
+    ) -> Update:
+        task, passes, one = self.task(clients), self.passes(clients, round), self.of_one_client(method)
         results: list[Tree] = []
         there = tree.to({"state": states, "down": {**down}}, self.device)
         for i, client in enumerate(clients):
             state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
             data = self._data(int(client), round, passes, _row(states, i))
             with calling(self.algorithm, method.__name__, round, [client]):
-                new_state, up = method(task, state, received, data)
-            check_state(self.algorithm, method.__name__, new_state, state)
-            results.append({"state": new_state, "up": {**up}})
-        new = _stacked(results)
-        return tree.part(new, "state"), as_messages(tree.part(new, "up"))
+                results.append(one(task, state, received, data))
+        return as_update(_stacked(results))
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         task = self.task(clients)

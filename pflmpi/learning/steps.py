@@ -1,0 +1,128 @@
+"""The steps of one phase of local training, for one client or in a lane of a vmapped call."""
+
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.learning.client import Batch, Loss
+from pflmpi.learning.gradients import gradients
+from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
+from pflmpi.learning.task import Task
+from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One of several steps that are taken on every minibatch, one after another.
+
+    Attributes:
+        loss: from (params, batch) to a scalar; see `train`.
+        parts: names of the parts of the parameters that the step changes.
+        lr: learning rate.
+        plain: plain SGD whatever is configured: no Adam, momentum, weight decay or clipping; its loss counts nowhere.
+        limits: the values are clamped to this interval after the step.
+        name: under which optimizer state is kept between rounds, and the loss counts; see `Algorithm.trainings`.
+    """
+
+    loss: Loss
+    parts: tuple[str, ...]
+    lr: Rate
+    plain: bool = False
+    limits: tuple[float, float] | None = None
+    name: str = "train"
+
+
+class PhaseStep:
+    """Takes the steps of one phase, in place."""
+
+    def __init__(self, task: Task, params: Tree, phase: Phase) -> None:
+        self._task, self._params, self._phase = task, params, phase
+        self._trained: Tree = {part: params[part] for part in phase.parts}
+        self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]
+        training = task.training
+        self._momentum, self._decay = (0.0, 0.0) if phase.plain else (training.momentum, training.weight_decay)
+        self._norm = None if phase.plain else training.clip_norm
+        self._adam = training.optimizer != "sgd" and not phase.plain
+        self._local = None if phase.plain else task.local
+        self._loss_sum: Tensor | None = None
+        self._one: Tensor | None = None  # where the backward pass of every step begins
+        self._state: Tree = {} if phase.plain else initial_state(training, self._trained)
+        if self._local is not None:
+            self._state = self._local.begin(phase.name, self._state)
+            self._loss_sum = self._local.loss_sum(phase.name, self._leaves[0])
+        self._velocity = [leaf for _, leaf in tree.leaves(self._state)] if self._momentum else []
+
+    def step(self, batch: Batch) -> None:
+        """Take one step."""
+        by_autograd = () if self._task.batched else self._leaves
+        for leaf in by_autograd:
+            leaf.requires_grad_(True)
+        slopes, loss, self._one = gradients(self._task, self._params, self._trained, self._phase.loss, batch, self._one)
+        for leaf in by_autograd:
+            leaf.requires_grad_(False)
+        with torch.no_grad():
+            active = None if batch.padding is None else batch.padding.active
+            if self._loss_sum is not None:
+                self._loss_sum.add_(loss)
+            if self._norm is not None:
+                slopes = clip(slopes, self._norm)
+            if self._adam:
+                adam_step(self._task.training, self._leaves, slopes, self._state, active, self._phase.lr)
+            else:
+                self._descend(slopes, active)
+            if self._phase.limits is not None:
+                for leaf in self._leaves:
+                    leaf.copy_(leaf.clamp(*self._phase.limits))  # clamp_ is not batched by vmap (PyTorch 2.15)
+
+    def count(self, batch: Batch) -> None:
+        """Count a step that has been taken, maybe by replaying another."""
+        if self._local is not None and self._loss_sum is not None:
+            self._local.count(batch.active)
+
+    def end(self) -> None:
+        """Leave the optimizer's state to the next round, where it is kept."""
+        if self._local is not None:
+            self._local.end(self._phase.name, self._state)
+
+    def _descend(self, slopes: list[Tensor], active: Tensor | None) -> None:
+        """Move the leaves; not at all where `active` is 0, so that neither decay nor momentum goes on.
+
+        All leaves move in one call: on a GPU a call for each costs more than its arithmetic.
+        """
+        leaves, momentum, decay, velocity = self._leaves, self._momentum, self._decay, self._velocity
+        rate = self._phase.lr
+        if self._task.batched:
+            slopes = [*map(self._lane_slope, range(len(leaves)), slopes, repeat(active))]
+            if isinstance(rate, Tensor):  # it differs by lane
+                slopes = [rate * slope for slope in slopes]
+            leaves, slopes = _of_all_lanes(leaves, slopes)
+        else:
+            if decay:
+                slopes = list(torch._foreach_add(slopes, leaves, alpha=decay))
+            if velocity:
+                torch._foreach_mul_(velocity, momentum)
+                torch._foreach_add_(velocity, slopes)
+                slopes = velocity
+        torch._foreach_sub_(leaves, slopes, alpha=1.0 if isinstance(rate, Tensor) else rate)
+
+    def _lane_slope(self, index: int, slope: Tensor, active: Tensor | None) -> Tensor:
+        """What a leaf moves along, with decay and momentum; 0 where `active` is."""
+        leaf, momentum, decay = self._leaves[index], self._momentum, self._decay
+        if decay:
+            slope = slope.add(leaf, alpha=decay) if active is None else slope + leaf * (active * decay)
+        if momentum:
+            velocity = self._velocity[index]
+            velocity.mul_(momentum if active is None else 1 - active + active * momentum).add_(slope)
+            slope = velocity if active is None else velocity * active
+        return slope
+
+
+def _of_all_lanes(leaves: list[Tensor], slopes: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors of all lanes behind those of one, as `vmap` has no `_foreach` operations (PyTorch 2.14)."""
+    behind, lanes_at = torch._C._functorch.get_unwrapped, torch._C._functorch.maybe_get_bdim
+    assert all(lanes_at(one) >= 0 for one in (*leaves, *slopes)), "what trains in lanes, and its slope, differs by lane"
+    moved = [behind(slope).movedim(lanes_at(slope), lanes_at(leaf)) for leaf, slope in zip(leaves, slopes, strict=True)]
+    return [behind(leaf) for leaf in leaves], moved

@@ -1,0 +1,169 @@
+"""Adam, AdamW, clipping, smoothing and schedules, against PyTorch's; in lanes as in the loop."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import small_task
+from pflmpi import tree
+from pflmpi.learning import sgd
+from pflmpi.learning.client import Batch, cross_entropy, model_loss
+from pflmpi.learning.local_training import LocalTraining
+from pflmpi.learning.optimizers import initial_state
+from pflmpi.learning.training import TrainingConfig
+
+OPTIONS: list[dict[str, Any]] = [
+    {"optimizer": "adam"},
+    {"optimizer": "adam", "weight_decay": 0.1, "beta1": 0.5},
+    {"optimizer": "adamw", "weight_decay": 0.1, "beta2": 0.9},
+    {"momentum": 0.9, "weight_decay": 0.1, "clip_norm": 0.3},
+    {"optimizer": "adam", "clip_norm": 0.2},
+]
+
+
+def by_torch(model: tree.Tree, batches: list[Batch], lr: float, options: dict[str, Any]) -> tree.Tree:
+    """The model after the steps of PyTorch's optimizer."""
+    task = small_task.task()
+    trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), model)
+    leaves = [leaf for _, leaf in tree.leaves(trained)]
+    given = {key: value for key, value in options.items() if key in ("momentum", "weight_decay")}
+    if options.get("optimizer", "sgd") == "sgd":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(leaves, lr, **given)
+    else:
+        kind = torch.optim.Adam if options["optimizer"] == "adam" else torch.optim.AdamW
+        betas = (options.get("beta1", 0.9), options.get("beta2", 0.999))
+        optimizer = kind(leaves, lr, betas=betas, weight_decay=options.get("weight_decay", 0.0))
+    for batch in batches:
+        optimizer.zero_grad()
+        model_loss(task)(trained, batch).backward()
+        if "clip_norm" in options:
+            torch.nn.utils.clip_grad_norm_(leaves, options["clip_norm"])
+        optimizer.step()
+    return tree.map(torch.Tensor.detach, trained)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_steps_are_pytorchs(options: dict[str, Any]) -> None:
+    task, batches = small_task.task(**options), [small_task.batch(seed) for seed in range(5)]
+    model = task.init()
+    found = sgd.train(task, model, batches, model_loss(task), 0.05)
+    expected = by_torch(model, batches, 0.05, options)
+    for path, leaf in tree.leaves(expected):
+        # 2e-6: the same formula in float32, in another order.
+        torch.testing.assert_close(tree.at(found, path), leaf, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"label_smoothing": 0.2}], ids=str)
+def test_lanes_step_as_the_loop_does_and_padding_changes_nothing(options: dict[str, Any]) -> None:
+    task, batches = small_task.task(**options), [small_task.batch(seed, 4) for seed in range(3)]
+    model, smoothing = task.init(), options.get("label_smoothing", 0.0)
+    nothing = torch.zeros(4)
+
+    def in_lane(model: tree.Tree, rate: torch.Tensor, weight: torch.Tensor) -> tree.Tree:
+        real = [small_task.padded(one.x, one.y, weight) for one in batches]
+        blank = small_task.padded(batches[0].x, batches[0].y, nothing)
+        order = (blank, real[0], blank, *real[1:], blank)
+        passed = [Batch(one.x, one.y, one.padding, None, smoothing) for one in order]
+        return sgd.train(task.replace(batched=True), model, passed, model_loss(task), rate)
+
+    rates, weights = torch.tensor([0.05, 0.02]), torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]])
+    lanes = torch.func.vmap(in_lane)(tree.stack([model, model]), rates, weights)
+    for lane, samples in enumerate((4, 2)):
+        mine = [Batch(one.x[:samples], one.y[:samples], None, None, smoothing) for one in batches]
+        loop = sgd.train(task, model, mine, model_loss(task), float(rates[lane]))
+        for path, leaf in tree.leaves(loop):
+            # 1e-5: float32 sums in another order; Adam divides by their roots.
+            torch.testing.assert_close(tree.at(tree.row(lanes, lane), path), leaf, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"momentum": 0.9}], ids=str)
+def test_kept_state_makes_two_rounds_one(options: dict[str, Any]) -> None:
+    task, batches = small_task.task(**options), [small_task.batch(seed) for seed in range(4)]
+    whole = sgd.train(task, task.init(), batches, model_loss(task), 0.05)
+    model, states = task.init(), {"train": initial_state(task.training, task.init())}
+    for part in (batches[:3], batches[3:]):
+        local = LocalTraining(states, ())
+        model = sgd.train(task.replace(local=local), model, part, model_loss(task), 0.05)
+        states = local.states
+    for path, leaf in tree.leaves(whole):
+        assert torch.equal(tree.at(model, path), leaf), path
+
+
+def test_training_that_is_not_declared_or_repeated_cannot_keep_its_state() -> None:
+    task = small_task.task(momentum=0.9)
+    model, loss, batches = task.init(), model_loss(task), [small_task.batch(0)]
+    local = LocalTraining({"train": initial_state(task.training, model)}, ())
+    mine = task.replace(local=local)
+    sgd.train(mine, model, batches, loss, 0.1)
+    with pytest.raises(ValueError, match="trains 'train' twice"):
+        sgd.train(mine, model, batches, loss, 0.1)
+    with pytest.raises(ValueError, match="trains 'other', which `trainings` does not declare; declared: train"):
+        sgd.train(mine, model, batches, loss, 0.1, name="other")
+    again = task.replace(local=LocalTraining({"train": initial_state(task.training, model)}, ()))
+    with pytest.raises(ValueError, match="other parameters"):
+        sgd.train(again, model, batches, loss, 0.1, frozen=("body",))
+
+
+def test_the_training_loss_is_the_mean_over_the_measured_steps() -> None:
+    task, batches = small_task.task(), [small_task.batch(seed) for seed in range(3)]
+    model, loss = task.init(), model_loss(task)
+    seen: list[float] = []
+    current = model
+    for batch in batches:
+        seen.append(float(loss(current, batch)))
+        current = sgd.train(task, current, [batch], loss, 0.1)
+    for measured, expected in (((), sum(seen) / 3), (("train",), sum(seen) / 3), (("other",), float("nan"))):
+        local = LocalTraining(None, measured)
+        sgd.train(task.replace(local=local), model, batches, loss, 0.1)
+        assert float(local.mean_loss(batches[0].x)) == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+def test_smoothed_labels_are_pytorchs() -> None:
+    logits, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 2, 1, 0])
+    expected = torch.nn.functional.cross_entropy(logits, y, label_smoothing=0.3)
+    padded = small_task.padded(logits, y, torch.ones(6))
+    for batch in (Batch(logits, y, None, None, 0.3), Batch(logits, y, padded.padding, None, 0.3)):
+        torch.testing.assert_close(cross_entropy(logits, batch), expected)
+
+
+def rates(rounds: int, **options: Any) -> list[float]:
+    training = TrainingConfig(rounds=rounds, lr=0.5, **options)
+    return [training.learning_rate(round) for round in range(1, rounds + 1)]
+
+
+def test_schedules_are_those_of_pytorch() -> None:
+    kinds: list[tuple[dict[str, Any], Any]] = [
+        ({"schedule": "constant"}, lambda o, n: torch.optim.lr_scheduler.ConstantLR(o, 1.0)),
+        ({"lr_decay": 0.9}, lambda o, n: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)),
+        (
+            {"schedule": "step", "lr_decay": 0.5, "decay_rounds": 3},
+            lambda o, n: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
+        ),
+        (
+            {"schedule": "cosine", "decay_floor": 0.1},
+            lambda o, n: torch.optim.lr_scheduler.CosineAnnealingLR(o, n, eta_min=0.05),
+        ),
+    ]
+    for options, schedule in kinds:
+        for warmup in (0, 4):
+            optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.5)
+            each = schedule(optimizer, 12 - warmup)
+            if warmup:
+                rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / (warmup + 1), total_iters=warmup)
+                each = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, each], [warmup])
+            expected = []
+            for _ in range(12):
+                expected.append(optimizer.param_groups[0]["lr"])
+                optimizer.step()
+                each.step()
+            assert rates(12, warmup=warmup, **options) == pytest.approx(expected, rel=1e-9), (options, warmup)
+
+
+def test_the_fall_of_cosine_ends_after_its_rounds_and_participations_are_counted() -> None:
+    assert rates(6, schedule="cosine", decay_rounds=2, decay_floor=0.5) == pytest.approx([0.5, 0.375, *[0.25] * 4])
+    training = TrainingConfig(participation=0.5)
+    drawn = [training.participants(3, round, 6) for round in range(1, 206)]
+    for round in (1, 99, 100, 205):
+        expected = [sum(client in one for one in drawn[:round]) for client in range(6)]
+        assert training.participations(3, round, 6).tolist() == expected
