@@ -21,7 +21,7 @@ from pflmpi.tree import Tree
 
 # Faults of the machine: on other ranks, or later, there may be none, and results must not depend on that.
 _MACHINE = (MemoryError, OSError, torch.OutOfMemoryError, torch.AcceleratorError)
-_NOBODY = torch.empty(0)
+_NOBODY = torch.empty(0, dtype=torch.float64)
 _HOST_MEMORY = "can't allocate memory"  # torch raises a plain RuntimeError for it
 _REMEDY = "lower training.lr, or a proximal or head learning rate of the algorithm"
 
@@ -34,7 +34,7 @@ class GroupUpdate:
         clients: [m] ascending ids of those that succeeded.
         states: tree of [m, ...], their new states; `{}` where m is 0.
         up: messages with a leading axis m; `{}` where m is 0.
-        loss: [m] float32, their mean training loss.
+        loss: [m] float64, their mean training loss.
         failed: of the others, why.
     """
 

@@ -37,7 +37,7 @@ class Update:
     Attributes:
         states: their new states.
         up: their uplink.
-        loss: [m] float32, mean training loss of each; NaN where none was counted.
+        loss: [m] float64, mean training loss of each; NaN where none was counted.
     """
 
     states: Tree
