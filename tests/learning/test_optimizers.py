@@ -56,7 +56,7 @@ def test_steps_are_pytorchs(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [*OPTIONS, {"label_smoothing": 0.2}], ids=str)
 def test_lanes_step_as_the_loop_does_and_padding_changes_nothing(options: dict[str, Any]) -> None:
-    task, batches = small_task.task(**options), [small_task.batch(seed, 4) for seed in range(3)]
+    task, batches = small_task.task(**options), [small_task.batch(seed, 4) for seed in range(10)]
     model, smoothing = task.init(), options.get("label_smoothing", 0.0)
     nothing = torch.zeros(4)
 
