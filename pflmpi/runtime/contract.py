@@ -15,6 +15,7 @@ from torch import Tensor
 from pflmpi import outside, tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
+from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.personal import NotAModel, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Shared, Sum, Uplink
@@ -57,6 +58,11 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
     state = algorithm.init_client(task.replace(device=HOST), 0)
+    if OPTIMIZER in state:
+        raise ConfigError(
+            f"{kind}.init_client has a part {OPTIMIZER!r}, under which the optimizer's state is kept in checkpoints; "
+            "give it another name"
+        )
     if RECEIVED in state:
         raise ConfigError(
             f"{kind}.init_client has a part {RECEIVED!r}, under which a client's last reply is kept in checkpoints; "

@@ -119,9 +119,8 @@ class Executor(ABC):
 
         @functools.wraps(method)
         def update(task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-            local = LocalTraining(
-                tree.part(client, OPTIMIZER) if OPTIMIZER in client else None, self.algorithm.measured
-            )
+            before = tree.part(client, OPTIMIZER) if OPTIMIZER in client else None
+            local = LocalTraining(before, self.algorithm.measured)
             own = {name: value for name, value in client.items() if name != OPTIMIZER}
             new, up = method(task.replace(local=local), own, down, data)
             check_state(self.algorithm, method.__name__, new, own)
