@@ -27,6 +27,8 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.diagnostics import Diagnostic
+from pflmpi.learning.newcomer import CannotJoin as CannotJoin
+from pflmpi.learning.newcomer import Newcomer as Newcomer
 from pflmpi.learning.personal import NotAModel, Personal, assemble
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
@@ -52,30 +54,6 @@ class Round:
     def stream(self, purpose: str) -> np.random.Generator:
         """The server's generator for one purpose in this round."""
         return stream(self.seed, self.number, -1, purpose)
-
-
-@dataclass(frozen=True)
-class Newcomer:
-    """How a client that has never taken part joins; it predicts as the others do.
-
-    Attributes:
-        receives: names of the messages that it gets.
-        trains: whether it makes local updates; otherwise it predicts with what it receives.
-    """
-
-    receives: tuple[str, ...]
-    trains: bool
-
-
-@dataclass(frozen=True)
-class CannotJoin:
-    """A client that has never taken part cannot predict.
-
-    Attributes:
-        why: for the user.
-    """
-
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
