@@ -24,6 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--strict-skips", action="store_true", help="fail on a skip whose reason is not a known one")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (`pytest -n 2 --dist loadgroup`) a file is one worker's, and so is all of the test bed."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("slurm" if item.get_closest_marker("slurm") else str(item.path)))
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and not hasattr(report, "wasxfail") and isinstance(report.longrepr, tuple):
         _SKIPPED.append((report.nodeid, report.longrepr[2].removeprefix("Skipped: ")))
