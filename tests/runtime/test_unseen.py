@@ -4,6 +4,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,8 @@ from pflmpi.config import load as configuration
 from pflmpi.data.federation import save
 from pflmpi.errors import DataError
 from pflmpi.experiment.build import Experiment, prepare, setup
+from pflmpi.forecast.costs import Calibration, CallCost, GroupCosts
+from pflmpi.forecast.process import Cost
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.schedule import schedule
@@ -40,6 +43,13 @@ def test_unseen_clients_never_influence_training(tmp_path: Path) -> None:
     names = ("accuracy_mean", "accuracy_weighted", "accuracy_std", "up_bytes", "down_bytes")
     assert [kept[name] for name in names] == [alone[name] for name in names], "unseen clients count among the others"
     assert alone["unseen_accuracy_mean"] == "" and float(kept["unseen_accuracy_mean"]) >= 0
+
+
+def test_samples_are_standardised_by_those_of_trained_clients() -> None:
+    made = prepared(quick_run.settings(data={"name": "digits", "limit": 400, "normalize": "standard"}, **UNSEEN))
+    trained, dataset = made.division.trained, made.division.trained.dataset
+    known = dataset.images[np.concatenate([*trained.train, *trained.test])] / 255
+    assert made.tasks[0].mean[0] == pytest.approx(known.mean(), abs=1e-12) != pytest.approx(dataset.images.mean() / 255)
 
 
 def test_the_seed_chooses_the_unseen_clients_and_the_run_records_them(tmp_path: Path) -> None:
@@ -127,6 +137,16 @@ def test_the_schedule_knows_the_calls_of_newcomers(case: str) -> None:
     assert bool(sent) == (case != "fedavg"), "what is the same for all comes with the reply"
     tested = [now for now in schedule(ready, None) if now.evaluates]
     assert all(len(clients_of([*chain(*now.reporting)])) == len(now.tested) + 2 for now in tested)
+
+
+def test_a_plan_counts_the_updates_and_the_test_of_newcomers() -> None:
+    evaluation = {"unseen": 0.2, "unseen_updates": 3}
+    ready = setup(prepared(quick_run.settings(algorithm={"name": "local"}, evaluation=evaluation)), 2, 2)
+    assert ready.unseen is not None
+    nothing = Cost(0, 0, 0)
+    update, test = (CallCost(Cost(seconds, 0, 0), nothing, nothing, nothing) for seconds in (1, 10))
+    costs = GroupCosts(ready, {0: Calibration(update, test, nothing, nothing, 0)})
+    assert [costs.unseen(group) for group in chain(*ready.unseen.groups)] == [3 * 1 + 10]
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
