@@ -270,7 +270,7 @@ def test_a_lost_node_ends_the_step_and_not_the_job(folder: Path) -> None:
 def test_ranks_of_another_step_or_job_join(same_job: bool, folder: Path) -> None:
     start = f"launch/srun --nodes=1 --ntasks=1 pflmpi run {write(folder, MANY)} --out=run --quiet --ranks=1"
     join = "launch/srun --nodes=1 --ntasks=2 --mpi=none {} pflmpi join run"
-    script = f"{start} & until [ -e run/round_00002.h5 ]; do sleep 1; done; {join.format('--relative=1')}; wait"
+    script = f"{start} & until [ -e run/metrics.csv ]; do sleep 1; done; {join.format('--relative=1')}; wait"
     first = ["--nodes=2", "--ntasks-per-node=2", f"--wrap={script}"] if same_job else ["--nodes=1", f"--wrap={start}"]
     jobs = [sbatch(folder, "--output=log", *first)]
     try:
