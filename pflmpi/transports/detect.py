@@ -53,18 +53,21 @@ def detect(environ: Mapping[str, str]) -> Launch:
         launch,
         restarts=restarts,
         jobs=jobs,
-        id=_id(environ, launch.kind, restarts),
+        id=_id(environ, launch, restarts),
         fault_tolerant=environ.get("OMPI_MCA_mpi_ft_enable") == "1" and environ.get("OMPI_MCA_coll") == "^han,adapt",
     )
 
 
-def _id(environ: Mapping[str, str], kind: str, restarts: int) -> str:
-    names = {
-        "torchrun": ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"),
-        "mpi": ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"),
-        "slurm": ("SLURM_JOB_ID", "SLURM_STEP_ID"),
-    }
-    known = [environ[name] for name in names.get(kind, ()) if name in environ]
+def _id(environ: Mapping[str, str], launch: Launch, restarts: int) -> str:
+    """What only the ranks of a launch have in common; "" if nothing is known to be so."""
+    names: tuple[str, ...] = ()
+    if launch.kind == "torchrun":
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    elif "PMIX_NAMESPACE" in environ and launch.kind == "mpi":
+        names = ("PMIX_NAMESPACE",)
+    elif in_step(environ) and num_tasks(environ) == str(launch.size):  # not a daemon of mpirun, one per node
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    known = [environ[name] for name in names if name in environ]
     return " ".join([*known, str(restarts)]) if known else ""
 
 
