@@ -1,13 +1,25 @@
 """Personalised federated learning on clusters. `import pflmpi` alone imports no torch.
 
-`pflmpi.open_run(FOLDER)` opens a run to read: its configuration, metrics and checkpoints; that needs no torch either.
+`pflmpi.run(CONFIG, out=FOLDER)` runs a configuration, `pflmpi.Config(...)` makes one; `pflmpi.open_run(FOLDER)` opens a
+run to read: its configuration, metrics and checkpoints; `pflmpi.open_runs("runs/*")` several. Reading needs no torch.
 """
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "open_run"]
+__all__ = ["Config", "__version__", "open_run", "open_runs", "run"]
+
+_HOMES = {
+    "Config": "pflmpi.config.keywords",
+    "open_run": "pflmpi.analysis.run",
+    "open_runs": "pflmpi.analysis.runs",
+    "run": "pflmpi.python.run",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "open_run":  # without an import statement: what it needs is imported when it is asked for
-        return __import__("pflmpi.analysis.run", fromlist=[name]).open_run
+    if name in _HOMES:  # without an import statement: what it needs is imported when it is asked for
+        return getattr(__import__(_HOMES[name], fromlist=[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

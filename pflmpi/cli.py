@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except Exception as caught:
         error = _of_user(caught, options.command)
-        show(error, options.debug)
+        show(error, options.debug, file=getattr(options, "error_file", None))
         return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
     return code
 

@@ -15,6 +15,7 @@ Each message says what is wrong, the value found, what is allowed, and what to d
 """
 
 import contextlib
+import json
 import os
 import traceback
 from collections.abc import Mapping
@@ -67,15 +68,39 @@ class Stopped(PflmpiError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
-def show(error: BaseException, debug: bool = False, rank: int = 0) -> None:
-    """Print an error on the terminal, with its traceback if `debug` is set."""
+def show(error: BaseException, debug: bool = False, rank: int = 0, file: Path | None = None) -> None:
+    """Print an error on the terminal, with its traceback if `debug` is set; or append it to a file for `recorded`."""
     if debug:
         traceback.print_exception(error)
     text = str(error) if isinstance(error, PflmpiError) else f"internal error: {error!r}; --debug shows where"
     where = f"rank {rank}: " if rank else ""
+    if file is not None:
+        if not isinstance(error, PflmpiError):
+            text = "".join(traceback.format_exception(error))
+        with open(file, "a") as lines:
+            lines.write(json.dumps({"kind": kind_of(error), "text": where + text}) + "\n")
+        return
     line = f"pflmpi: {where}{text}\n".encode(errors="backslashreplace")
     with contextlib.suppress(OSError):  # nobody reads it any more
         os.write(2, line)  # one write: lines of several ranks do not mix
+
+
+def recorded(file: Path) -> PflmpiError | None:
+    """The first error that `show` has appended to a file, of the class that it had; None without any."""
+    for line in file.read_text().splitlines() if file.exists() else ():
+        return of_kind(**json.loads(line))
+    return None
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of the nearest class of the tree above."""
+    return next((one.__name__ for one in type(error).__mro__ if one.__module__ == __name__), RunError.__name__)
+
+
+def of_kind(kind: str, text: str) -> PflmpiError:
+    """An error of the class that `kind_of` named."""
+    found: PflmpiError = globals()[kind](text)
+    return found
 
 
 def write_exit_code(environ: Mapping[str, str], code: int) -> None:

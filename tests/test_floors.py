@@ -34,7 +34,7 @@ FLOORS = {
     4: {"runtime"},
     5: {"config", "experiment", "sweep", "cluster"},
     6: {"analysis", "doctor", "forecast", "testing"},
-    7: {"commands", "cli", "__main__"},
+    7: {"commands", "python", "cli", "__main__"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each other
@@ -148,6 +148,7 @@ def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
         "transports/detect.py",
         "data",
         "commands",
+        "python",
         "doctor",
         "runtime/devices.py",
         "transports/torch_store.py",

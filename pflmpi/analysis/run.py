@@ -5,18 +5,23 @@ from functools import cached_property
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import config_file, metrics_file, run_folder
+from pflmpi.store import config_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.text import spans
 
-_COUNTS = ("round", "participants", "skipped")
+if TYPE_CHECKING:  # which need torch
+    from torch import nn
+
+    from pflmpi.analysis.client_samples import ClientSamples
+    from pflmpi.experiment.build import Experiment
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +72,37 @@ class Run:
             raise CheckpointError("; ".join(problems))
         return found
 
+    def samples(self, client: int) -> "ClientSamples":
+        """The training and test samples of a client, as the dataset has them; needs torch and the data.
+
+        Raises:
+            UserError: there is no such client; the data or code of the run is missing, or has changed.
+        """
+        from pflmpi.analysis.client_samples import client_samples
+
+        return client_samples(self.path, self._experiment.division.everyone, client)
+
+    def model(self, client: int, round: int | None = None) -> "nn.Module":
+        """What a client predicts with after a round (None: the newest), as a torch module for its `samples`.
+
+        It does what the client does, whatever the algorithm: adapt first, or join models. A `torch.nn.Module` to be
+        trained further elsewhere comes from `pflmpi export`.
+
+        Raises:
+            UserError: there is no such client or round; a file is damaged; data or code is missing, or has changed.
+        """
+        from pflmpi.analysis.personal_module import personal_module
+
+        return personal_module(self.round(round), self._experiment, client)
+
+    @cached_property
+    def _experiment(self) -> "Experiment":
+        import torch
+
+        from pflmpi.experiment.start import reopened
+
+        return reopened(self.path, (), torch.device("cpu"))
+
     def _newest(self) -> Checkpoint:
         problems: list[str] = []
         for number in reversed(self.rounds):
@@ -96,32 +132,6 @@ def open_run(path: str | PathLike[str]) -> Run:
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
     return Run(folder, config, str(name or folder.name).rpartition(":")[2])
-
-
-def columns(run: Path) -> dict[str, np.ndarray]:
-    """The complete lines of a run's metrics.csv by column, each [rounds].
-
-    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none. A line that
-    is being written is left out; without a file the columns are empty.
-
-    Raises:
-        CheckpointError: the file cannot be read, or a value in it is no number.
-    """
-    path = metrics_file.path(run)
-    try:
-        lines = metrics_file.read(run)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    names = list(lines[0]) if lines else list(metrics_file.COLUMNS)
-    return {name: _numbers(path, name, [line.get(name, "") for line in lines]) for name in names}
-
-
-def _numbers(path: Path, name: str, texts: list[str]) -> np.ndarray:
-    kind = np.int64 if name in _COUNTS or name.endswith("_bytes") else np.float64
-    try:
-        return np.array([kind(text) if text or kind is np.int64 else np.nan for text in texts], kind)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: column {name}: {error}; put it back from a copy") from error
 
 
 def _check_format(run: Path) -> None:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.partition_file import Counts
 from pflmpi.tree import Tree
+
+E = TypeVar("E", Loop, Lanes)
 
 
 @dataclass(frozen=True)
@@ -139,14 +142,8 @@ def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:
     """
     config, federation = experiment.config, experiment.federation
     algorithm, task = config.algorithm, experiment.tasks[0].replace(device=HOST)
-    executor = (Lanes if config.runtime.executor == "lanes" else Loop)(
-        algorithm,
-        experiment.tasks,
-        experiment.cohort,
-        federation,
-        _pool(federation.dataset, experiment.tasks[0].device),
-        config.evaluation.batch_size,
-    )
+    lanes = config.runtime.executor == "lanes"
+    executor = _executor(experiment, Lanes) if lanes else _executor(experiment, Loop)
     declared = Declared(
         dict(algorithm.uplink(task)), dict(algorithm.downlink(task)), federation.class_counts > 0, federation.num_train
     )
@@ -173,6 +170,17 @@ def _unseen(experiment: Experiment, executor: Executor, declared: Declared, plac
     whole = dataclasses.replace(executor, federation=everyone, cohort=cohort)
     lanes = experiment.config.runtime.lanes or 1
     return unseen_setup(whole, declared.down, placement, lanes, experiment.newcomer, evaluation.unseen_updates)
+
+
+def loop(experiment: Experiment) -> Loop:
+    """What computes clients one by one, on the device of the experiment's tasks."""
+    return _executor(experiment, Loop)
+
+
+def _executor(experiment: Experiment, kind: type[E]) -> E:
+    config, federation = experiment.config, experiment.federation
+    pool = _pool(federation.dataset, experiment.tasks[0].device)
+    return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, config.evaluation.batch_size)
 
 
 def _pool(dataset: Dataset, device: torch.device) -> Pool:

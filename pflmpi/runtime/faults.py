@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from pflmpi.errors import PflmpiError, RunError, UserError
+from pflmpi.errors import PflmpiError, RunError, UserError, kind_of, of_kind
 from pflmpi.transports.base import Transport
 from pflmpi.transports.text import from_root, gather_texts
 
@@ -35,12 +35,12 @@ def all_or_none(transport: Transport, function: Callable[[], T]) -> T:
     codes = transport.maximum(np.array([0.0 if failure is None else float(failure.exit_code)]))
     if codes[0] == 0:
         return result  # type: ignore[return-value]
-    texts = gather_texts(transport, "" if failure is None else str(failure))
-    kind = UserError if codes[0] == UserError.exit_code else RunError
+    texts = gather_texts(transport, "" if failure is None else f"{kind_of(failure)} {failure}")
     if texts is None:
-        raise CollectiveError(kind("another rank could not start"))
-    first, cause = next((rank, text) for rank, text in enumerate(texts) if text)
-    raise CollectiveError(kind(cause if first == 0 else f"rank {first}: {cause}")) from failure
+        other = UserError if codes[0] == UserError.exit_code else RunError
+        raise CollectiveError(other("another rank could not start"))
+    first, (kind, _, cause) = next((rank, text.partition(" ")) for rank, text in enumerate(texts) if text)
+    raise CollectiveError(of_kind(kind, cause if first == 0 else f"rank {first}: {cause}")) from failure
 
 
 def on_root(transport: Transport, function: Callable[[], str]) -> str:

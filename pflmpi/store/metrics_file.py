@@ -28,6 +28,12 @@ COLUMNS = (
     "unseen_accuracy_std",
 )
 _MISSING = {"skipped": "0"}  # what an older file's lines get in a column that it has not
+_COUNTS = ("round", "participants", "skipped")
+
+
+def is_count(name: str) -> bool:
+    """Whether the values of a column are whole numbers."""
+    return name in _COUNTS or name.endswith("_bytes")
 
 
 def path(run: Path) -> Path:

@@ -145,8 +145,9 @@ class Transport(ABC):
         """Continue without the lost ranks, renumbered, after `all_well` was false; gives the old ranks of the lost."""
         raise NotImplementedError(f"the {self.name} transport cannot continue without a rank")
 
-    def close(self) -> None:
-        """Disconnect, together with all other ranks; a second call does nothing."""
+    def close(self, goes_on: bool = False) -> None:
+        """Disconnect, together with all other ranks, once; `goes_on`: this process may connect again."""
+        self._goes_on = goes_on
         if not self._closed:
             self._closed = True
             self._close()

@@ -17,6 +17,7 @@ class Launch:
         rank, size: of the whole run.
         address: host:port where torch's ranks meet, unless torchrun says so; "" if unknown.
         restarts: how often torchrun has restarted the ranks.
+        runs: how many runs this process has made before.
         jobs: what starts this process again, with how often it has, such as {"Slurm job 77": 1}.
         id: the same for all ranks of this launch and for no others; "" if unknown.
         fault_tolerant: whether mpirun was started with ULFM, so that ranks can continue when one dies, and with
@@ -28,6 +29,7 @@ class Launch:
     size: int
     address: str = ""
     restarts: int = 0
+    runs: int = 0
     jobs: Mapping[str, int] = field(default_factory=dict, compare=False)
     id: str = field(default="", compare=False)
     fault_tolerant: bool = False

@@ -20,7 +20,7 @@ from mpi4py import MPI  # noqa: E402
 from pflmpi.errors import RankLost, TransportError  # noqa: E402
 from pflmpi.transports.base import Transport, chunks  # noqa: E402
 from pflmpi.transports.peers import ended, names  # noqa: E402
-from pflmpi.transports.process_exit import flush_output  # noqa: E402
+from pflmpi.transports.process_exit import finalize, flush_output  # noqa: E402
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait  # noqa: E402
 
 _TAG, _ROLL_CALL_TAG = 1, 2
@@ -146,7 +146,7 @@ class MpiTransport(Transport):
         if self._finalize:
             self._roll.Free()
             self._comm.Free()
-            MPI.Finalize()
+            finalize(MPI, self._goes_on)
 
     @contextmanager
     def _together(self, operation: str) -> Iterator[None]:

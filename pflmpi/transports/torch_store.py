@@ -21,11 +21,12 @@ def connect(launch: Launch, timeout: float) -> Store:
     """The store in which the ranks of this start meet, connected within `timeout` seconds.
 
     Under torchrun the store outlives a restart, and with it the addresses of dead processes; so each start uses its
-    own prefix. (torch's own rendezvous does not separate them and fails after a restart, up to 2.15 at least.)
+    own prefix, and each run of a start. (torch's own rendezvous does not separate them and fails after a restart, up to
+    2.15 at least.)
     """
     host, _, port = (launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}").rpartition(":")
     listening = listen(host, int(port)) if launch.rank == 0 and in_rank_0() else None
-    return PrefixStore(f"pflmpi/{launch.restarts}", open_store(host, int(port), listening, timeout))
+    return PrefixStore(f"pflmpi/{launch.restarts}/{launch.runs}", open_store(host, int(port), listening, timeout))
 
 
 def open_store(host: str, port: int, listening: socket.socket | None, timeout: float) -> Store:

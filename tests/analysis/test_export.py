@@ -18,7 +18,7 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.run import open_run
+from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.state_dict import client_state, names
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
@@ -58,6 +58,13 @@ def correct(module: nn.Module, made: Experiment, client: int) -> int:
         return int((module.eval()(images).argmax(1) == torch.tensor(dataset.labels[samples])).sum())
 
 
+def right_of_samples(run: Run, client: int) -> int:
+    """How many of a client's test samples its module gets right, both as an opened run gives them."""
+    x, y = run.samples(client).test
+    with torch.no_grad():
+        return int((run.model(client)(torch.tensor(x)).argmax(1) == torch.tensor(y)).sum())
+
+
 def module(made: Experiment, state: dict[str, np.ndarray], client: int = 0) -> nn.Module:
     """A client's module with a state, of which nothing may be missing or left."""
     found = ModelModule(made.tasks[made.cohort[client]].architecture)
@@ -77,7 +84,9 @@ def tensors(state: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 def test_the_exported_model_is_right_as_often_as_in_the_run(case: str, absent: str, tmp_path: Path) -> None:
     raw = quick_run.settings(CASES[case], evaluation={"absent": absent}, training={"rounds": 2})
     quick_run.run(raw, tmp_path / "run")
-    round, made = open_run(tmp_path / "run").round(), experiment(tmp_path / "run")
+    opened, made = open_run(tmp_path / "run"), experiment(tmp_path / "run")
+    round = opened.round()
+    assert [right_of_samples(opened, client) for client in range(7)] == round.metrics["correct"].tolist()
     if isinstance(round.personal, NotAModel):
         with pytest.raises(ConfigError, match=re.escape(round.personal.why)):
             client_state(round, 0)

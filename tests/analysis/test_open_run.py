@@ -281,5 +281,5 @@ def test_spans(numbers: list[int], text: str) -> None:
 
 def test_the_package_opens_runs_and_has_nothing_else_that_is_unknown(alike_run: Path) -> None:
     assert isinstance(pflmpi.open_run(alike_run), Run)
-    with pytest.raises(AttributeError, match="has no attribute 'open_runs'"):
-        _ = pflmpi.open_runs  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="has no attribute 'close_run'"):
+        _ = pflmpi.close_run  # type: ignore[attr-defined]

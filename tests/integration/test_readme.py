@@ -46,7 +46,7 @@ WRAPPED = [line for line in COMMANDS if re.match(r"launch/.* run ", line) and li
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
-READ = r"(pflmpi (inspect|export|probe|evaluate|report runs/)|python examples/)"
+READ = r"(pflmpi (inspect|export|probe|evaluate|report runs/)|(mpirun -n \d )?python examples/)"
 READING = [line for line in COMMANDS if re.match(READ, line)]
 ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
 

@@ -3,7 +3,9 @@
 import argparse
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -71,6 +73,8 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
     launch, transport = ALONE, None
     try:
         launch = detect(os.environ)
+        if options.stop_at_eof and launch.kind == "alone":
+            threading.Thread(target=_stop_at_eof, name="stop-at-eof", daemon=True).start()
         if launch.rank > 0:
             logging.getLogger().setLevel(logging.ERROR)
         check_ranks(options.ranks)
@@ -116,7 +120,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if transport.rank == 0:
             if options.debug:
                 traceback.print_exception(reason)
-            show(error)
+            show(error, file=options.error_file)
         with suppress(TransportError):
             transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
         _leave(transport, launch, error.exit_code)
@@ -129,8 +133,15 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             time.sleep(_HEAD_START)
         code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
         if code or launch.rank == 0:
-            show(fault, options.debug, launch.rank)
+            show(fault, options.debug, launch.rank, options.error_file)
         return _abort(transport, code, launch.rank)
+
+
+def _stop_at_eof() -> None:
+    """Stop after the round once nobody holds the other end of stdin."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _leave(transport: Transport, launch: Launch, code: int) -> NoReturn:

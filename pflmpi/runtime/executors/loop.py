@@ -7,6 +7,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.learning.client import ClientData
+from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.contract import calling, check_scores
@@ -72,6 +73,20 @@ class Loop(Executor):
                 ups.append({**self.algorithm.introduce(task, _row(there, i), self._data(int(client), 0, {}, {}))})
         return as_messages(_stacked(ups))
 
+    def adapted(self, client: int, state: Tree, down: Messages, round: int) -> Tree:
+        """The state that a client is tested with after a round; both its own and what it received are on the host."""
+        if not self.adapts:
+            return state
+        group = np.array([client])
+        data = self._data(client, round, self.passes_to_adapt(group, round), state)
+        there = tree.to({"state": state, "down": {**down}}, self.device)
+        received = as_messages(tree.part(there, "down"))
+        return self._adapted(self.task(group), client, tree.part(there, "state"), received, data)
+
+    def _adapted(self, task: Task, client: int, state: Tree, received: Messages, data: ClientData) -> Tree:
+        with calling(self.algorithm, "adapt", data.round, [client]):
+            return self.algorithm.adapt(task, state, received, data)
+
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Counts:
         task, passes, scores = self.task(clients), self.passes_to_adapt(clients, round), []
         tests = {str(client): in_order(self.federation.test[client], self.eval_batch) for client in clients}
@@ -80,8 +95,7 @@ class Loop(Executor):
             state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
             if self.adapts:
                 data = self._data(int(client), round, passes, _row(states, i))
-                with calling(self.algorithm, "adapt", round, [client]):
-                    state = self.algorithm.adapt(task, state, received, data)
+                state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
             batches = ClientBatches(task, self.pool, tree.leaf(tree.part(there, "tests"), str(client)), sizes)
             with torch.no_grad(), calling(self.algorithm, "predict", round, [client]):

@@ -1,0 +1,35 @@
+"""Seconds to read 1,000 runs as one table: `python benchmarks/frame.py [RUNS] [ROUNDS]`."""
+
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pflmpi
+from pflmpi.config import yaml_file
+from pflmpi.config.keywords import Config
+from pflmpi.store import config_file, metrics_file
+
+
+def main(runs: int = 1000, rounds: int = 100) -> None:
+    """Write folders with the two files that a table reads, and print how long reading them takes."""
+    config = Config(data="digits", partition={"name": "iid", "clients": 20}, algorithm="fedgmh").resolved()
+    with TemporaryDirectory() as folder:
+        for number in range(runs):
+            run = Path(folder) / f"run-{number:05d}"
+            (run / "shards").mkdir(parents=True)
+            config_file.write(run, yaml_file.dump({**config, "seed": number, "recorded": {"data": "0" * 64}}))
+            metrics_file.restart(run, 0)
+            lines = (",".join([str(round)] + ["0.123456"] * (len(metrics_file.COLUMNS) - 1)) for round in range(rounds))
+            with open(metrics_file.path(run), "a") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        start = time.perf_counter()
+        opened = pflmpi.open_runs(f"{folder}/*")
+        middle = time.perf_counter()
+        frame = opened.frame()
+        end = time.perf_counter()
+    print(f"{len(opened)} runs, {len(frame)} lines: {end - start:.2f} s ({middle - start:.2f} s to open)")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

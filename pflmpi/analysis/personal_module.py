@@ -1,0 +1,88 @@
+"""What a client of a run predicts with, as a torch module; needs torch and, where a client adapts first, the data."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.model import client_states
+from pflmpi.errors import CheckpointError
+from pflmpi.experiment import build
+from pflmpi.experiment.build import Experiment
+from pflmpi.learning.task import Task
+from pflmpi.messages.downlink import send_down
+from pflmpi.runtime.contract import RECEIVED
+from pflmpi.runtime.executors.base import as_messages
+from pflmpi.transports.inprocess import InProcessTransport
+from pflmpi.tree import Tree
+
+
+class PersonalModule(nn.Module):
+    """Predicts as a client of a run does after a round.
+
+    Its parameters are what the client keeps ("client.model.head.weight") and what it received ("received.body...").
+
+    Args:
+        algorithm: of the run.
+        task: of the client, on the host.
+        client: its state, adapted where the algorithm adapts.
+        received: the messages that it predicts with.
+    """
+
+    def __init__(self, algorithm: Algorithm, task: Task, client: Tree, received: Tree) -> None:
+        super().__init__()
+        self._algorithm, self._task = algorithm, task
+        self._names: dict[str, str] = {}  # path -> name
+        for path, value in tree.leaves({"client": client, "received": received}):
+            *owners, last = path.split("/")
+            module: nn.Module = self
+            for owner in owners:
+                if owner not in module._modules:
+                    module.add_module(owner, nn.Module())
+                module = module.get_submodule(owner)
+            if value.is_floating_point() and "stats" not in owners:
+                module.register_parameter(last, nn.Parameter(value.clone()))
+            else:
+                module.register_buffer(last, value.clone())
+            self._names[path] = ".".join([*owners, last])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores [B, K] of samples [B, ...] as `Run.samples` has them: bytes, or numbers before normalisation."""
+        values = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        whole: Tree = tree.unflatten({path: values[name] for path, name in self._names.items()})
+        state, received = (tree.part(whole, part) if part in whole else {} for part in ("client", "received"))
+        task = self._task.replace(device=x.device)
+        return self._algorithm.predict(task, state, as_messages(received), task.prepare(x))
+
+
+def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int) -> PersonalModule:
+    """The module of a client, on the host and ready to predict.
+
+    Raises:
+        CheckpointError: there is no such client, or a file is damaged.
+    """
+    number = checkpoint.num_clients
+    if not 0 <= client < number:
+        raise CheckpointError(f"{checkpoint.run} has clients 0 to {number - 1}; client {client} was requested")
+    setup, group = build.setup(experiment, 1, 1), np.array([client])
+    (found,) = client_states(checkpoint, [client])
+    state = _tree(found.kept)
+    if RECEIVED in state:
+        received = tree.part(state, RECEIVED)
+        del state[RECEIVED]
+    else:  # what it was tested with was the newest reply, which follows from the server's state
+        published = setup.algorithm.publish(setup.task, _tree(checkpoint.server), group)
+        reply = send_down(InProcessTransport(), setup.declared, published, [[group]])
+        rows = reply.for_clients(group, setup.algorithm.predicts_with)
+        received = tree.map(lambda leaf: leaf[0], {**rows})
+    with torch.enable_grad():  # of a client that adapts, also where the caller needs no gradients
+        state = build.loop(experiment).adapted(client, state, as_messages(received), checkpoint.number)
+    return PersonalModule(setup.algorithm, experiment.tasks[int(experiment.cohort[client])], state, received).eval()
+
+
+def _tree(flat: Mapping[str, np.ndarray]) -> Tree:
+    return tree.unflatten({path: torch.tensor(array) for path, array in flat.items()})

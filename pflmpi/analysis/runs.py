@@ -1,0 +1,105 @@
+"""Several runs, opened to read as one table."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from glob import glob
+from importlib import import_module
+from io import StringIO
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
+
+from pflmpi.analysis.run import Run, open_run
+from pflmpi.errors import CheckpointError, UserError
+from pflmpi.store import config_file, metrics_file
+
+_ALWAYS = ("algorithm.name", "data.name", "seed")
+_NOT_COMPARED = ("recorded", "runtime", "output")
+
+
+class Runs(Sequence[Run]):
+    """Runs in the order of their folders. Made by `open_runs`."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = tuple(runs)
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Runs": ...
+    def __getitem__(self, index: int | slice) -> "Run | Runs":
+        return Runs(self._runs[index]) if isinstance(index, slice) else self._runs[index]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def frame(self) -> Any:
+        """One pandas.DataFrame with a line for each run and round.
+
+        Its columns are `run` (the folder), the algorithm, the dataset and the seed, every other key of the
+        configurations that is not the same in all runs, and then those of metrics.csv.
+
+        Raises:
+            UserError: pandas is not installed.
+            CheckpointError: a metrics file is damaged.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise UserError(
+                "frame() needs pandas, which is not installed; `pip install pandas`, or read `run.columns` of each run"
+            ) from error
+        flat = [
+            dict(_flat({key: each.config[key] for key in each.config if key not in _NOT_COMPARED})) for each in self
+        ]
+        first = flat[0] if flat else {}
+        everywhere = sorted(set().union(*flat))
+        keys = [key for key in everywhere if any(one.get(key) != first.get(key) for one in flat)]
+        keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
+        table = _metrics(pandas, [run.path for run in self])
+        places = table.pop("")
+        columns = {"run": [str(run.path) for run in self], **{key: [one.get(key) for one in flat] for key in keys}}
+        about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
+        return pandas.concat([about, table], axis=1)
+
+    def __repr__(self) -> str:
+        return f"Runs({len(self)}: {', '.join(sorted({run.name for run in self}))})"
+
+
+def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> Runs:
+    """The runs of a pattern such as "runs/*", or in folders; what a pattern finds beside runs is left out.
+
+    Raises:
+        CheckpointError: there is none, or a folder that was named is no run.
+    """
+    if isinstance(paths, str | PathLike):
+        found = [Path(path) for path in sorted(glob(str(paths)))]
+        runs = [open_run(path) for path in found if config_file.path(path).exists() or (path / "shards").is_dir()]
+        if not runs:
+            raise CheckpointError(f"{paths} matches no run; give a pattern of their folders, such as runs/*")
+        return Runs(runs)
+    return Runs([open_run(path) for path in paths])
+
+
+def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _metrics(pandas: Any, runs: Sequence[Path]) -> Any:
+    """The complete lines of metrics.csv of all runs, and in a column without a name the place of their run."""
+    texts: dict[str, list[str]] = {",".join(metrics_file.COLUMNS): []}  # by header: a version may have other columns
+    for place, run in enumerate(runs):
+        try:
+            header, *lines = metrics_file.text(run).decode().split("\n")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{metrics_file.path(run)} is damaged: {error}; put it back from a copy") from error
+        texts.setdefault(header, []).extend(f"{place},{line}" for line in lines[:-1])  # the last may be half a line
+    tables = [
+        pandas.read_csv(StringIO("\n".join([f"place,{header}", *lines])), on_bad_lines="skip")
+        for header, lines in texts.items()
+    ]
+    whole = pandas.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    return whole.rename(columns={"place": ""}).sort_values([""], kind="stable", ignore_index=True)

@@ -1,0 +1,115 @@
+"""A configuration made in Python: a keyword for each section, checked at once."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.config import load
+from pflmpi.config.sections import merge
+from pflmpi.data.config import DataConfig, PartitionConfig
+from pflmpi.errors import ConfigError
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.models import MODELS
+from pflmpi.models.base import Model
+from pflmpi.registry import Registry
+from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
+from pflmpi.text import shown
+
+Section = Mapping[str, Any]  # keys as in YAML
+
+
+class Config(load.Config):
+    """A configuration from keywords; each section is a mapping as in YAML, a name, or an object such as `FedGMH()`.
+
+    Files that it names are relative to the working directory. It cannot be changed; `replace` makes another.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is not allowed; says what is.
+
+    >>> config = Config(data="digits", partition={"name": "iid", "clients": 4}, algorithm="fedavg")
+    >>> config.replace(training={"rounds": 3}).training.rounds, config.training.rounds
+    (3, 100)
+    """
+
+    def __init__(
+        self,
+        *,
+        data: "DataConfig | Section | str",
+        partition: "PartitionConfig | Section | str",
+        algorithm: "Algorithm | Section | str",
+        model: "Model | Section | str | Sequence[Model | Section | str]" = "cnn",
+        seed: int = 0,
+        training: "TrainingConfig | Section | None" = None,
+        evaluation: "EvaluationConfig | Section | None" = None,
+        checkpoint: "CheckpointConfig | Section | None" = None,
+        output: "OutputConfig | Section | None" = None,
+        runtime: "RuntimeConfig | Section | None" = None,
+    ) -> None:
+        sections: dict[str, Any] = {"training": training, "evaluation": evaluation, "checkpoint": checkpoint}
+        sections |= {"data": data, "partition": partition, "model": model, "algorithm": algorithm}
+        sections |= {"output": output, "runtime": runtime}
+        given = {key: _plain(key, value) for key, value in sections.items() if value is not None}
+        self._take(load.parse({"seed": _value(seed), **given}))
+
+    def _take(self, checked: load.Config) -> None:
+        for field in dataclasses.fields(checked):
+            object.__setattr__(self, field.name, getattr(checked, field.name))
+
+    @classmethod
+    def load(cls, path: "str | PathLike[str]") -> "Config":
+        """The configuration in a YAML file."""
+        found = cls.__new__(cls)
+        found._take(load.load(Path(path)))
+        return found
+
+    def replace(self, **sections: Any) -> "Config":
+        """The same configuration with other sections: with a name, a new one; without, keys of the one there."""
+        plain = {key: _value(value) if key == "seed" else _plain(key, value) for key, value in sections.items()}
+        return Config(**merge(self.resolved(), plain))
+
+
+def _plain(section: str, value: Any) -> Any:
+    """What YAML would hold in place of a value."""
+    if isinstance(value, str) and section in ("data", "partition", "model", "algorithm"):
+        return {"name": value}
+    if isinstance(value, Algorithm):
+        return {"name": _name(section, ALGORITHMS, value), **dataclasses.asdict(value)}
+    if isinstance(value, Model):
+        return {"name": _name(section, MODELS, value), **dataclasses.asdict(value)}
+    if isinstance(value, DataConfig | PartitionConfig):
+        return value.resolved()
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {str(key): _value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple) and section == "model":
+        return [_plain(section, each) for each in value]
+    raise ConfigError(f"{section} = {shown(value)}: give its keys as a mapping, such as {section}={{...}}")
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_value(each) for each in value]
+    return value.item() if getattr(value, "shape", None) == () else value  # a NumPy number
+
+
+def _name(section: str, registry: Registry[Any], value: object) -> str:
+    kind = type(value)
+    try:
+        return registry.name_of(kind)
+    except StopIteration:
+        pass
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise ConfigError(
+            f"{section}: {kind.__qualname__} is defined where no other process can import it; put it in a file and "
+            f"give {section}={{'name': './my_file.py:{kind.__name__}', ...}}"
+        )
+    return f"{kind.__module__}:{kind.__qualname__}"

@@ -1,0 +1,1 @@
+"""Runs started from Python: `pflmpi.run`, in a notebook or under a launcher."""

@@ -1,0 +1,109 @@
+"""A run of which this process is a rank that a launcher has started; the process goes on after it."""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from pflmpi import early_signals, outside
+from pflmpi.commands.progress import RunProgress
+from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
+from pflmpi.commands.ranks.launch import num_ranks
+from pflmpi.config.load import Config, parse
+from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show
+from pflmpi.experiment.execute import Paused, RankContext
+from pflmpi.experiment.joining import enlarge
+from pflmpi.experiment.start import go_on, start, start_or_resume
+from pflmpi.python.rounds import OnRound, row
+from pflmpi.runtime.faults import CollectiveError
+from pflmpi.runtime.progress import Observer, Progress
+from pflmpi.runtime.stopping import Stop, noted_signals
+from pflmpi.store import metrics_file
+from pflmpi.transports import refuse_unless_fault_tolerant
+from pflmpi.transports.base import Transport
+from pflmpi.transports.detect import detect
+from pflmpi.transports.peers import ended
+
+Start = Callable[[Config, Path, RankContext, Observer], Path]
+
+_runs = count()  # of this process, whose ranks meet anew for each
+
+
+def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | None, resume: bool, quiet: bool) -> Path:
+    """Run a configuration together with the other ranks; return the folder. See `pflmpi.run`.
+
+    An error that all ranks know of is raised on all. One of this rank alone ends all ranks: they would wait for it.
+    """
+    launch = replace(detect(os.environ), runs=next(_runs))
+    if config.runtime.faults == "continue":
+        refuse_unless_fault_tolerant(config.runtime.transport, launch)
+    num_ranks(ranks, config, launch)
+    config = parse(config.resolved())
+    transport = connect(config, launch)
+    raised: list[Exception] = []  # by `on_round`
+    try:
+        stop = Stop(end_of_jobs(transport), config.runtime.spare)
+        go: Start = start_or_resume if resume or launch.restarts else start
+        main = threading.current_thread() is threading.main_thread()  # which alone can watch for signals
+        with (
+            RunProgress(config.training.rounds, quiet, False, transport.rank) as progress,
+            noted_signals(stop, lambda: bool(ended(transport.peers))) if main else nullcontext(),
+            ExitStack() as at_end,
+        ):
+            early_signals.begun()
+            observe = _telling(progress, on_round, stop, raised)
+            while True:
+                placed, context = context_of(config, transport, launch, stop, False)
+                try:
+                    found = go(placed, folder, context, observe)
+                    break
+                except Paused as paused:
+                    pause = paused.with_traceback(None)  # which would keep the state of the clients in memory
+                at_end.callback(pause.lock.release)
+                config, folder = pause.experiment.config, pause.run
+                transport = enlarge(folder, pause.experiment, transport)
+                go = partial(go_on, federation=pause.experiment.division.everyone, held=pause.lock)
+        transport.close(goes_on=True)
+    except (CollectiveError, Stopped) as reason:  # on every rank
+        with suppress(TransportError):
+            transport.close(goes_on=True)
+        if raised:
+            raise raised[0] from None
+        if isinstance(reason, CollectiveError):
+            raise reason.error from reason
+        raise Stopped(f"{reason}; go on with resume=True, out={str(folder)!r}") from reason
+    except BaseException as error:
+        _end_all(transport, error)
+        raise
+    if raised:
+        raise raised[0]
+    return found
+
+
+def _telling(show_round: Observer, on_round: OnRound | None, stop: Stop, raised: list[Exception]) -> Observer:
+    """An observer for the user's function too; what that raises stops all ranks after the round."""
+
+    def tell(round: Progress) -> None:
+        show_round(round)
+        if on_round is None or raised:
+            return
+        try:
+            on_round(row(dict(zip(metrics_file.COLUMNS, round.line(), strict=True))))
+        except Exception as error:
+            raised.append(error)
+            stop.reason = stop.reason or "on_round raised an error"
+
+    return tell
+
+
+def _end_all(transport: Transport, error: BaseException) -> None:
+    """End all ranks if there are others: they wait for this one."""
+    if transport.size > 1:
+        where = None if isinstance(error, PflmpiError) or not isinstance(error, Exception) else outside.cause(error)
+        shown = RunError(where) if where else explained(error, RunError) if isinstance(error, Exception) else error
+        show(shown, rank=transport.rank)
+        transport.abort(shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code)

@@ -1,0 +1,46 @@
+"""Several runs as one table."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import quick_run
+from pflmpi.analysis.runs import open_runs
+from pflmpi.errors import CheckpointError, UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("fedavg", "fedgmh"):
+        quick_run.run(quick_run.settings(algorithm={"name": name}, training={"rounds": 2}), folder / name)
+    (folder / "notes").mkdir()
+    return folder
+
+
+def test_a_line_for_each_run_and_round_with_what_the_runs_differ_in(folder: Path) -> None:
+    runs = open_runs(f"{folder}/*")
+    frame = runs.frame()
+    assert frame["run"].tolist() == [str(folder / "fedavg")] * 2 + [str(folder / "fedgmh")] * 2
+    assert list(frame.columns[:4]) == ["run", "algorithm.name", "data.name", "seed"]
+    assert "algorithm.critical_share" in frame and "training.rounds" not in frame, "only keys that differ"
+    assert frame["round"].tolist() == [1, 2, 1, 2]
+    assert frame["accuracy_mean"].tolist() == [float(v) for run in runs for v in run.columns["accuracy_mean"]]
+
+
+def test_a_line_that_is_being_written_is_left_out(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("config.yaml", "metrics.csv"):
+        (tmp_path / "run" / name).write_bytes((folder / "fedavg" / name).read_bytes())
+    with open(tmp_path / "run" / "metrics.csv", "a") as file:
+        file.write("3,2,0.")
+    assert open_runs([tmp_path / "run"]).frame()["round"].tolist() == [1, 2]
+
+
+def test_nothing_found_and_no_pandas_are_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CheckpointError, match="matches no run; give a pattern"):
+        open_runs(tmp_path / "*")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="needs pandas, which is not installed"):
+        open_runs(f"{folder}/*").frame()
