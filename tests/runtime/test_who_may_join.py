@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import quick_run
+from pflmpi import atomic
 from pflmpi.config import load as configuration
 from pflmpi.experiment import joining
 from pflmpi.experiment.agreement import parts
@@ -110,6 +111,21 @@ def test_who_is_gone_is_forgotten(run: Path, experiment: Experiment) -> None:
     assert not (run / "join").exists()
     with pytest.raises(FileNotFoundError):
         join_requests.touch(run, dead.token)
+
+
+def test_who_asks_as_the_last_one_leaves_has_asked(
+    run: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = atomic.write, [1, 1]
+
+    def leaving(path: Path, content: bytes) -> None:
+        if left.pop() if left else 0:
+            raise FileNotFoundError(2, "No such file or directory")
+        write(path, content)
+
+    monkeypatch.setattr(join_requests.atomic, "write", leaving)
+    ask(run, experiment)
+    assert look(run, experiment)
 
 
 def test_a_folder_that_cannot_be_read_does_the_run_no_harm(

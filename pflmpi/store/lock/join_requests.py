@@ -50,7 +50,12 @@ class Request:
 
 def write(run: Path, request: Request) -> None:
     """Put a request, or the answer in its place."""
-    atomic.write(_path(run, request.token), json.dumps(asdict(request)).encode())
+    while True:
+        try:
+            return atomic.write(_path(run, request.token), json.dumps(asdict(request)).encode())
+        except FileNotFoundError:  # the last one that waited has just removed the folder
+            if not run.is_dir():
+                raise
 
 
 def read(run: Path, token: str) -> Request | None:
