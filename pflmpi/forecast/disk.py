@@ -13,7 +13,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.stored_config import attributes
 from pflmpi.forecast.bytes import Leaves, StateSizes, leaf_bytes
 from pflmpi.runtime.client_state import row_kinds
-from pflmpi.runtime.evaluation.clients import Scores
+from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
@@ -24,7 +24,7 @@ from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.shard import write_shard
 from pflmpi.transports.inprocess import InProcessTransport
 
-_HISTORY_LINE = 112  # bytes of a line of metrics.csv, about
+_HISTORY_LINE = 148  # bytes of a line of metrics.csv, about
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
 _WRITTEN = 6  # round files
 _RUN = "0" * 16  # in place of the id of the run
@@ -182,7 +182,8 @@ def _content(save: RoundSchedule, server: dict[str, np.ndarray], messages: dict[
     )
     if save.opening:
         return content
-    scores = Scores(zero, zero) if save.evaluates else None
+    by_class = np.zeros((len(zero), save.setup.task.num_classes), np.int64)
+    scores = Counts.none(by_class) if save.evaluates else None
     seconds = dict.fromkeys(("compute", "exchange", "evaluation", "checkpoint", "round"), 0.0)
     moved = {"up": zero, "down": zero, "wire_up": np.array(0), "wire_down": np.array(0)}
     progress = Progress(save.round, save.participants, save.skipped, scores, seconds, moved)

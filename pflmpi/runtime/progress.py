@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pflmpi.runtime.evaluation.clients import Scores
+from pflmpi.runtime.evaluation.measures import Counts, figures
+
+_ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,17 @@ class Progress:
             for the checkpoint before this round. The rest of a checkpoint is written while training continues.
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
         unseen: of the clients that were kept out of training; None if there are none.
+        train_loss: [P] float64, mean over the local steps of each participant; NaN where an algorithm measures none.
     """
 
     round: int
     participants: np.ndarray
     skipped: np.ndarray
-    scores: Scores | None
+    scores: Counts | None
     seconds: dict[str, float]
     bytes: dict[str, np.ndarray] = field(default_factory=dict)
-    unseen: Scores | None = None
+    unseen: Counts | None = None
+    train_loss: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     def line(self) -> list[str | int]:
         """The values of `store.metrics_file.COLUMNS`; accuracies are empty in a round without evaluation."""
@@ -42,22 +46,38 @@ class Progress:
             *(f"{self.seconds[name]:.4f}" for name in ("round", "compute", "exchange", "evaluation", "checkpoint")),
             len(self.skipped),
             *_figures(self.unseen),
+            _mean(self.train_loss),
+            *_figures(self.scores, ("test_loss", "f1_macro", "accuracy_bottom")),
         ]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The metrics of the round as a checkpoint stores them."""
-        found = {"participants": self.participants, "skipped": self.skipped}
+        found = {"participants": self.participants, "skipped": self.skipped, "client_train_loss": self.train_loss}
         found.update({f"seconds_{name}": np.array(value) for name, value in self.seconds.items()})
         for before, scores in (("", self.scores), ("unseen_", self.unseen)):
             if scores is not None:
-                each = {"correct": scores.correct, "total": scores.total, "accuracy": scores.accuracy}
-                figures = {"accuracy_mean": np.array(scores.mean), "accuracy_weighted": np.array(scores.weighted)}
-                found.update({f"{before}{name}": value for name, value in (each | figures).items()})
+                each = {
+                    "correct": scores.correct,
+                    "total": scores.samples,
+                    "accuracy": scores.accuracy,
+                    "client_test_loss": scores.mean_loss,
+                    "client_f1": scores.macro_f1,
+                    "hits": scores.hits.astype(np.int32),
+                    "predicted": scores.predicted.astype(np.int32),
+                    "class_accuracy": scores.class_accuracy,
+                }
+                over_all = {name: np.array(value) for name, value in figures(scores).items()}
+                found.update({f"{before}{name}": value for name, value in (each | over_all).items()})
         return found
 
 
-def _figures(scores: Scores | None) -> list[str]:
-    return ["", "", ""] if scores is None else [f"{v:.6f}" for v in (scores.mean, scores.weighted, scores.spread)]
+def _figures(scores: Counts | None, names: tuple[str, ...] = _ACCURACY) -> list[str]:
+    return [""] * len(names) if scores is None else [f"{figures(scores)[name]:.6f}" for name in names]
+
+
+def _mean(losses: np.ndarray) -> str:
+    known = losses[~np.isnan(losses)]
+    return f"{known.mean():.6f}" if len(known) else ""
 
 
 Observer = Callable[[Progress], None]

@@ -1,14 +1,20 @@
 """The report that every rank sends rank 0 at the end of a round: scores, seconds, what is on disk."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call
+from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.transports.base import Transport
 
-_HEAD = 2  # int64: microseconds of work, newest checkpoint whose shard is on disk
+if TYPE_CHECKING:
+    from pflmpi.runtime.schedule import RoundSchedule
+
+_HEAD = 2  # microseconds of work, newest checkpoint whose shard is on disk
 
 
 @dataclass(frozen=True)
@@ -16,40 +22,73 @@ class RoundReport:
     """What rank 0 knows of a round from all ranks.
 
     Attributes:
-        correct: [T] test samples that the tested clients get right, in ascending order of their ids; unseen ones last.
+        tested: [T] what the tested clients get right, in ascending order of their ids.
+        unseen: [U] what those kept out of training get right; None if there are none.
+        train_loss: [P] float64, mean training loss of the participants.
         busiest: seconds that the slowest rank computed.
         shards_done: newest round whose shards are all on disk.
     """
 
-    correct: np.ndarray
+    tested: Counts
+    unseen: Counts | None
+    train_loss: np.ndarray
     busiest: float
     shards_done: int
 
 
-def gather(
-    transport: Transport, testing: list[list[ClientGroup]], right: np.ndarray, busy: float, shards_done: int
-) -> RoundReport | None:
-    """Collect the reports of all ranks on rank 0; None elsewhere.
+@dataclass(frozen=True)
+class Measured:
+    """What a rank reports.
 
-    Args:
-        testing: the groups tested by each rank.
-        right: test samples that the clients tested here get right, in ascending order of their ids.
+    Attributes:
+        tested: what the clients tested here get right, in ascending order of their ids.
+        train_loss: mean training loss of each client trained here.
         busy: seconds that this rank computed.
         shards_done: newest round whose shard this rank has written.
     """
-    part = np.concatenate([[int(busy * 1e6), shards_done], right]).astype(np.int64)
-    parts = transport.gather(part.view(np.uint8), list(call(testing).sizes))
+
+    tested: Counts
+    train_loss: Mapping[int, float]
+    busy: float
+    shards_done: int
+
+
+def gather(transport: Transport, now: "RoundSchedule", found: Measured) -> RoundReport | None:
+    """Collect the reports of all ranks of a round on rank 0; None elsewhere."""
+    executor, testing, training = now.unseen.executor if now.unseen else now.setup.executor, now.reporting, now.training
+    totals, tested = executor.federation.test_class_counts, found.tested
+    num_classes = totals.shape[1]
+    rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
+    losses = [found.train_loss[client] for client in sorted(found.train_loss)]
+    part = np.concatenate([[int(found.busy * 1e6), found.shards_done], rows.ravel(), losses]).astype(np.float64)
+    parts = transport.gather(part.view(np.uint8), list(call(testing, training, num_classes).sizes))
     if parts is None:
         return None
-    values = [buffer.view(np.int64) for buffer in parts]
-    order = np.argsort(np.concatenate([clients_of(groups) for groups in testing]), kind="stable")
+    values = [buffer.view(np.float64) for buffer in parts]
+    ends = [_HEAD + (2 * num_classes + 1) * len(clients_of(groups)) for groups in testing]
+    clients, order = _ascending(testing)
+    cut = [value[_HEAD:end].reshape(-1, 2 * num_classes + 1) for value, end in zip(values, ends, strict=True)]
+    hits, predicted, loss = np.split(np.concatenate(cut)[order], [num_classes, 2 * num_classes], axis=1)
+    trained = np.concatenate([value[end:] for value, end in zip(values, ends, strict=True)])
+    counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients], loss[:, 0])
     return RoundReport(
-        correct=np.concatenate([value[_HEAD:] for value in values])[order],
+        tested=counts.rows(np.arange(len(now.tested))),
+        unseen=counts.rows(np.arange(len(now.tested), len(clients))) if now.unseen else None,  # their ids come last
+        train_loss=trained[_ascending(training)[1]],
         busiest=max(int(value[0]) for value in values) / 1e6,
         shards_done=min(int(value[1]) for value in values),
     )
 
 
-def call(testing: list[list[ClientGroup]]) -> Call:
+def call(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> Call:
     """The collective call of `gather`."""
-    return Call("gather", tuple(8 * (_HEAD + sum(map(len, groups))) for groups in testing))
+    rows = [(2 * num_classes + 1) * sum(map(len, groups)) for groups in testing]
+    losses = [sum(map(len, groups)) for groups in training]
+    return Call("gather", tuple(8 * (_HEAD + row + loss) for row, loss in zip(rows, losses, strict=True)))
+
+
+def _ascending(groups: list[list[ClientGroup]]) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of all clients, ascending, and their places in the order of ranks."""
+    clients = np.concatenate([clients_of(each) for each in groups])
+    order = np.argsort(clients, kind="stable")
+    return clients[order], order

@@ -16,7 +16,8 @@ from pflmpi.runtime.checkpoints import Checkpoints, ServerRound
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.contract import calling, check_state
-from pflmpi.runtime.evaluation.clients import Scores, evaluate
+from pflmpi.runtime.evaluation.clients import evaluate
+from pflmpi.runtime.evaluation.measures import Counts, joined
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
@@ -57,14 +58,13 @@ def run(
         Joining: likewise, when others wait to join.
     """
     rank, between_reports = transport.rank, Stopwatch()
-    correct = np.zeros(setup.task.num_clients, np.int64)
+    scores = Counts.none(setup.executor.federation.test_class_counts)
     _limit_waiting(setup, transport, None)
     rounds = schedule(setup, done)
     server, reply = _open(setup, transport, checkpoints, next(rounds), server, population)
     for now in rounds:
         watch = Stopwatch()
-
-        ups, failed = _train(setup, population, reply, now.training[rank], now.round)
+        ups, losses, failed = _train(setup, population, reply, now.training[rank], now.round)
         training = watch.lap()
         if setup.skips:
             now = _without(setup, transport, now, failed)
@@ -76,15 +76,15 @@ def run(
         reply = reply.on(setup.executor.device)
         exchange = watch.lap()
 
-        right = evaluate(setup.executor, population, reply, now.testing[rank], now.round).correct
+        right = evaluate(setup.executor, population, reply, now.testing[rank], now.round)
         if now.unseen:
-            right = np.append(right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round).correct)
+            right = joined(right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round))
         evaluation = watch.lap()
-
-        reported = report.gather(transport, now.reporting, right, training + evaluation, checkpoints.shards_done)
+        found = report.Measured(right, losses, training + evaluation, checkpoints.shards_done)
+        reported = report.gather(transport, now, found)
         progress = None
         if reported is not None:
-            correct[now.tested], others = np.split(reported.correct, [len(now.tested)])
+            scores = scores.updated(now.tested, reported.tested)
             seconds = {
                 "compute": reported.busiest,
                 "exchange": exchange,
@@ -92,10 +92,9 @@ def run(
                 "checkpoint": checkpoints.take_seconds(),
                 "round": between_reports.lap(),
             }
-            scores = Scores(correct.copy(), setup.num_test) if now.evaluates else None
-            unseen = Scores(others, now.unseen.num_test) if now.unseen else None
-            moved = _moved(transport, now)
-            progress = Progress(now.round, now.participants, now.skipped, scores, seconds, moved, unseen)
+            tested, moved = scores if now.evaluates else None, _moved(transport, now)
+            who = (now.round, now.participants, now.skipped)
+            progress = Progress(*who, tested, seconds, moved, reported.unseen, reported.train_loss)
             checkpoints.record(progress, reported.shards_done)
             observe(progress)
         asked = stop.agree(transport, watch.seconds, others_wait)
@@ -131,9 +130,10 @@ def _open(
 
 def _train(
     setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int
-) -> tuple[list[tuple[ClientGroup, Messages]], dict[int, str]]:
-    """Messages of the clients of this rank, and why the others among them failed: those keep their states."""
+) -> tuple[list[tuple[ClientGroup, Messages]], dict[int, float], dict[int, str]]:
+    """Messages and training losses of the clients of this rank, and why the others failed: those keep their states."""
     ups: list[tuple[ClientGroup, Messages]] = []
+    losses: dict[int, float] = {}
     failed: dict[int, str] = {}
     for group in groups:
         states, down = population.to_train(group), reply.for_clients(group)
@@ -142,7 +142,8 @@ def _train(
         if len(done.clients):
             population.put(done.clients, done.states)
             ups.append((done.clients, done.up))
-    return ups, failed
+            losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
+    return ups, losses, failed
 
 
 def _without(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:

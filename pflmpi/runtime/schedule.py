@@ -111,8 +111,12 @@ class RoundSchedule:
         ranks = self.setup.placement.ranks
         first = [client_errors.call(self.participants, ranks)] if self.setup.skips and not self.opening else []
         unseen = self.unseen.calls if self.unseen else []
-        last = [] if self.opening else [*unseen, report.call(self.reporting), stopping.call(ranks)]
+        last = [] if self.opening else [*unseen, self._report, stopping.call(ranks)]
         return [*first, *self.uplink, *self.downlink, *last]
+
+    @property
+    def _report(self) -> Call:
+        return report.call(self.reporting, self.training, self.setup.task.num_classes)
 
     def _bytes(self, sent: bool) -> np.ndarray:
         declared, n = self.setup.declared, self.setup.task.num_clients

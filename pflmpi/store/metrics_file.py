@@ -26,6 +26,10 @@ COLUMNS = (
     "unseen_accuracy_mean",  # of clients that were kept out of training; older files have none
     "unseen_accuracy_weighted",
     "unseen_accuracy_std",
+    "train_loss",  # mean over the participants; older files have none of these
+    "test_loss",
+    "f1_macro",
+    "accuracy_bottom",
 )
 _MISSING = {"skipped": "0"}  # what an older file's lines get in a column that it has not
 _COUNTS = ("round", "participants", "skipped")

@@ -29,6 +29,16 @@ class Counts:
         """Counts before any test; `total` [N, K]."""
         return cls(np.zeros_like(total), np.zeros_like(total), total, np.zeros(len(total)))
 
+    def rows(self, places: np.ndarray) -> "Counts":
+        """The counts of some clients, by place."""
+        return Counts(self.hits[places], self.predicted[places], self.total[places], self.loss[places])
+
+    def updated(self, clients: np.ndarray, new: "Counts") -> "Counts":
+        """The counts with new ones of some clients, in the same order."""
+        copies = Counts(self.hits.copy(), self.predicted.copy(), self.total, self.loss.copy())
+        copies.hits[clients], copies.predicted[clients], copies.loss[clients] = new.hits, new.predicted, new.loss
+        return copies
+
     @property
     def samples(self) -> np.ndarray:
         """[N] int64, samples of each client."""
@@ -43,6 +53,11 @@ class Counts:
     def accuracy(self) -> np.ndarray:
         """[N] float64, in 0..1; NaN for a client without samples."""
         return share(self.correct, self.samples)
+
+    @property
+    def mean(self) -> float:
+        """Plain mean of accuracy over clients."""
+        return _over_clients(np.mean, self.accuracy)
 
     @property
     def mean_loss(self) -> np.ndarray:
@@ -60,6 +75,12 @@ class Counts:
     def class_accuracy(self) -> np.ndarray:
         """[K] float64, correct share of the samples of each class, over all clients; NaN without samples."""
         return share(self.hits.sum(0), self.total.sum(0))
+
+
+def joined(first: Counts, second: Counts) -> Counts:
+    """The counts of some clients and then of others."""
+    names = ("hits", "predicted", "total", "loss")
+    return Counts(*(np.concatenate([getattr(first, name), getattr(second, name)]) for name in names))
 
 
 def in_client_order(groups: Sequence[np.ndarray], found: Sequence[Counts], num_classes: int) -> Counts:
@@ -86,7 +107,7 @@ def figures(counts: Counts) -> dict[str, float]:
     """
     accuracy = counts.accuracy
     return {
-        "accuracy_mean": _over_clients(np.mean, accuracy),
+        "accuracy_mean": counts.mean,
         "accuracy_weighted": float(share(counts.correct.sum(), counts.samples.sum())),
         "accuracy_std": _over_clients(np.std, accuracy),
         "accuracy_bottom": _over_clients(lowest, accuracy),
