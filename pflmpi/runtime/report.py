@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,9 +9,6 @@ from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.transports.base import Transport
-
-if TYPE_CHECKING:
-    from pflmpi.runtime.schedule import RoundSchedule
 
 _HEAD = 2  # microseconds of work, newest checkpoint whose shard is on disk
 
@@ -53,10 +49,24 @@ class Measured:
     shards_done: int
 
 
-def gather(transport: Transport, now: "RoundSchedule", found: Measured) -> RoundReport | None:
-    """Collect the reports of all ranks of a round on rank 0; None elsewhere."""
-    executor, testing, training = now.unseen.executor if now.unseen else now.setup.executor, now.reporting, now.training
-    totals, tested = executor.federation.test_class_counts, found.tested
+def gather(
+    transport: Transport,
+    testing: list[list[ClientGroup]],
+    training: list[list[ClientGroup]],
+    totals: np.ndarray,
+    num_clients: int,
+    found: Measured,
+) -> RoundReport | None:
+    """Collect the reports of all ranks of a round on rank 0; None elsewhere.
+
+    Args:
+        testing: the groups tested by each rank.
+        training: the groups trained by each rank.
+        totals: [N + U, K] int64, test samples of every client by class.
+        num_clients: N; those of higher ids are unseen.
+        found: here.
+    """
+    tested = found.tested
     num_classes = totals.shape[1]
     rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
     losses = [found.train_loss[client] for client in sorted(found.train_loss)]
@@ -71,9 +81,10 @@ def gather(transport: Transport, now: "RoundSchedule", found: Measured) -> Round
     hits, predicted, loss = np.split(np.concatenate(cut)[order], [num_classes, 2 * num_classes], axis=1)
     trained = np.concatenate([value[end:] for value, end in zip(values, ends, strict=True)])
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients], loss[:, 0])
+    seen = clients < num_clients
     return RoundReport(
-        tested=counts.rows(np.arange(len(now.tested))),
-        unseen=counts.rows(np.arange(len(now.tested), len(clients))) if now.unseen else None,  # their ids come last
+        tested=counts.rows(seen),
+        unseen=None if seen.all() else counts.rows(~seen),
         train_loss=trained[_ascending(training)[1]],
         busiest=max(int(value[0]) for value in values) / 1e6,
         shards_done=min(int(value[1]) for value in values),

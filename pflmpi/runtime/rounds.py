@@ -81,7 +81,7 @@ def run(
             right = joined(right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round))
         evaluation = watch.lap()
         found = report.Measured(right, losses, training + evaluation, checkpoints.shards_done)
-        reported = report.gather(transport, now, found)
+        reported = report.gather(transport, *now.reported, setup.task.num_clients, found)
         progress = None
         if reported is not None:
             scores = scores.updated(now.tested, reported.tested)

@@ -80,6 +80,12 @@ class RoundSchedule:
         unseen = self.unseen.groups if self.unseen else [[]] * self.setup.placement.ranks
         return [[*groups, *others] for groups, others in zip(self.testing, unseen, strict=True)]
 
+    @property
+    def reported(self) -> tuple[list[list[ClientGroup]], list[list[ClientGroup]], np.ndarray]:
+        """The groups of each rank whose scores, and whose training losses, are reported; test samples by class."""
+        executor = self.unseen.executor if self.unseen else self.setup.executor
+        return self.reporting, self.training, executor.federation.test_class_counts
+
     @cached_property
     def rows(self) -> list[np.ndarray]:
         """The clients whose state each rank writes in a checkpoint after this round."""

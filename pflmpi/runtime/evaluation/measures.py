@@ -30,7 +30,7 @@ class Counts:
         return cls(np.zeros_like(total), np.zeros_like(total), total, np.zeros(len(total)))
 
     def rows(self, places: np.ndarray) -> "Counts":
-        """The counts of some clients, by place."""
+        """The counts of some clients, chosen by places or a mask."""
         return Counts(self.hits[places], self.predicted[places], self.total[places], self.loss[places])
 
     def updated(self, clients: np.ndarray, new: "Counts") -> "Counts":
