@@ -41,7 +41,7 @@ BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each ot
 DOORS = {
     "mpi4py": {"transports/mpi.py"},
     "torch.distributed": {"transports/torchdist.py", "transports/gpu_group.py", "transports/spawn.py"},
-    "h5py": {"store", "analysis"},
+    "h5py": {"store", "analysis", "data/h5_file.py"},
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
-    parser.add_argument("path", type=Path, help="an .npz or .csv file, or a folder of pictures, as for data.path")
+    parser.add_argument("path", type=Path, help="an .npz, .h5 or .csv file, or a folder, as for data.path")
     parser.add_argument("--label", metavar="COLUMN", help="column of the labels in a .csv, as data.label")
     parser.add_argument("--client", metavar="COLUMN", help="column of the clients in a .csv, as data.client")
 

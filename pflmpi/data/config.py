@@ -13,7 +13,7 @@ class DataConfig(BaseModel):
 
     name: Annotated[str, Field(description="the dataset; with a path: what to call it")]
     path: Annotated[
-        str | None, Field(description="data of one's own: an .npz or .csv file, or a folder of pictures; null: by name")
+        str | None, Field(description="data of one's own: an .npz, .h5 or .csv file, or a folder; null: by name")
     ] = None
     label: Annotated[
         str | None, Field(description="column of the labels in a .csv; null: label, y, class, or last")

@@ -1,4 +1,4 @@
-"""Data of one's own: an .npz file, a table as .csv, or a folder with a folder of pictures for each class."""
+"""Data of one's own: an .npz or .h5 file, a table as .csv, a folder of pictures, or one with files of each client."""
 
 import csv
 import warnings
@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.h5_file import read_h5
 from pflmpi.data.npz import read_npz
+from pflmpi.data.pfllib import is_split_by_client, read_folder
 from pflmpi.errors import DataError
 
 _HOW = (
-    "give an .npz with x and y (and client, test), a .csv with a header and a column of labels, or a folder with a "
-    "folder of pictures for each class"
+    "give an .npz or .h5 with x and y (and client, test), a .csv with a header and a column of labels, a folder with a "
+    "folder of pictures for each class, or one as PFLlib writes it"
 )
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
 _MOST_CLASSES = 10_000
@@ -29,12 +31,14 @@ class OwnArrays:
         y: [n] labels of any kind.
         client: [n] whose samples they are, of any kind; None: not said.
         test: bool [n], for `data.split: official`.
+        num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
     """
 
     x: np.ndarray
     y: np.ndarray
     client: np.ndarray | None
     test: np.ndarray
+    num_classes: int | None = None
 
 
 def read_own(path: Path, label: str | None = None, client: str | None = None) -> Dataset:
@@ -53,9 +57,11 @@ def read_own(path: Path, label: str | None = None, client: str | None = None) ->
         raise DataError(f"data.path = {str(path)!r} does not exist; {_HOW}")
     try:
         if path.is_dir():
-            arrays = _folder(path)
+            arrays = OwnArrays(*read_folder(path)) if is_split_by_client(path) else _folder(path)
         elif path.suffix == ".npz":
             arrays = _npz(path)
+        elif path.suffix in (".h5", ".hdf5"):
+            arrays = _h5(path)
         elif path.suffix == ".csv":
             arrays = _csv(path, label, client)
         else:
@@ -75,6 +81,8 @@ def _dataset(name: str, arrays: OwnArrays) -> Dataset:
     classes, labels = np.unique(arrays.y, return_inverse=True)
     if len(classes) > _MOST_CLASSES or (arrays.y.dtype.kind == "f" and (classes != np.round(classes)).any()):
         raise ValueError(f"y has {len(classes)} different values, such as {classes[0]!r}; expected labels of classes")
+    if arrays.num_classes is not None:  # some of which no sample may be of
+        classes, labels = np.arange(arrays.num_classes), arrays.y
     writers = None if arrays.client is None else np.unique(arrays.client, return_inverse=True)[1]
     return assemble(name, x, labels.astype(np.int64), arrays.test.astype(bool), len(classes), writers)
 
@@ -101,6 +109,15 @@ def _npz(path: Path) -> OwnArrays:
             name: read_npz(path, (name,))[0] for name in ("client", "test") if f"{name}.npy" in archive.namelist()
         }
     return OwnArrays(x, y, others.get("client"), others.get("test", np.zeros(len(x), bool)))
+
+
+def _h5(path: Path) -> OwnArrays:
+    found = read_h5(path, ("x", "y", "client", "test"))
+    for name in ("x", "y"):
+        if name not in found:
+            raise ValueError(f"no array {name!r} in it")
+    x = found["x"]
+    return OwnArrays(x, found["y"], found.get("client"), found.get("test", np.zeros(len(x), bool)))
 
 
 def _csv(path: Path, label: str | None, client: str | None) -> OwnArrays:

@@ -1,0 +1,113 @@
+"""A folder as PFLlib writes it: train/0.npz, test/0.npz, ... for each client, and a config.json."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pflmpi.data.array_pickle import read_pickle
+from pflmpi.data.npz import check_memory
+
+
+class ClientFiles(NamedTuple):
+    """All samples: x [n, ...], y [n], whose they are [n], whether they are for testing [n]; and K, if it is said."""
+
+    x: np.ndarray
+    y: np.ndarray
+    client: np.ndarray
+    test: np.ndarray
+    num_classes: int | None
+
+
+def is_split_by_client(path: Path) -> bool:
+    """Whether a folder has the files of clients."""
+    return any((path / "train").glob("*.npz"))
+
+
+def read_folder(path: Path) -> ClientFiles:
+    """The samples in a folder; nothing in its files is called.
+
+    Raises:
+        ValueError: a file is missing, damaged, or holds anything but arrays.
+    """
+    numbers = [_numbers(path / side) for side in ("train", "test")]
+    for client in sorted(numbers[1] - numbers[0]):
+        raise ValueError(f"test/{client}.npz has no train/{client}.npz beside it")
+    asked = _config(path / "config.json")
+    if (count := asked.get("num_clients")) is not None and count != len(numbers[0]):
+        raise ValueError(f"config.json says {count} clients, and train/ has {len(numbers[0])} files; make it anew")
+    parts: list[tuple[np.ndarray, ...]] = []
+    for test, clients in enumerate(numbers):
+        for client in sorted(clients):
+            file = path / ("train", "test")[test] / f"{client}.npz"
+            try:
+                x, y = _arrays(file)
+            except ValueError as error:
+                raise ValueError(f"{file}: {error}") from error
+            if parts and x.shape[1:] != parts[0][0].shape[1:] and len(x):
+                raise ValueError(f"{file} has samples of {list(x.shape[1:])}, the first {list(parts[0][0].shape[1:])}")
+            if len(x):
+                parts.append((x, y, np.full(len(x), client), np.full(len(x), bool(test))))
+    if not parts:
+        raise ValueError("its files hold no samples")
+    x, y, client_of, tested = (np.concatenate(each) for each in zip(*parts, strict=True))
+    classes = asked.get("num_classes")
+    if classes is not None and not (y.dtype.kind in "iu" and y.min() >= 0 and y.max() < classes):
+        raise ValueError(f"config.json says {classes} classes, and y has labels {y.min()} to {y.max()}")
+    return ClientFiles(x, y, client_of, tested, classes)
+
+
+def _numbers(folder: Path) -> set[int]:
+    names = [file.stem for file in folder.glob("*.npz")]
+    for name in names:
+        if not name.isdecimal() or str(int(name)) != name:
+            raise ValueError(f"{folder.name}/{name}.npz: expected the number of a client, as in {folder.name}/0.npz")
+    return {int(name) for name in names}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"config.json is no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError("config.json holds no mapping")
+    asked = {key: found.get(key) for key in ("num_clients", "num_classes")}
+    for key, value in asked.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise ValueError(f"config.json: {key} = {value!r} is no number of them")
+    return asked
+
+
+def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """x and y of a file: its one array `data`, pickled, is {"x": array, "y": array}."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            check_memory(archive.getinfo("data.npy").file_size)
+            with archive.open("data.npy") as member:
+                np.lib.format.read_magic(member)
+                np.lib.format.read_array_header_1_0(member)
+                content = member.read()
+    except KeyError:
+        raise ValueError("it has no array `data`, which PFLlib writes") from None
+    except Exception as error:
+        raise ValueError(f"it is no .npz archive, or damaged ({error})") from error
+    found = read_pickle(content)
+    if isinstance(found, np.ndarray) and found.shape == ():
+        found = found.item()
+    if not isinstance(found, dict) or not {"x", "y"} <= found.keys():
+        raise ValueError("`data` is no dictionary with x and y")
+    x, y = (np.asarray(found[key]) for key in ("x", "y"))
+    return (_tokens(x) if x.dtype.hasobject else x), y
+
+
+def _tokens(x: np.ndarray) -> np.ndarray:
+    """Texts [n, L] of rows (tokens, their number), as its text datasets are; the tokens are padded there."""
+    rows = [row[0] for row in x] if x.ndim == 2 and x.shape[1] == 2 else []
+    if not rows or any(not isinstance(row, list) or len(row) != len(rows[0]) for row in rows):
+        raise ValueError("x is an array of objects, and not of pairs of tokens of one length and their number")
+    return np.array(rows)

@@ -1,0 +1,102 @@
+"""A folder as PFLlib writes it, and an .h5 file, are read as an .npz with the same arrays; no pickle calls anything."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from pflmpi.cli import main
+from pflmpi.data.own_files import read_own
+from pflmpi.errors import DataError
+
+RNG = np.random.default_rng(0)
+
+
+def client(samples: int, *labels: int) -> dict[str, np.ndarray]:
+    return {"x": RNG.normal(size=(samples, 1, 4, 4)).astype(np.float32), "y": np.resize(np.array(labels), samples)}
+
+
+def write(folder: Path, train: list[dict[str, Any]], test: list[dict[str, Any]], **config: int) -> Path:
+    """The files as PFLlib writes them: one pickled dictionary in each."""
+    for side, parts in (("train", train), ("test", test)):
+        (folder / side).mkdir(parents=True)
+        for number, part in enumerate(parts):
+            np.savez_compressed(folder / side / f"{number}.npz", data=part)  # type: ignore[arg-type]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_clients_tests_and_classes_are_those_of_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = [client(5, number % 3) for number in range(12)], [client(2, number % 3) for number in range(12)]
+    found = read_own(write(tmp_path / "data", train, test, num_clients=12, num_classes=5))
+    assert found.num_classes == 5 and found.writers is not None
+    for number in range(12):  # 10 after 9
+        for tested, parts in ((False, train), (True, test)):
+            mine = (found.writers == number) & (found.official_test == tested)
+            np.testing.assert_array_equal(found.images[mine], parts[number]["x"])
+            np.testing.assert_array_equal(found.labels[mine], parts[number]["y"])
+    assert main(["data", str(tmp_path / "data")]) == 0
+    assert "clients  12, 7 to 7 samples each" in capsys.readouterr().out
+
+
+def test_rows_of_tokens_and_their_number_are_sequences(tmp_path: Path) -> None:
+    texts = np.array([([4, 2, 0, 0], 2), ([5, 1, 3, 0], 3)], dtype=object)
+    found = read_own(write(tmp_path / "data", [{"x": texts, "y": np.array([0, 1])}], []))
+    assert found.images.tolist() == [[4, 2, 0, 0], [5, 1, 3, 0]]
+
+
+class Command:
+    """Unpickled, it would run a command."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_a_pickle_that_would_call_something_is_refused_and_calls_nothing(tmp_path: Path) -> None:
+    part = {**client(3, 0, 1), "more": Command(tmp_path / "called")}
+    with pytest.raises(DataError, match=r"0\.npz: it would call \w+\.system, which no data needs"):
+        read_own(write(tmp_path / "data", [part], []))
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "config", "said"),
+    [
+        ([client(3, 0, 1)], [], {"num_clients": 2}, "config.json says 2 clients, and train/ has 1"),
+        ([client(3, 0, 4)], [], {"num_classes": 3}, "says 3 classes, and y has labels 0 to 4"),
+        ([client(3, 0)], [client(1, 0), client(1, 0)], {}, "test/1.npz has no train/1.npz"),
+        ([client(3, 0), {"x": np.zeros((1, 2)), "y": np.zeros(1)}], [], {}, r"samples of \[2\], the first \[1, 4, 4\]"),
+        ([{"x": np.zeros((1, 2))}], [], {}, "no dictionary with x and y"),
+    ],
+)
+def test_files_that_do_not_belong_together_are_refused(
+    train: list[Any], test: list[Any], config: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=said):
+        read_own(write(tmp_path / "data", train, test, **config))
+
+
+def test_an_h5_file_is_read_as_an_npz_with_the_same_arrays(tmp_path: Path) -> None:
+    arrays = {**client(6, 0, 1), "client": np.array([3, 3, 5, 5, 5, 3]), "test": np.array([0, 1] * 3, bool)}
+    np.savez(tmp_path / "data.npz", **arrays)
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    assert read_own(tmp_path / "data.h5").digest == read_own(tmp_path / "data.npz").digest
+
+
+def test_an_h5_file_that_is_none_or_lacks_y_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.h5").write_text("no HDF5")
+    with pytest.raises(DataError, match=r"text\.h5' cannot be used"):
+        read_own(tmp_path / "text.h5")
+    with h5py.File(tmp_path / "half.h5", "w") as file:
+        file["x"] = np.zeros((2, 3))
+    with pytest.raises(DataError, match="no array 'y' in it"):
+        read_own(tmp_path / "half.h5")
