@@ -53,10 +53,17 @@ class APFL(FedAvg):
     paper: ClassVar[str] = "Deng et al., 2020"
     measured: ClassVar[tuple[str, ...]] = ("own",)
 
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # initial alpha_i
-    adaptive: bool = True
-    alpha_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None  # None: eta
-    weighting: Literal["samples", "clients"] = "clients"
+    alpha: Annotated[
+        float, Field(ge=0, le=1, description="share of the own model in the mixture, at the start (alpha)")
+    ] = 0.5
+    adaptive: Annotated[bool, Field(description="learn alpha in each update; otherwise it stays")] = True
+    alpha_lr: Annotated[
+        float | None, Field(gt=0, allow_inf_nan=False, description="learning rate of alpha; null: that of the model")
+    ] = None
+    weighting: Annotated[
+        Literal["samples", "clients"],
+        Field(description="the mean over clients is by their samples, or plain over clients"),
+    ] = "clients"
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {**super().init_client(task, client), "own": task.init(client), "alpha": torch.tensor(self.alpha)}

@@ -47,9 +47,19 @@ class Ditto(FedAvg):
     predicts_with: ClassVar[tuple[str, ...]] = ()
     measured: ClassVar[tuple[str, ...]] = ("personal",)
 
-    prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
-    personal_epochs: Annotated[int | None, Field(ge=1)] = None  # s; None: the global model's minibatches
-    weighting: Literal["samples", "clients"] = "clients"
+    prox_weight: Annotated[
+        float,
+        Field(
+            ge=0, allow_inf_nan=False, description="how strongly the personal model is drawn to the global one (lambda)"
+        ),
+    ] = 1.0
+    personal_epochs: Annotated[
+        int | None, Field(ge=1, description="epochs of the personal model (s); null: the minibatches of the global one")
+    ] = None
+    weighting: Annotated[
+        Literal["samples", "clients"],
+        Field(description="the mean over clients is by their samples, or plain over clients"),
+    ] = "clients"
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         own = {} if self.personal_epochs is None else {"personal": Pass(epochs=self.personal_epochs)}

@@ -54,13 +54,35 @@ class FedAMP(Algorithm):
     summary: ClassVar[str] = "a cloud model per client, by attentive message passing"
     paper: ClassVar[str] = "Huang et al., AAAI 2021"
 
-    alpha: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e4  # alpha_k
-    prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
-    sigma: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e6
-    weighting: Literal["distance", "cosine"] = "distance"
-    cosine_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0  # sigma of the heuristic
-    self_weight: Annotated[float, Field(ge=0, le=1)] = 0.5  # xi_ii of the heuristic
-    start: Literal["own", "cloud"] = "own"
+    alpha: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="step size of the message passing (alpha_k)")
+    ] = 1e4
+    prox_weight: Annotated[
+        float,
+        Field(ge=0, allow_inf_nan=False, description="how strongly a client is drawn to its cloud model (lambda)"),
+    ] = 1.0
+    sigma: Annotated[
+        float,
+        Field(
+            gt=0,
+            allow_inf_nan=False,
+            description="scale of squared distances, above which models do not attract each other",
+        ),
+    ] = 1e6
+    weighting: Annotated[
+        Literal["distance", "cosine"],
+        Field(description="attraction by distance, or by cosine (the paper's heuristic for deep networks)"),
+    ] = "distance"
+    cosine_scale: Annotated[
+        float,
+        Field(ge=0, allow_inf_nan=False, description="sharpness of the weights by cosine (sigma of the heuristic)"),
+    ] = 10.0
+    self_weight: Annotated[
+        float, Field(ge=0, le=1, description="weight of the own model with weighting cosine (xi_ii)")
+    ] = 0.5
+    start: Annotated[
+        Literal["own", "cloud"], Field(description="local training starts from the own model, or from the cloud model")
+    ] = "own"
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"model": Rows(task.like("body", "head"))}

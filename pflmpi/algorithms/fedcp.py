@@ -57,7 +57,12 @@ class FedCP(WeightedSharedParts):
     shared: ClassVar[tuple[str, ...]] = ("body", "head", "gate")
     draws_noise: ClassVar[bool] = True
 
-    alignment_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 5.0  # lambda
+    alignment_weight: Annotated[
+        float,
+        Field(
+            ge=0, allow_inf_nan=False, description="how strongly personal features are drawn to global ones (lambda)"
+        ),
+    ] = 5.0
 
     def init_model(self, task: Task, client: int = -1) -> Tree:
         return {**task.init(client), "gate": init_gate(stream(task.seed, 0, -1, "gate"), task.num_features)}

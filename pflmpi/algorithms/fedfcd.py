@@ -63,15 +63,23 @@ class FedFCD(Algorithm):
     unlike_models: ClassVar[bool] = True
     introduces: ClassVar[bool] = True
 
-    align_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
-    body_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None  # eta_f
-    head_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None  # eta_phi_i
-    global_head_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01  # eta_phi_g
-    alternation: Literal["epoch", "batch"] = "epoch"
-    class_mean_weighting: Weighting = "samples"
-    server_epochs: Annotated[int, Field(ge=1)] = 1
-    server_batch_size: Annotated[int | None, Field(ge=1)] = None
-    variant: Literal["full", "without_fusion", "without_hierarchy"] = "full"
+    align_weight: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="pull of features to class means (lambda)")
+    ] = 1.0
+    body_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="eta_f; null: training.lr")] = None
+    head_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="eta_phi_i; null: training.lr")] = (
+        None
+    )
+    global_head_lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="eta_phi_g, on the server")] = (
+        0.01  # eta_phi_g
+    )
+    alternation: Annotated[Literal["epoch", "batch"], Field(description="when body and head take turns")] = "epoch"
+    class_mean_weighting: Annotated[Weighting, Field(description="how class means are weighted")] = "samples"
+    server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
+    server_batch_size: Annotated[int | None, Field(ge=1, description="class means in a server step; null: all")] = None
+    variant: Annotated[
+        Literal["full", "without_fusion", "without_hierarchy"], Field(description="full, or an ablation")
+    ] = "full"
 
     def check(self, task: Task, participants: int) -> None:
         body_lr, head_lr = self.learning_rates(task)

@@ -59,10 +59,18 @@ class FedFomo(Algorithm):
     summary: ClassVar[str] = "every client weighs others' models on held out samples"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
 
-    received_models: Annotated[int, Field(ge=1)] = 5  # M
-    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    exploration: Annotated[float, Field(ge=0, le=1)] = 0.3  # epsilon
-    exploration_decay: Annotated[float, Field(ge=0, le=1)] = 0.05
+    received_models: Annotated[
+        int, Field(ge=1, description="models of others that a client receives in a round (M)")
+    ] = 5
+    held_out: Annotated[
+        float, Field(gt=0, lt=1, description="share of the training samples on which others' models are weighed")
+    ] = 0.2
+    exploration: Annotated[
+        float, Field(ge=0, le=1, description="probability to ask for a random client's model (epsilon)")
+    ] = 0.3
+    exploration_decay: Annotated[
+        float, Field(ge=0, le=1, description="what is taken off that probability in every round")
+    ] = 0.05
 
     def check(self, task: Task, participants: int) -> None:
         if self.received_models >= task.num_clients:

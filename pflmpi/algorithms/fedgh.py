@@ -42,9 +42,13 @@ class FedGH(Algorithm):
     predicts_with: ClassVar[tuple[str, ...]] = ("head",)
     unlike_models: ClassVar[bool] = True
 
-    global_head_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01  # eta
-    server_epochs: Annotated[int, Field(ge=1)] = 1
-    server_batch_size: Annotated[int | None, Field(ge=1)] = 1
+    global_head_lr: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="learning rate of the global head, on the server (eta)")
+    ] = 0.01
+    server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
+    server_batch_size: Annotated[
+        int | None, Field(ge=1, description="class means in a step of the server; null: all")
+    ] = 1
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"means": ClassMeans(task.num_features, counts=False)}

@@ -51,10 +51,22 @@ class FedGMH(Algorithm):
     paper: ClassVar[str] = "Sun and Ni, 2026"
     unlike_models: ClassVar[bool] = True
 
-    critical_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # beta
-    head_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # eta_h
-    server_epochs: Annotated[int, Field(ge=1)] = 1
-    variant: Literal["full", "onehead", "avghead", "oneavg"] = "full"
+    critical_share: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="share of the head's entries that are critical, where global heads are mixed in (beta)",
+        ),
+    ] = 0.5
+    head_lr: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="learning rate of the heads on the server (eta_h)")
+    ] = 1.0
+    server_epochs: Annotated[int, Field(ge=1, description="passes of the server over the class means in a round")] = 1
+    variant: Annotated[
+        Literal["full", "onehead", "avghead", "oneavg"],
+        Field(description="full, or an ablation: onehead (GMH-o), avghead (GMH-a), oneavg (GMH-oa)"),
+    ] = "full"
 
     @property
     def one_head(self) -> bool:

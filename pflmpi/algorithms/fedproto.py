@@ -45,9 +45,20 @@ class FedProto(Algorithm):
     predicts_with: ClassVar[tuple[str, ...]] = ("prototypes",)
     unlike_models: ClassVar[bool] = True
 
-    prototype_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
-    class_mean_weighting: Weighting = "samples"
-    predict_with: Literal["prototypes", "head"] = "prototypes"
+    prototype_weight: Annotated[
+        float,
+        Field(
+            ge=0, allow_inf_nan=False, description="how strongly features are drawn to the global class means (lambda)"
+        ),
+    ] = 1.0
+    class_mean_weighting: Annotated[
+        Weighting,
+        Field(description="class means are weighted by samples, plainly by clients, or as the paper prints it"),
+    ] = "samples"
+    predict_with: Annotated[
+        Literal["prototypes", "head"],
+        Field(description="predict the class of the nearest class mean, or with the head"),
+    ] = "prototypes"
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"means": ClassMeans(task.num_features)}

@@ -28,7 +28,9 @@ class FedProx(FedAvg):
     summary: ClassVar[str] = "FedAvg with a proximal term"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
 
-    prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # mu
+    prox_weight: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="how strongly a client is drawn to the global model (mu)")
+    ] = 0.01
 
     def loss(self, task: Task, received: Tree) -> Loss:
         return proximal_loss(task, received, self.prox_weight)

@@ -40,8 +40,11 @@ class FedRep(FedPer):
     summary: ClassVar[str] = "shared body, personal head, trained one after the other"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
 
-    weighting: Literal["samples", "clients"] = "clients"
-    head_epochs: Annotated[int, Field(ge=0)] = 10  # tau
+    weighting: Annotated[
+        Literal["samples", "clients"],
+        Field(description="the mean over clients is by their samples, or plain over clients"),
+    ] = "clients"
+    head_epochs: Annotated[int, Field(ge=0, description="epochs of the head before the body is trained (tau)")] = 10
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"head": Pass(epochs=self.head_epochs), "body": Pass()}

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from pflmpi.algorithms.fedavg import FedAvg
@@ -44,7 +45,9 @@ class FedRoD(FedAvg):
     summary: ClassVar[str] = "a balanced generic model and a personal head beside its own"
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
 
-    predict_with: Literal["personal", "generic"] = "personal"
+    predict_with: Annotated[
+        Literal["personal", "generic"], Field(description="both heads added (personal), or the generic head alone")
+    ] = "personal"
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {**super().init_client(task, client), "personal": task.init(client)["head"]}

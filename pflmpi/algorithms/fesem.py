@@ -49,8 +49,11 @@ class FeSEM(Algorithm):
     paper: ClassVar[str] = "Xie et al., WWW Journal 2023"
     predicts_with: ClassVar[tuple[str, ...]] = ("centre",)
 
-    num_clusters: Annotated[int, Field(ge=1)] = 3  # K
-    weighting: Literal["clients", "samples"] = "clients"
+    num_clusters: Annotated[int, Field(ge=1, description="clusters of clients, each with a model (K)")] = 3
+    weighting: Annotated[
+        Literal["clients", "samples"],
+        Field(description="the mean over clients is by their samples, or plain over clients"),
+    ] = "clients"
 
     def check(self, task: Task, participants: int) -> None:
         if self.num_clusters > participants:

@@ -61,8 +61,15 @@ class GPFL(WeightedSharedParts):
     message: ClassVar[str] = "shared"
     state: ClassVar[str] = "shared"
 
-    magnitude_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # lambda
-    guidance_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1  # mu
+    magnitude_weight: Annotated[
+        float,
+        Field(
+            ge=0, allow_inf_nan=False, description="weight of the features' distance to the class embeddings (lambda)"
+        ),
+    ] = 0.01
+    guidance_decay: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="weight decay of what is shared (mu)")
+    ] = 0.1
 
     def init_model(self, task: Task, client: int = -1) -> Tree:
         embeddings = stream(task.seed, 0, -1, "embeddings").standard_normal(

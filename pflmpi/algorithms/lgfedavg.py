@@ -1,7 +1,9 @@
 """LG-FedAvg: local bodies, one shared head on top of them."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.shared_parts import WeightedSharedParts
@@ -37,7 +39,10 @@ class LGFedAvg(WeightedSharedParts):
     message: ClassVar[str] = "head"
     state: ClassVar[str] = "head"
 
-    weighting: Literal["samples", "clients"] = "clients"
+    weighting: Annotated[
+        Literal["samples", "clients"],
+        Field(description="the mean over clients is by their samples, or plain over clients"),
+    ] = "clients"
 
     def to_share(self, task: Task, model: Tree) -> Tree:
         return part(model, "head")

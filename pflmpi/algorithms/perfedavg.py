@@ -56,11 +56,22 @@ class PerFedAvg(FedAvg):
     adapts_with: ClassVar[tuple[str, ...]] = ("adapt",)
     own_steps: ClassVar[str] = "steps along the gradient of the adapted model"
 
-    order: Literal["first", "hessian_free"] = "first"
-    inner_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01  # alpha
-    adapt_steps: Annotated[int, Field(ge=1)] = 1
-    difference: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.001  # delta
-    weighting: Literal["samples", "clients"] = "clients"
+    order: Annotated[
+        Literal["first", "hessian_free"],
+        Field(description="first-order steps, or hessian_free by a difference of gradients"),
+    ] = "first"
+    inner_lr: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="learning rate of the step to a personal model (alpha)")
+    ] = 0.01
+    adapt_steps: Annotated[int, Field(ge=1, description="steps by which a client adapts before it is tested")] = 1
+    difference: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, description="distance of the two gradients with order hessian_free (delta)"),
+    ] = 0.001
+    weighting: Annotated[
+        Literal["samples", "clients"],
+        Field(description="the mean over clients is by their samples, or plain over clients"),
+    ] = "clients"
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         hessian = {"hessian": Pass()} if self.order == "hessian_free" else {}

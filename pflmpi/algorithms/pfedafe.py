@@ -57,10 +57,14 @@ class PFedAFE(SharedParts):
     message: ClassVar[str] = "body"
     state: ClassVar[str] = "shared"
 
-    beta_init: Annotated[float, Field(ge=0, le=1)] = 0.5  # initial beta
-    beta_steps: Annotated[int, Field(ge=1)] = 10
-    beta_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
-    adaptive: bool = True
+    beta_init: Annotated[
+        float, Field(ge=0, le=1, description="share of the own body in the mixture, at the start (beta)")
+    ] = 0.5
+    beta_steps: Annotated[int, Field(ge=1, description="steps in which that share is learned in an update")] = 10
+    beta_lr: Annotated[float, Field(gt=0, allow_inf_nan=False, description="learning rate of that share")] = 0.1
+    adaptive: Annotated[
+        bool, Field(description="mix in a learned share; otherwise the shared body replaces the own one")
+    ] = True
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(), "beta": Pass(steps=self.beta_steps if self.adaptive else 0)}

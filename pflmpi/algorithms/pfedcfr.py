@@ -57,13 +57,15 @@ class PFedCFR(Algorithm):
     summary: ClassVar[str] = "feature layers fused by distance, decision layers averaged"
     paper: ClassVar[str] = "Yang et al., 2023"
 
-    num_personal_layers: Annotated[int | None, Field(ge=0)] = None  # r
-    layer_unit: Literal["module", "tensor"] = "module"
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e4  # alpha_t
-    sigma: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e6
-    prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
-    decision_prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.001  # mu
-    start: Literal["fused", "local"] = "fused"
+    num_personal_layers: Annotated[int | None, Field(ge=0, description="averaged layers (r); null: the head")] = None
+    layer_unit: Annotated[Literal["module", "tensor"], Field(description="what counts as a layer")] = "module"
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False, description="step size of the fusion (alpha_t)")] = 1e4
+    sigma: Annotated[float, Field(gt=0, allow_inf_nan=False, description="scale of squared distances")] = 1e6
+    prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False, description="pull to fused layers (lambda)")] = 1.0
+    decision_prox_weight: Annotated[float, Field(ge=0, allow_inf_nan=False, description="pull to the mean (mu)")] = (
+        0.001
+    )
+    start: Annotated[Literal["fused", "local"], Field(description="model that training starts from")] = "fused"
 
     def check(self, task: Task, participants: int) -> None:
         personal, decision = self.split(task)

@@ -50,11 +50,24 @@ class PFedMe(FedAvg):
     paper: ClassVar[str] = "T. Dinh et al., NeurIPS 2020"
     predicts_with: ClassVar[tuple[str, ...]] = ()
 
-    prox_weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 15.0  # lambda
-    personal_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.09  # eta_p; the authors' for networks
-    inner_steps: Annotated[int, Field(ge=1)] = 5  # K
-    server_mix: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # beta
-    weighting: Literal["samples", "clients"] = "clients"
+    prox_weight: Annotated[
+        float,
+        Field(
+            gt=0, allow_inf_nan=False, description="how strongly the personal model is drawn to the local one (lambda)"
+        ),
+    ] = 15.0
+    personal_lr: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="learning rate of the personal model (eta_p)")
+    ] = 0.09
+    inner_steps: Annotated[int, Field(ge=1, description="steps of the personal model for each batch (K)")] = 5
+    server_mix: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, description="how far the server moves to the mean of the clients (beta)"),
+    ] = 1.0
+    weighting: Annotated[
+        Literal["samples", "clients"],
+        Field(description="the mean over clients is by their samples, or plain over clients"),
+    ] = "clients"
 
     def check(self, task: Task, participants: int) -> None:
         for name, lr in (("algorithm.personal_lr", self.personal_lr), ("training.lr", task.training.lr)):

@@ -60,12 +60,16 @@ class PFedPM(Algorithm):
     paper: ClassVar[str] = "Xing et al., 2024"
     unlike_models: ClassVar[bool] = True
 
-    own_weight: Annotated[float, Field(ge=0, le=1)] = 0.3  # a
-    prototype_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0  # lambda
-    distance: Literal["l2", "mse"] = "l2"
-    class_mean_weighting: Weighting = "samples"
-    relation: bool = False
-    relation_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # null: as the model
+    own_weight: Annotated[
+        float, Field(ge=0, le=1, description="share of the own class mean beside the global one (a)")
+    ] = 0.3
+    prototype_weight: Annotated[float, Field(ge=0, allow_inf_nan=False, description="pull to class means (lambda)")] = (
+        1.0
+    )
+    distance: Annotated[Literal["l2", "mse"], Field(description="Euclidean, or the mean of squares")] = "l2"
+    class_mean_weighting: Annotated[Weighting, Field(description="how class means are weighted")] = "samples"
+    relation: Annotated[bool, Field(description="predict with a learned relation instead of distances")] = False
+    relation_lr: Annotated[float | None, Field(gt=0, allow_inf_nan=False, description="null: the model's")] = None
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {"means": ClassMeans(task.num_features)}

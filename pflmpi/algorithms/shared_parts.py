@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from pflmpi.algorithms.base import Algorithm, Round, only
 from pflmpi.learning.client import ClientData, Loss, model_loss
@@ -99,7 +100,9 @@ class SharedParts(Algorithm):
 class WeightedSharedParts(SharedParts):
     """The same, with the weights of the mean as an option."""
 
-    weighting: MeanBy = "samples"
+    weighting: Annotated[
+        MeanBy, Field(description="the mean over clients is by their samples, or plain over clients")
+    ] = "samples"
 
     def averaged_by(self) -> MeanBy:
         return self.weighting

@@ -19,6 +19,7 @@ import processes
 import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main, parser
+from pflmpi.commands import schema
 from pflmpi.config import load as configuration
 from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS
@@ -144,6 +145,11 @@ def test_schema_has_every_key_with_its_default(capsys: pytest.CaptureFixture[str
     ):
         lines = [line for line in text.splitlines() if words[0] in line]
         assert any(all(word in line for word in words) for line in lines), (words, lines)
+
+
+def test_schema_has_a_meaning_for_every_key() -> None:
+    missing = [f"{title}: {row[0]}" for title, rows in schema._sections() for row in rows if not row[3]]
+    assert not missing
 
 
 def test_partition_shows_who_holds_what_and_the_hash(
