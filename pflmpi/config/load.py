@@ -130,8 +130,14 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
     if not isinstance(values.get("name"), str):
         found = f"= {shown(values['name'])} is not a name" if "name" in values else "is missing"
         raise ConfigError(f"{name}.name {found}; known: {', '.join(registry)}")
-    kind = registry[values.pop("name")]
-    return filled(name, kind, section(name, fields_model(kind), values))
+    chosen = values.pop("name")
+    kind = registry[chosen]
+    keys = fields_model(kind)
+    for key in values:
+        if key not in keys.model_fields:
+            instead = f"for {chosen} without the keys of another: -s '{name}={{name: {chosen}}}'"
+            raise ConfigError(f"{unknown(f'key in {name}:', key, list(keys.model_fields))}; {instead}")
+    return filled(name, kind, section(name, keys, values))
 
 
 def _named(registry: Registry[Any], value: Any) -> dict[str, Any]:

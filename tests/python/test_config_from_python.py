@@ -52,6 +52,13 @@ def test_what_is_wrong_is_refused_with_what_is_allowed(changes: dict[str, object
         Config(**{**QUICK, **changes})
 
 
+def test_another_name_with_the_old_keys_is_refused_with_the_whole_section_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"'critical_share'.* -s 'algorithm=\{name: fedavg\}'$"):
+        configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm.name=fedavg"])
+    given = configuration.load(ROOT / "configs" / "quickstart.yaml", ["algorithm={name: fedavg}"])
+    assert given.resolved()["algorithm"]["name"] == "fedavg"
+
+
 def test_an_algorithm_that_no_other_process_can_import_is_refused() -> None:
     class Mine(FedGMH):
         pass
