@@ -21,8 +21,8 @@ from pflmpi.testing import conformance
 from pflmpi.testing.conformance import Runs
 from pflmpi.tree import Tree, part
 
-# Their passes are of a few steps, or each step is made by hand.
-NEVER = {"l2gd", "pfedme", "perfedavg", "perfedavg-hessian_free"}
+# Each of their steps is made by hand, or their passes are of a few steps.
+NEVER = {"pfedme", "perfedavg", "perfedavg-hessian_free"}
 ALSO_QUICK = (*MESSAGE_KINDS, "apfl", "fedcp", "gpfl", "pfedpm-relation")
 
 
@@ -42,7 +42,8 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 )
 def test_a_replayed_pass_gives_the_same_bits(name: str, replayed: list[Any], tmp_path: Path) -> None:
     conformance.replayed_steps_are_the_steps(Runs(every_algorithm()[name], tmp_path))
-    assert bool(replayed) == (name not in NEVER)
+    if name != "l2gd":  # chance decides how long its passes are
+        assert bool(replayed) == (name not in NEVER)
 
 
 @pytest.mark.parametrize(
