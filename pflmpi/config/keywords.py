@@ -34,7 +34,7 @@ class Config(load.Config):
 
     >>> config = Config(data="digits", partition={"name": "iid", "clients": 4}, algorithm="fedavg")
     >>> config.replace(training={"rounds": 3}).training.rounds, config.training.rounds
-    (3, 100)
+    (3, 30)
     """
 
     def __init__(

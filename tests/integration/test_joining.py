@@ -21,6 +21,7 @@ from pflmpi.store.lock import join_requests
 from pflmpi.transports import meeting
 from pflmpi.transports.detect import ALONE
 from pflmpi.transports.peers import Peer
+from project import documented
 
 ROUNDS = 12
 SECTIONS: dict[str, Any] = {
@@ -89,13 +90,15 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_second_process_shares_the_clients(tmp_path: Path) -> None:
+def test_two_processes_share_the_clients_of_one(tmp_path: Path) -> None:
+    words = documented("docs/clusters.md", "pflmpi join runs/train --ranks")
+    assert words == ["pflmpi", "join", "runs/train", "--ranks", "2"]
     going = Going(tmp_path, "alone", 1)
     with going.still_after(2):
-        joined = going.join()
-    going.check(ranks=2)
+        joined = going.join(ranks=2)
+    going.check(ranks=3)
     code, text = ended(joined)
-    assert (code, "which has 2 ranks now" in text) == (0, True), text
+    assert (code, "which has 3 ranks now" in text) == (0, True), text
 
 
 @pytest.mark.slow

@@ -168,6 +168,7 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     algorithm = run.experiment.config.algorithm
     may_change = bool(algorithm.predicts_with) or type(algorithm).adapt is not Algorithm.adapt
     expected: dict[int, list[np.ndarray]] = {rank: [] for rank in range(1, RANKS)}  # tested clients, by rank and round
+    trained: dict[int, list[np.ndarray]] = {rank: [] for rank in range(1, RANKS)}
     for round in range(1, ROUNDS + 1):
         everyone = may_change or round == 1
         tested = np.arange(CLIENTS) if everyone else participants(run, round)
@@ -176,21 +177,33 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             groups = run.placement.assign(tested, num_test.astype(float))[rank]
             lists.append(clients_of(groups))
             assert where is None or all(where[int(c)] == rank for c in clients_of(groups))
-    correct = {one.round: one.scores.correct for one in run.progress if one.scores is not None}
+            trained[rank].append(
+                np.array([c for c, at in rank_of(run, participants(run, round)).items() if at == rank])
+            )
+    known = {one.round: one for one in run.progress}
+    k = run.experiment.federation.dataset.num_classes
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
         (*agreed, length, hashes, same), scores, ends = mine[:7], mine[7::2], mine[8::2]
         assert [len(one) for one in (*agreed, same)] == [AGREE] * 5
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
-        assert [len(one) for one in scores] == [8 * (2 + len(tested)) for tested in lists]
+        sizes = [2 + (2 * k + 1) * len(tested) + len(own) for tested, own in zip(lists, trained[rank], strict=True)]
+        assert [len(one) for one in scores] == [8 * one for one in sizes]
         for content in ends:
             longest, wish = from_keys(np.frombuffer(content, np.int64))
             assert 0 <= longest < 60 and wish == 0
         for round, (content, tested) in enumerate(zip(scores, lists, strict=True), start=1):
-            microseconds, written, *right = np.frombuffer(content, np.int64).tolist()
+            (microseconds, written), rest = np.split(np.frombuffer(content), [2])
             assert 0 <= microseconds < 60e6 and -1 <= written < round
-            assert right == correct[round][tested].tolist()
+            counts, losses = np.split(rest, [(2 * k + 1) * len(tested)])
+            hits, predicted, loss = np.split(counts.reshape(-1, 2 * k + 1), [k, 2 * k], axis=1)
+            found = known[round].scores
+            assert found is not None
+            for sent, recorded_as in ((hits, found.hits), (predicted, found.predicted), (loss[:, 0], found.loss)):
+                assert np.array_equal(sent, recorded_as[tested])
+            here = np.isin(participants(run, round), trained[rank][round - 1])
+            assert np.array_equal(losses, known[round].train_loss[here], equal_nan=True)
     down = run.content("control", up=False)
     expected_down = []
     lock = down[3 * (RANKS - 1)][:16].decode()  # the token of the run's lock
@@ -198,9 +211,9 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     texts = (str(run.folder), f"{lock} {run_identity.run_id(run.folder)}")
     for text in texts:  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
-    *sent, sizes, more_sizes, same, also_same = down
-    assert sent == expected_down
-    assert sizes == more_sizes and len(sizes) == 8 * RANKS  # of what all ranks have made of the configuration
+    *texts_sent, lengths, more_lengths, same, also_same = down
+    assert texts_sent == expected_down
+    assert lengths == more_lengths and len(lengths) == 8 * RANKS  # of what all ranks have made of the configuration
     assert same == also_same == bytes(8)  # it is the same: no error
 
 
