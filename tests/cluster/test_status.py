@@ -489,7 +489,7 @@ def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Captur
         processes.wait_for(lambda: len(metrics_file.read(tmp_path / "first")) > 2, "the first rounds", PATIENCE)
         shown = blocks(capsys, [])
         assert shown[running].startswith(f"job {running} RUNNING on 1 node (node")
-        assert " of 100000, accuracy " in shown[running] and "left of 0:05:00" in shown[running]
+        assert " of 100000, 2 ranks, accuracy " in shown[running] and "left of 0:05:00" in shown[running]
         assert "IT WILL NOT FIT" in shown[running] and f"log: {tmp_path / 'first.log'}" in shown[running]
         assert shown[waiting].startswith(f"job {waiting} PENDING (Dependency), asks for 2 nodes, 0 restarts\n")
         assert f"{tmp_path / 'second'}: not begun" in shown[waiting]

@@ -138,7 +138,8 @@ def test_advice_is_given(
 @pytest.mark.slow
 def test_a_run_is_read_as_it_says(alone: tuple[Path, str], environment: dict[str, str], tmp_path: Path) -> None:
     shutil.copytree(alone[0] / "quickstart", tmp_path / "runs" / "alone")
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for name in ("configs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
     assert READING
     for command in READING:
         done = processes.call(shlex.split(command), env=environment, cwd=tmp_path)
