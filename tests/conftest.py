@@ -1,6 +1,8 @@
 """Fixtures and rules for all tests."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,12 @@ import testbed
 # One thread a process, as the product computes; set before numpy and torch are imported.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+# What is started by different workers shares no folder: mpirun keeps one for all of its kind.
+OWN = Path(tempfile.gettempdir()) / f"pflmpi-{os.environ.get('PYTEST_XDIST_WORKER', '')}-{os.getpid()}"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    OWN.mkdir()
+    os.environ["TMPDIR"], tempfile.tempdir = str(OWN), None
 
 ALLOWED_SKIPS = (
     "needs a CUDA device",
@@ -39,6 +47,7 @@ _SKIPPED: list[tuple[str, str]] = []
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    shutil.rmtree(OWN, ignore_errors=True)
     unexpected = [f"{node}: {reason}" for node, reason in _SKIPPED if not reason.startswith(ALLOWED_SKIPS)]
     if session.config.getoption("--strict-skips") and unexpected:
         print("\nunexpected skips:\n  " + "\n  ".join(unexpected))
