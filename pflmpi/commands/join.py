@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.config.load import Config
     from pflmpi.experiment.execute import RankContext
     from pflmpi.experiment.joiner import Joiner
-    from pflmpi.experiment.start import go_on
+    from pflmpi.experiment.start import resume_joined
     from pflmpi.runtime.progress import Observer
     from pflmpi.transports.base import Transport
     from pflmpi.transports.detect import Launch
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
             return joiner.join(launch, here(joiner.config))
 
         def start(config: Config, run: Path, context: RankContext, observe: Observer) -> Path:
-            return go_on(config, run, context, observe, federation=joiner.federation, held=None)
+            return resume_joined(config, run, context, observe, federation=joiner.federation, held=None)
 
         return Prepared(joiner.config, options.run, start, join)
 

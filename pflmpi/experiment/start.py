@@ -67,7 +67,7 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer, *
     return run
 
 
-def go_on(
+def resume_joined(
     config: Config, run: Path, context: RankContext, observe: Observer, *, federation: Federation, held: RunLock | None
 ) -> Path:
     """Continue a run that others have joined.

@@ -2,22 +2,19 @@
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 
 from pflmpi import early_signals, outside
 from pflmpi.commands.progress import RunProgress
-from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
+from pflmpi.commands.ranks.context import connect, end_of_jobs
 from pflmpi.commands.ranks.launch import num_ranks
+from pflmpi.commands.ranks.session import Session, Start
 from pflmpi.config.load import Config, parse
 from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show
-from pflmpi.experiment.execute import Paused, RankContext
-from pflmpi.experiment.joining import enlarge
-from pflmpi.experiment.start import go_on, start, start_or_resume
+from pflmpi.experiment.start import start, start_or_resume
 from pflmpi.python.rounds import OnRound, row
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer, Progress
@@ -27,8 +24,6 @@ from pflmpi.transports import refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import ended
-
-Start = Callable[[Config, Path, RankContext, Observer], Path]
 
 _runs = count()  # of this process, whose ranks meet anew for each
 
@@ -43,41 +38,29 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
         refuse_unless_fault_tolerant(config.runtime.transport, launch)
     num_ranks(ranks, config, launch)
     config = parse(config.resolved())
-    transport = connect(config, launch)
+    session = Session(connect(config, launch), launch, folder)
     raised: list[Exception] = []  # by `on_round`
     try:
-        stop = Stop(end_of_jobs(transport), config.runtime.spare)
+        stop = Stop(end_of_jobs(session.transport), config.runtime.spare)
         go: Start = start_or_resume if resume or launch.restarts else start
         main = threading.current_thread() is threading.main_thread()  # which alone can watch for signals
         with (
-            RunProgress(config.training.rounds, quiet, False, transport.rank) as progress,
-            noted_signals(stop, lambda: bool(ended(transport.peers))) if main else nullcontext(),
-            ExitStack() as at_end,
+            RunProgress(config.training.rounds, quiet, False, session.transport.rank) as progress,
+            noted_signals(stop, lambda: bool(ended(session.transport.peers))) if main else nullcontext(),
         ):
             early_signals.begun()
-            observe = _telling(progress, on_round, stop, raised)
-            while True:
-                placed, context = context_of(config, transport, launch, stop, False)
-                try:
-                    found = go(placed, folder, context, observe)
-                    break
-                except Paused as paused:
-                    pause = paused.with_traceback(None)  # which would keep the state of the clients in memory
-                at_end.callback(pause.lock.release)
-                config, folder = pause.experiment.config, pause.run
-                transport = enlarge(folder, pause.experiment, transport)
-                go = partial(go_on, federation=pause.experiment.division.everyone, held=pause.lock)
-        transport.close(goes_on=True)
+            found = session.run(config, go, stop, _telling(progress, on_round, stop, raised))
+        session.transport.close(goes_on=True)
     except (CollectiveError, Stopped) as reason:  # on every rank
         with suppress(TransportError):
-            transport.close(goes_on=True)
+            session.transport.close(goes_on=True)
         if raised:
             raise raised[0] from None
         if isinstance(reason, CollectiveError):
             raise reason.error from reason
-        raise Stopped(f"{reason}; go on with resume=True, out={str(folder)!r}") from reason
+        raise Stopped(f"{reason}; go on with resume=True, out={str(session.folder)!r}") from reason
     except BaseException as error:
-        _end_all(transport, error)
+        _end_all(session.transport, error)
         raise
     if raised:
         raise raised[0]

@@ -9,16 +9,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from pflmpi import early_signals, outside
 from pflmpi.commands.progress import RunProgress, show_summary
-from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
+from pflmpi.commands.ranks.context import connect, end_of_jobs
 from pflmpi.commands.ranks.launch import check_ranks, num_ranks, spawn
+from pflmpi.commands.ranks.session import Session, Start
 from pflmpi.config.load import Config
 from pflmpi.errors import (
     PflmpiError,
@@ -30,11 +30,7 @@ from pflmpi.errors import (
     show,
     write_exit_code,
 )
-from pflmpi.experiment.execute import Paused, RankContext
-from pflmpi.experiment.joining import enlarge
-from pflmpi.experiment.start import go_on
 from pflmpi.runtime.faults import CollectiveError
-from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.transports import refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
@@ -61,7 +57,7 @@ class Prepared:
 
     config: Config
     folder: Path
-    start: Callable[[Config, Path, RankContext, Observer], Path]
+    start: Start
     join: Callable[[Launch], Transport] | None = None
 
 
@@ -70,7 +66,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
 
     Between ranks the process ends here: in order if all ranks know why, otherwise by aborting all of them.
     """
-    launch, transport = ALONE, None
+    launch, session = ALONE, None
     try:
         launch = detect(os.environ)
         if options.stop_at_eof and launch.kind == "alone":
@@ -79,42 +75,29 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             logging.getLogger().setLevel(logging.ERROR)
         check_ranks(options.ranks)
         prepared = prepare(launch)
-        config, folder, start, join = prepared.config, prepared.folder, prepared.start, prepared.join
+        config, join = prepared.config, prepared.join
         if config.runtime.faults == "continue":
             refuse_unless_fault_tolerant(config.runtime.transport, launch)
         ranks = num_ranks(options.ranks, config, launch, joins=join is not None)
         if ranks > 1 and launch.kind == "alone":
             return spawn(ranks, options.words)
-        if join is None:
-            transport = connect(config, launch)
-            end = end_of_jobs(transport)
-        else:
-            transport = join(launch)
-            end = end_of_job(os.environ) if launch.rank == 0 else None
-        stop = Stop(end, config.runtime.spare)
+        transport = connect(config, launch) if join is None else join(launch)
+        session = among = Session(transport, launch, prepared.folder)
+        own_end = end_of_job if launch.rank == 0 else lambda _: None  # the job of those that join may be another one
+        stop = Stop(end_of_jobs(transport) if join is None else own_end(os.environ), config.runtime.spare)
         with (
             RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
-            noted_signals(stop, lambda: transport is not None and bool(ended(transport.peers))),
-            ExitStack() as at_end,
+            noted_signals(stop, lambda: bool(ended(among.transport.peers))),
         ):
             early_signals.begun()
-            while True:
-                placed, context = context_of(config, transport, launch, stop, options.take_over)
-                try:
-                    run = start(placed, folder, context, progress)
-                    break
-                except Paused as paused:
-                    pause = paused.with_traceback(None)  # which would keep the state of the clients in memory
-                at_end.callback(pause.lock.release)
-                config, folder = pause.experiment.config, pause.run
-                transport = enlarge(folder, pause.experiment, transport)
-                start = partial(go_on, federation=pause.experiment.division.everyone, held=pause.lock)
-        if transport.rank == 0:
+            run = session.run(config, prepared.start, stop, progress, options.take_over)
+        if session.transport.rank == 0:
             show_summary(run, config)
-        _leave(transport, launch, 0)
+        _leave(session.transport, launch, 0)
     except (CollectiveError, Stopped) as reason:  # on every rank
-        assert transport is not None
-        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {folder}` continues")
+        assert session is not None
+        transport = session.transport
+        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {session.folder}` continues")
         if isinstance(reason, CollectiveError):
             error = reason.error
         if transport.rank == 0:
@@ -125,16 +108,16 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
         _leave(transport, launch, error.exit_code)
     except KeyboardInterrupt:
-        return _abort(transport, 130, launch.rank)
+        return _abort(session, 130, launch.rank)
     except Exception as caught:
         where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
-        fault = RunError(where) if where else explained(caught, UserError if transport is None else RunError)
-        if isinstance(fault, TransportError) or (transport is None and launch.rank > 0):
+        fault = RunError(where) if where else explained(caught, UserError if session is None else RunError)
+        if isinstance(fault, TransportError) or (session is None and launch.rank > 0):
             time.sleep(_HEAD_START)
         code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
         if code or launch.rank == 0:
             show(fault, options.debug, launch.rank, options.error_file)
-        return _abort(transport, code, launch.rank)
+        return _abort(session, code, launch.rank)
 
 
 def _stop_at_eof() -> None:
@@ -151,11 +134,11 @@ def _leave(transport: Transport, launch: Launch, code: int) -> NoReturn:
     exit_process(transport, code)
 
 
-def _abort(transport: Transport | None, code: int, rank: int) -> int:
+def _abort(session: Session | None, code: int, rank: int) -> int:
     """End all ranks; alone, return the code."""
     sys.stdout.flush()
-    if (rank if transport is None else transport.rank) == 0:
+    if (rank if session is None else session.transport.rank) == 0:
         write_exit_code(os.environ, code)
-    if transport is not None and transport.size > 1:
-        transport.abort(code)
+    if session is not None and session.transport.size > 1:
+        session.transport.abort(code)
     return code
