@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,6 +12,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
+from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData
 from pflmpi.learning.diagnostics import Diagnostic, PerClient
 from pflmpi.learning.personal import Kept, Merge, Mix, Personal, Received
@@ -60,10 +61,7 @@ class APFL(FedAvg):
     alpha_lr: Annotated[
         float | None, Field(gt=0, allow_inf_nan=False, description="learning rate of alpha; null: that of the model")
     ] = None
-    weighting: Annotated[
-        Literal["samples", "clients"],
-        Field(description="the mean over clients is by their samples, or plain over clients"),
-    ] = "clients"
+    weighting: ClientWeighting = "clients"
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {**super().init_client(task, client), "own": task.init(client), "alpha": torch.tensor(self.alpha)}

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.proximal import proximal_loss
+from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
@@ -56,10 +57,7 @@ class Ditto(FedAvg):
     personal_epochs: Annotated[
         int | None, Field(ge=1, description="epochs of the personal model (s); null: the minibatches of the global one")
     ] = None
-    weighting: Annotated[
-        Literal["samples", "clients"],
-        Field(description="the mean over clients is by their samples, or plain over clients"),
-    ] = "clients"
+    weighting: ClientWeighting = "clients"
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         own = {} if self.personal_epochs is None else {"personal": Pass(epochs=self.personal_epochs)}

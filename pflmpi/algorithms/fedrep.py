@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
 from pflmpi.algorithms.fedper import FedPer
+from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -40,10 +41,7 @@ class FedRep(FedPer):
     summary: ClassVar[str] = "shared body, personal head, trained one after the other"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
 
-    weighting: Annotated[
-        Literal["samples", "clients"],
-        Field(description="the mean over clients is by their samples, or plain over clients"),
-    ] = "clients"
+    weighting: ClientWeighting = "clients"
     head_epochs: Annotated[int, Field(ge=0, description="epochs of the head before the body is trained (tau)")] = 10
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:

@@ -1,12 +1,10 @@
 """LG-FedAvg: local bodies, one shared head on top of them."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import ClassVar
 
 from pflmpi.algorithms.base import only
-from pflmpi.algorithms.shared_parts import WeightedSharedParts
+from pflmpi.algorithms.shared_parts import ClientWeighting, WeightedSharedParts
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree, part
@@ -39,10 +37,7 @@ class LGFedAvg(WeightedSharedParts):
     message: ClassVar[str] = "head"
     state: ClassVar[str] = "head"
 
-    weighting: Annotated[
-        Literal["samples", "clients"],
-        Field(description="the mean over clients is by their samples, or plain over clients"),
-    ] = "clients"
+    weighting: ClientWeighting = "clients"
 
     def to_share(self, task: Task, model: Tree) -> Tree:
         return part(model, "head")

@@ -10,6 +10,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
+from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, model_loss
 from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
@@ -68,10 +69,7 @@ class PerFedAvg(FedAvg):
         float,
         Field(gt=0, allow_inf_nan=False, description="distance of the two gradients with order hessian_free (delta)"),
     ] = 0.001
-    weighting: Annotated[
-        Literal["samples", "clients"],
-        Field(description="the mean over clients is by their samples, or plain over clients"),
-    ] = "clients"
+    weighting: ClientWeighting = "clients"
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         hessian = {"hessian": Pass()} if self.order == "hessian_free" else {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -12,6 +12,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Round, only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.proximal import proximal_loss
+from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData
 from pflmpi.learning.personal import Kept, Personal
@@ -64,10 +65,7 @@ class PFedMe(FedAvg):
         float,
         Field(gt=0, allow_inf_nan=False, description="how far the server moves to the mean of the clients (beta)"),
     ] = 1.0
-    weighting: Annotated[
-        Literal["samples", "clients"],
-        Field(description="the mean over clients is by their samples, or plain over clients"),
-    ] = "clients"
+    weighting: ClientWeighting = "clients"
 
     def check(self, task: Task, participants: int) -> None:
         for name, lr in (("algorithm.personal_lr", self.personal_lr), ("training.lr", task.training.lr)):

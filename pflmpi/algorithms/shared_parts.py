@@ -16,6 +16,9 @@ from pflmpi.messages.kinds import Downlink, Mean, Messages, Shared, Uplink
 from pflmpi.tree import Tree, part
 
 MeanBy = Literal["samples", "clients"]
+ClientWeighting = Annotated[
+    MeanBy, Field(description="the mean over clients is by their samples, or plain over clients")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +103,7 @@ class SharedParts(Algorithm):
 class WeightedSharedParts(SharedParts):
     """The same, with the weights of the mean as an option."""
 
-    weighting: Annotated[
-        MeanBy, Field(description="the mean over clients is by their samples, or plain over clients")
-    ] = "samples"
+    weighting: ClientWeighting = "samples"
 
     def averaged_by(self) -> MeanBy:
         return self.weighting
