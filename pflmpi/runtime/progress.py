@@ -72,7 +72,10 @@ class Progress:
 
 
 def _figures(scores: Counts | None, names: tuple[str, ...] = _ACCURACY) -> list[str]:
-    return [""] * len(names) if scores is None else [f"{figures(scores)[name]:.6f}" for name in names]
+    if scores is None:
+        return [""] * len(names)
+    found = figures(scores)
+    return [f"{found[name]:.6f}" for name in names]
 
 
 def _mean(losses: np.ndarray) -> str:

@@ -17,7 +17,7 @@ from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.contract import calling, check_state
 from pflmpi.runtime.evaluation.clients import evaluate
-from pflmpi.runtime.evaluation.measures import Counts, joined
+from pflmpi.runtime.evaluation.measures import Counts, concatenated
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.schedule import RoundSchedule, schedule
@@ -78,7 +78,7 @@ def run(
 
         right = evaluate(setup.executor, population, reply, now.testing[rank], now.round)
         if now.unseen:
-            right = joined(right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round))
+            right = concatenated([right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round)])
         evaluation = watch.lap()
         found = report.Measured(right, losses, training + evaluation, checkpoints.shards_done)
         reported = report.gather(transport, *now.reported, setup.task.num_clients, found)

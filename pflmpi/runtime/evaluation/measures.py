@@ -77,10 +77,10 @@ class Counts:
         return share(self.hits.sum(0), self.total.sum(0))
 
 
-def joined(first: Counts, second: Counts) -> Counts:
-    """The counts of some clients and then of others."""
+def concatenated(parts: Sequence[Counts]) -> Counts:
+    """The counts of some clients, then of others."""
     names = ("hits", "predicted", "total", "loss")
-    return Counts(*(np.concatenate([getattr(first, name), getattr(second, name)]) for name in names))
+    return Counts(*(np.concatenate([getattr(one, name) for one in parts]) for name in names))
 
 
 def in_client_order(groups: Sequence[np.ndarray], found: Sequence[Counts], num_classes: int) -> Counts:
@@ -93,9 +93,7 @@ def in_client_order(groups: Sequence[np.ndarray], found: Sequence[Counts], num_c
     """
     if not groups:
         return Counts.none(np.empty((0, num_classes), np.int64))
-    order = np.argsort(np.concatenate(groups), kind="stable")
-    names = ("hits", "predicted", "total", "loss")
-    return Counts(*(np.concatenate([getattr(one, name) for one in found])[order] for name in names))
+    return concatenated(found).rows(np.argsort(np.concatenate(groups), kind="stable"))
 
 
 def figures(counts: Counts) -> dict[str, float]:
