@@ -75,6 +75,15 @@ def memory(root: Path = Path("/")) -> Space:
     return Space(total, max(free, 0))
 
 
+def own_memory(name: str) -> int:
+    """Bytes of this process in a line of /proc/self/status, such as VmHWM, the most it ever had; 0 without one."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    except (OSError, StopIteration):
+        return 0
+
+
 def temporary() -> tuple[str, int]:
     """Folder for temporary files, and its free bytes; "" and 0 where no file can be made in any."""
     try:

@@ -186,7 +186,7 @@ def _content(save: RoundSchedule, server: dict[str, np.ndarray], messages: dict[
         return content
     by_class = np.zeros((len(zero), save.setup.task.num_classes), np.int64)
     scores = Counts.none(by_class) if save.evaluates else None
-    seconds = dict.fromkeys(("compute", "exchange", "evaluation", "checkpoint", "round"), 0.0)
+    seconds = dict.fromkeys(("compute", "exchange", "waiting", "evaluation", "checkpoint", "round"), 0.0)
     moved = {"up": zero, "down": zero, "wire_up": np.array(0), "wire_down": np.array(0)}
     progress = Progress(save.round, save.participants, save.skipped, scores, seconds, moved)
     return replace(content, metrics=progress.arrays(), bytes=progress.bytes)

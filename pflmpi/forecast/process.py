@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from pflmpi.machine import own_memory
+
 _REPEATS = 3
 _LONG = 1.0  # seconds; a longer call is made once
 
@@ -53,19 +55,19 @@ def measure(call: Callable[[], object], device: torch.device) -> Cost:
     first = _seconds(call, device)
     times = [_seconds(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
     peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
-    return Cost(statistics.median(times or [first]), max(_status("VmHWM") - host, 0), peak - on_gpu)
+    return Cost(statistics.median(times or [first]), max(own_memory("VmHWM") - host, 0), peak - on_gpu)
 
 
 def resident() -> int:
     """Bytes of memory that this process has; where the system does not say, the most it ever had."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # free memory goes back to the system
-    return _status("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return own_memory("VmRSS") or 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def resident_files() -> int:
     """Bytes of it that belong to files, which processes of a node share; 0 where the system does not say."""
-    return _status("RssFile")
+    return own_memory("RssFile")
 
 
 def _reset_peaks(device: torch.device) -> tuple[int, int]:
@@ -89,11 +91,3 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return clock() - began
-
-
-def _status(name: str) -> int:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-    except (OSError, StopIteration):
-        return 0

@@ -22,10 +22,13 @@ class Progress:
         participants: [P] ascending ids of the clients that trained.
         skipped: ascending ids of those that failed, and count as absent.
         scores: None in rounds without an evaluation.
-        seconds: `round`, from the end of the round before, or the start, to the end of this one; and its parts on rank
-            0: `compute` (of the slowest rank), `exchange`, `evaluation`, and `checkpoint`, for which training waited
-            for the checkpoint before this round. The rest of a checkpoint is written while training continues.
+        seconds: `round`, from the end of the round before, or the start, to the end of this one; of the ranks that
+            compute, `compute`, for which the slowest trained and tested, `waiting`, for which they waited for it on
+            average, and `evaluation`, for which they tested on average; on rank 0 `exchange`, and `checkpoint`, for
+            which training waited for the checkpoint before this round. The rest of one is written while training
+            continues.
         bytes: logical `up`, `down` [N]; `wire_up`, `wire_down` [].
+        memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
         unseen: of the clients that were kept out of training; None if there are none.
         trained: [P] of the participants after local training; None where they are not tested then.
         train_loss: [P] float64, mean over the local steps of each participant; NaN where an algorithm measures none.
@@ -37,6 +40,7 @@ class Progress:
     scores: Counts | None
     seconds: dict[str, float]
     bytes: dict[str, np.ndarray] = field(default_factory=dict)
+    memory: np.ndarray = field(default_factory=lambda: np.empty(0))
     unseen: Counts | None = None
     trained: Counts | None = None
     train_loss: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -56,6 +60,9 @@ class Progress:
             _mean(self.train_loss),
             *tested[len(_ACCURACY) :],
             *_figures(self.trained, (*_ACCURACY, "test_loss")),
+            f"{self.seconds['waiting']:.4f}",
+            int(self.memory.max(initial=0)),
+            int(self.memory.sum()),
         ]
         return dict(zip(metrics_file.COLUMNS, line, strict=True))
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pflmpi.machine import own_memory
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.transports.base import Transport
 
-_HEAD = 2  # microseconds of work, newest checkpoint whose shard is on disk
+_HEAD = 4  # microseconds of training and of testing, most memory, newest checkpoint whose shard is on disk
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class RoundReport:
         trained: [P] what the participants get right after local training; None if they were not tested then.
         train_loss: [P] float64, mean training loss of the participants.
         busiest: seconds that the slowest rank computed.
+        waiting: seconds that the others waited for it, the mean of the ranks that compute.
+        testing: seconds that those tested, their mean.
+        memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
         shards_done: newest round whose shards are all on disk.
     """
 
@@ -31,6 +35,9 @@ class RoundReport:
     trained: Counts | None
     train_loss: np.ndarray
     busiest: float
+    waiting: float
+    testing: float
+    memory: np.ndarray
     shards_done: int
 
 
@@ -41,13 +48,14 @@ class Measured:
     Attributes:
         tested: what the clients tested here get right, in ascending order of their ids, as `gather` numbers them.
         train_loss: mean training loss of each client trained here.
-        busy: seconds that this rank computed.
+        training, testing: seconds of this rank.
         shards_done: newest round whose shard this rank has written.
     """
 
     tested: Counts
     train_loss: Mapping[int, float]
-    busy: float
+    training: float
+    testing: float
     shards_done: int
 
 
@@ -72,7 +80,8 @@ def gather(
     num_classes = totals.shape[1]
     rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
     here = [found.train_loss[client] for client in sorted(found.train_loss)]
-    part = np.concatenate([[int(found.busy * 1e6), found.shards_done], rows.ravel(), here]).astype(np.float64)
+    head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM"), found.shards_done]
+    part = np.concatenate([head, rows.ravel(), here]).astype(np.float64)
     parts = transport.gather(part.view(np.uint8), list(call(testing, training, num_classes).sizes))
     if parts is None:
         return None
@@ -86,13 +95,19 @@ def gather(
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss[:, 0])
     seen, trained = clients < num_clients, clients >= everyone
     unseen = ~seen & ~trained
+    trained_for, tested_for, memory, shards_done = np.array([value[:_HEAD] for value in values]).T
+    busy = (trained_for + tested_for) / 1e6
+    computes = [bool(one or other) for one, other in zip(testing, training, strict=True)]
     return RoundReport(
         tested=counts.rows(seen),
         unseen=counts.rows(unseen) if unseen.any() else None,
         trained=counts.rows(trained) if trained.any() else None,
         train_loss=losses[_ascending(training)[1]],
-        busiest=max(int(value[0]) for value in values) / 1e6,
-        shards_done=min(int(value[1]) for value in values),
+        busiest=float(busy.max()),
+        waiting=float(busy.max() - busy[computes].mean()) if any(computes) else 0.0,
+        testing=float(tested_for[computes].mean()) / 1e6 if any(computes) else 0.0,
+        memory=memory,
+        shards_done=int(shards_done.min()),
     )
 
 

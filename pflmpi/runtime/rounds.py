@@ -83,7 +83,7 @@ def run(
             right = concatenated([right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round)])
         right = concatenated([right, trained]) if trained else right
         evaluation = testing + watch.lap()
-        found = report.Measured(right, losses, training + evaluation, checkpoints.shards_done)
+        found = report.Measured(right, losses, training, evaluation, checkpoints.shards_done)
         reported = report.gather(transport, *now.reported, setup.task.num_clients, found)
         progress = None
         if reported is not None:
@@ -91,13 +91,14 @@ def run(
             seconds = {
                 "compute": reported.busiest,
                 "exchange": exchange,
-                "evaluation": evaluation,
+                "waiting": reported.waiting,
+                "evaluation": reported.testing,
                 "checkpoint": checkpoints.take_seconds(),
                 "round": between_reports.lap(),
             }
             who, tested = (now.round, now.participants, now.skipped), scores if now.evaluates else None
             others = (reported.unseen, reported.trained, reported.train_loss)
-            progress = Progress(*who, tested, seconds, _moved(transport, now), *others)
+            progress = Progress(*who, tested, seconds, _moved(transport, now), reported.memory, *others)
             checkpoints.record(progress, reported.shards_done)
             observe(progress)
             stop.early.add(progress.columns)

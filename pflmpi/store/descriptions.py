@@ -49,7 +49,8 @@ METRICS = {
     "seconds_round": ("s", "from the end of the previous round to the end of this one"),
     "seconds_compute": ("s", "training and evaluation on the slowest rank"),
     "seconds_exchange": ("s", "messages, including waiting for other ranks, on rank 0"),
-    "seconds_evaluation": ("s", "evaluation on rank 0"),
+    "seconds_waiting": ("s", "the ranks that compute waited for the slowest of them, their mean"),
+    "seconds_evaluation": ("s", "evaluation, the mean of the ranks that compute"),
     "seconds_checkpoint": ("s", "training waited for the checkpoint before this round"),
 }
 BYTES = {

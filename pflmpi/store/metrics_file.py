@@ -34,8 +34,12 @@ COLUMNS = (
     "trained_accuracy_weighted",
     "trained_accuracy_std",
     "trained_test_loss",
+    "waiting_seconds",  # for the slowest rank, the mean of the ranks that compute; older files have none of these
+    "memory_rank_bytes",  # the most that the largest rank ever had; 0: unknown
+    "memory_bytes",  # that of all ranks together
 )
-_MISSING = {"skipped": "0"}  # what an older file's lines get in a column that it has not
+# What an older file's lines get in a column that it has not.
+_MISSING = {"skipped": "0", "memory_rank_bytes": "0", "memory_bytes": "0"}
 _COUNTS = ("round", "participants", "skipped")
 
 

@@ -55,7 +55,8 @@ def seconds_per_round(one: NamedRun) -> Stack | Missing:
     return Stack(
         name="seconds_per_round",
         title=title,
-        caption="Measured on rank 0. Communication includes the wait for other ranks; checkpoint is the time for which "
+        caption="Measured on rank 0; evaluation is the mean of the ranks that compute. Communication includes the wait "
+        "for other ranks; checkpoint is the time for which "
         "training stopped for the checkpoint before the round, which is written in the background; the rest is "
         "computation."
         + ("" if known else " Some rounds were run before the time of checkpoints was recorded.")
