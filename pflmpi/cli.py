@@ -26,6 +26,7 @@ _COMMANDS = (
     "data",
     "partition",
     "sweep",
+    "scale",
     "report",
     "compare",
     "plan",
@@ -43,9 +44,10 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pflmpi",
         description="Personalised federated learning on clusters: alone, or under mpirun, torchrun or srun.",
-        epilog="exit codes: 0 done; 1 a run of a sweep failed, the doctor found a problem, a plan does not fit, or a "
-        "report left a run out; 2 wrong input, nothing was started; 3 a fault during the run, resume it; 75 stopped "
-        "after a complete round, on a signal or before a time limit, resume it",
+        epilog="exit codes: 0 done; 1 a run of a sweep or of a scaling experiment failed, or ended with other bits, "
+        "the doctor found a problem, a plan does not fit, or a report left a run out; 2 wrong input, nothing was "
+        "started; 3 a fault during the run, resume it; 75 stopped after a complete round, on a signal or before a time "
+        "limit, resume it",
     )
     top.add_argument("--version", action="version", version=f"pflmpi {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:
         complete(whole)
     options, others = whole.parse_known_args(words)
-    if others and options.command != "submit":  # whose other arguments are for sbatch
+    if others and options.command != "submit" and not getattr(options, "submit", False):  # which pass them to sbatch
         whole.error(f"unrecognized arguments: {' '.join(others)}")
     options.words = words
     logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level, format="pflmpi: %(message)s")

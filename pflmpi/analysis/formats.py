@@ -78,10 +78,15 @@ def latex(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) 
     """The table as tabulars for the package booktabs."""
     parts = [f"% {line}" for text in (table.title, table.source, *commands, *table.notes) for line in text.splitlines()]
     for matrix in printed(table, entries):
-        rows = [" & ".join(_escaped(text) for text in row) + r" \\" for row in [["", *matrix.columns], *matrix.rows]]
-        parts += ["", f"% {matrix.caption}", rf"\begin{{tabular}}{{l{'r' * len(matrix.columns)}}}", r"\toprule"]
-        parts += [rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
+        parts += ["", f"% {matrix.caption}", *tabular(["", *matrix.columns], matrix.rows)]
     return "\n".join(parts) + "\n"
+
+
+def tabular(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a LaTeX tabular for the package booktabs; the first column holds names."""
+    head, *body = (" & ".join(_escaped(text) for text in row) + r" \\" for row in [columns, *rows])
+    start = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule"]
+    return [*start, *body, r"\bottomrule", r"\end{tabular}"]
 
 
 def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:

@@ -28,6 +28,7 @@ figcaption, .missing, footer { color: var(--soft); max-width: 50rem; overflow-wr
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.5rem; text-align: right; vertical-align: bottom; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; }
+tr.wrong td { color: var(--warn); font-weight: bold; }
 .problems { border-left: 4px solid var(--warn); padding-left: 1rem; overflow-wrap: anywhere; }
 nav ul { columns: 16rem; padding-left: 1.2rem; }
 """
@@ -35,20 +36,26 @@ nav ul { columns: 16rem; padding-left: 1.2rem; }
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure on the page, with the path of its files relative to the page, without an ending."""
+    """A figure on the page, with the path of its files relative to the page, without an ending, and their endings."""
 
     plot: Plot
     drawn: Drawn
     path: str
+    kinds: Sequence[str] = ("csv", "png", "svg")
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """Texts by row and column; the first columns are names, aligned to the left, the rest numbers."""
+    """Texts by row and column; the first columns are names, aligned to the left, the rest numbers.
+
+    Attributes:
+        wrong: rows that stand out because something is wrong with them.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     names: int = 1
+    wrong: Sequence[int] = ()
 
 
 @dataclass
@@ -117,21 +124,21 @@ def _figure(shown: PageFigure) -> str:
     described = html.escape(f"{plot.title}. {plot.caption}", quote=True)
     inline = re.sub(r"^<svg", f'<svg role="img" aria-label="{described}"', shown.drawn.inline, count=1)
     links = " ".join(
-        f'<a href="{html.escape(shown.path, quote=True)}.{kind}">{kind.upper()}</a>' for kind in ("csv", "png", "svg")
+        f'<a href="{html.escape(shown.path, quote=True)}.{kind}">{kind.upper()}</a>' for kind in shown.kinds
     )
     caption = f"<figcaption>{_text(plot.caption)} {links}</figcaption>"
     return f"<h3>{_text(plot.title)}</h3>\n<figure>{inline}\n{caption}</figure>"
 
 
 def _table(table: PageTable) -> str:
-    def row(cells: Sequence[str], tag: str) -> str:
+    def row(cells: Sequence[str], tag: str, wrong: bool = False) -> str:
         texts = (
             f"<{tag}{' class=text' if place < table.names else ''}>{_text(cell)}</{tag}>"
             for place, cell in enumerate(cells)
         )
-        return f"<tr>{''.join(texts)}</tr>"
+        return f"<tr{' class=wrong' * wrong}>{''.join(texts)}</tr>"
 
-    body = "".join(row(cells, "td") for cells in table.rows)
+    body = "".join(row(cells, "td", number in table.wrong) for number, cells in enumerate(table.rows))
     return f'<div class="wide"><table><thead>{row(table.columns, "th")}</thead><tbody>{body}</tbody></table></div>'
 
 

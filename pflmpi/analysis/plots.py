@@ -77,6 +77,7 @@ class Curves(Plot):
 
     Attributes:
         x_names: what the values 1, 2, ... of x are called, where they are no quantities.
+        x_ticks: where the axis has its ticks; none for where they are best.
         zero: whether there is a line at y = 0.
         apart: whether each curve has a small drawing of its own, on common axes.
     """
@@ -87,6 +88,7 @@ class Curves(Plot):
     x_log: bool = False
     zero: bool = False
     x_names: tuple[str, ...] = ()
+    x_ticks: tuple[int, ...] = ()
     apart: bool = False
 
     def lines(self) -> Iterable[Line]:
@@ -105,6 +107,7 @@ class Stack(Plot):
 
     Attributes:
         top: where the drawing ends, so that a few high ones do not hide the others; None for the highest.
+        names: what the values 0, 1, ... of x are called, where they are no quantities: each then has a bar.
     """
 
     x_label: str
@@ -112,10 +115,11 @@ class Stack(Plot):
     x: np.ndarray
     parts: Mapping[str, np.ndarray]
     top: float | None = None
+    names: tuple[str, ...] = ()
 
     def lines(self) -> Iterable[Line]:
         yield (self.x_label, *(f"{name} ({self.y_label})" for name in self.parts))
-        for i, x in enumerate(self.x.tolist()):
+        for i, x in enumerate(self.names or self.x.tolist()):
             yield (x, *(float(part[i]) for part in self.parts.values()))
 
 

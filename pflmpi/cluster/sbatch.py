@@ -77,16 +77,17 @@ def split(words: Sequence[str]) -> tuple[list[str], Options]:
     return ours, found
 
 
-def refuse_unknown(words: Sequence[str], ours: Sequence[str]) -> None:
+def refuse_unknown(words: Sequence[str], ours: Sequence[str], takes: str) -> None:
     """Raise for words that neither parser accepted.
 
     Args:
         words: the words left over.
         ours: our own options, for the suggestion.
+        takes: which arguments the command takes, in words.
     """
     for word in words:
         if not word.startswith("-"):
-            raise ConfigError(f"unexpected argument {word!r}: submit takes one CONFIG, or --array TABLE")
+            raise ConfigError(f"unexpected argument {word!r}: {takes}")
         if word.startswith("-a"):
             raise ConfigError(f"{word}: the task numbers of an array follow from its table; use --array TABLE")
         name = word.partition("=")[0]

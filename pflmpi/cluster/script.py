@@ -100,6 +100,7 @@ class BatchScript:
         arguments: for `pflmpi` on every rank or, in an array, for `pflmpi sweep` once.
         mpi: how srun connects the ranks: none, pmix, pmi2.
         array: whether each task runs one cell of a table.
+        once: whether `pflmpi` is started once and starts ranks by itself, with srun.
         requeue: whether a run that was stopped in time requeues its job.
         survive: whether the run continues on the other nodes when one is lost; needs `no-kill` in the options.
         setup: a file that the batch script reads first, such as one that loads modules; "" for none.
@@ -110,6 +111,7 @@ class BatchScript:
     arguments: Sequence[str]
     mpi: str = "none"
     array: bool = False
+    once: bool = False
     requeue: bool = False
     survive: bool = False
     setup: str = ""
@@ -126,6 +128,8 @@ def script(batch: BatchScript) -> str:
     launcher = shlex.join(["srun", f"--mpi={batch.mpi}", "--kill-on-bad-exit=1"])
     if batch.array:
         command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
+    elif batch.once:
+        pass
     elif batch.survive:
         command = _SURVIVE.format(launcher=launcher, command=command)
     else:

@@ -14,16 +14,21 @@ from pflmpi.errors import ConfigError
 
 def refuse_second(out: Path, options: Options, environ: Mapping[str, str]) -> None:
     """Raise if another job works in the folder or will, unless this job depends on another."""
-    if shutil.which("sbatch") is None:
-        raise ConfigError(
-            "there is no sbatch here: submit on a login node of a Slurm cluster, or see the script with --dry-run"
-        )
+    refuse_without_slurm()
     for job in [] if "dependency" in options else mine(environ, out):
         if job.active or job.waiting:
             raise ConfigError(
                 f"job {job.id} is {job.state} and works in {out} already; wait for it, end it (scancel {job.id}), "
                 f"choose another --out, or let this one wait for it (--dependency=afterany:{job.array or job.id})"
             )
+
+
+def refuse_without_slurm() -> None:
+    """Raise if this machine cannot submit."""
+    if shutil.which("sbatch") is None:
+        raise ConfigError(
+            "there is no sbatch here: submit on a login node of a Slurm cluster, or see the script with --dry-run"
+        )
 
 
 def refuse_transport(config: Config, mpi: str) -> None:

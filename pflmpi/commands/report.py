@@ -2,10 +2,11 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from pflmpi import arguments
-from pflmpi.errors import CheckpointError, ConfigError, show
+from pflmpi.errors import CheckpointError, ConfigError, PflmpiError, show
 
 _LEFT_OUT = 1  # exit code: something is missing on the page
 
@@ -14,7 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     arguments.add_overrides(parser)
     parser.add_argument(
-        "paths", type=Path, nargs="+", metavar="RUN|TABLE", help="folders of runs, or one YAML file with a table"
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="RUN|TABLE",
+        help="folders of runs or of scaling experiments, or one YAML file with a table",
     )
     parser.add_argument(
         "--out",
@@ -37,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page over runs, or print and write a table; return the exit code."""
+    """Write the page over runs or scaling experiments, or print and write a table; return the exit code."""
+    from pflmpi.scaling.experiment import FILE
+
+    if scaled := [path for path in options.paths if (path / FILE).is_file()]:
+        return _report_scaling(options, scaled)
     if len(options.paths) > 1 or options.paths[0].is_dir():
         return _report_runs(options)
     if options.target:
@@ -46,14 +55,41 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
+    from pflmpi.commands.display.progress import bar
+    from pflmpi.scaling.page import PAGE, write_page
+    from pflmpi.scaling.results import results
+    from pflmpi.scaling.tables import write_tables
+
+    if others := [path for path in options.paths if path not in scaled]:
+        raise ConfigError(f"{scaled[0]} is a scaling experiment, and {others[0]} is not; report them one by one")
+    _refuse_for_tables(options, "scaling experiments")
+    if options.target:
+        raise ConfigError("--target is for the report of runs, not of scaling experiments; leave it out")
+    found = [results(path) for path in scaled]
+    out = options.out or (scaled[0] if len(scaled) == 1 else Path("report"))
+    with bar("report") as update:
+        problems = write_page(found, out, update)
+    for one in found:
+        write_tables(one)
+    for problem in problems:
+        show(PflmpiError(problem))
+    print(out / PAGE)
+    return _LEFT_OUT if problems else 0
+
+
+def _refuse_for_tables(options: argparse.Namespace, what: str) -> None:
+    for_tables = {"--seeds": options.seeds, "--only": options.only, "--write": options.write, "-s": options.overrides}
+    for name, value in for_tables.items():
+        if value:
+            raise ConfigError(f"{name} is for the report of a table file, not of {what}; leave it out")
+
+
 def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.report import PAGE, write_report
     from pflmpi.commands.display.progress import bar
 
-    for_tables = {"--seeds": options.seeds, "--only": options.only, "--write": options.write, "-s": options.overrides}
-    for name, value in for_tables.items():
-        if value:
-            raise ConfigError(f"{name} is for the report of a table file, not of runs; leave it out")
+    _refuse_for_tables(options, "runs")
     if wrong := [target for target in options.target if not 0 < target <= 1]:
         raise ConfigError(f"--target {wrong[0]:g}: must be a share above 0 and at most 1, such as 0.9 for 90 %")
     out = options.out or Path("report")

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     words, given = sbatch.split(options.words)
     words.remove(options.command)
     options, unknown = options.parser.parse_known_args(words)
-    sbatch.refuse_unknown(unknown, _OURS)
+    sbatch.refuse_unknown(unknown, _OURS, "submit takes one CONFIG, or --array TABLE")
     _check(options, given)
     pending = _pending_run(options) if options.array is None else _pending_sweep(options)
     if pending is None:

@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
             if work.state == "start" and work.problem:
                 _log.warning("%s starts anew: %s", work.cell.name, work.problem)
         places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
-        outcome = run_cells(planned, out, launcher, places, held)
+        outcome = run_cells(planned, out, lambda _: launcher, places, held)
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal

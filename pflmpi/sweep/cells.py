@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pflmpi.config.sections import located, merge, override
 from pflmpi.errors import ConfigError
+from pflmpi.sweep.planned_run import PlannedRun
 from pflmpi.sweep.table import SweepTable, like, load, safe
 
 if TYPE_CHECKING:
@@ -15,12 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A cell of the table with one seed: one run.
-
-    Attributes:
-        raw: its configuration, not yet validated.
-    """
+class Cell(PlannedRun):
+    """A cell of the table with one seed: one run."""
 
     row: str
     column: str
@@ -29,20 +26,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`row/column/seed0`, for display."""
         return f"{self.row}/{self.column}/seed{self.seed}"
 
     def run(self, out: Path) -> Path:
-        """Folder of the run in the folder of the sweep."""
         return out / safe(self.row) / safe(self.column) / f"seed{self.seed}"
-
-    def config(self, out: Path) -> Path:
-        """File with the configuration, beside the run."""
-        return self.run(out).with_name(f"seed{self.seed}.yaml")
-
-    def log(self, out: Path) -> Path:
-        """File with the output of the run."""
-        return self.run(out).with_name(f"seed{self.seed}.log")
 
 
 def folder(path: Path, out: Path | None) -> Path:

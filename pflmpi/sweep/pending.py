@@ -14,7 +14,7 @@ from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.lock import run_lock
-from pflmpi.sweep.cells import Cell
+from pflmpi.sweep.planned_run import PlannedRun
 
 State = Literal["start", "continue", "done", "other"]
 
@@ -39,7 +39,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class CellTask:
-    """A cell and what its run still needs.
+    """A run and what it still needs.
 
     Attributes:
         state, done, problem: as in `RunState`.
@@ -47,7 +47,7 @@ class CellTask:
         command: arguments for `pflmpi`; empty if there is nothing to start.
     """
 
-    cell: Cell
+    cell: PlannedRun
     state: State
     done: int
     rounds: int
@@ -55,7 +55,9 @@ class CellTask:
     problem: str = ""
 
 
-def cell_task(cell: Cell, config: Config, out: Path, ranks: int | None, code_may_change: bool = False) -> CellTask:
+def cell_task(
+    cell: PlannedRun, config: Config, out: Path, ranks: int | None, code_may_change: bool = False
+) -> CellTask:
     """What a cell with this configuration still needs, with its run below `out`; changes nothing.
 
     Args:

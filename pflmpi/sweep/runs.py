@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,21 +37,26 @@ class SweepOutcome:
 def run_cells(
     tasks: Sequence[CellTask],
     out: Path,
-    launcher: Sequence[str],
+    launcher: Callable[[CellTask], Sequence[str]],
     environments: Sequence[Mapping[str, str]],
     held: Sequence[int],
+    record: Callable[[CellTask], str] = lambda _: "",
 ) -> SweepOutcome:
     """Run the cells that are not done, and show their progress.
 
     Args:
-        launcher: words that start a run on its ranks; empty if runs start their own ranks.
+        launcher: words that start a run on its ranks; none if runs start their own ranks.
         environments: the variables of each slot, in which one run goes at a time.
         held: descriptors that every run keeps open.
+        record: called with each run that has reached its end; says what is wrong with it.
     """
     started = {task.cell.name: task for task in tasks if task.command}
     outcome = SweepOutcome({task.cell.name: task.problem for task in tasks if task.state == "other"})
-    start = [*launcher, sys.executable, "-m", "pflmpi"]
-    commands = [LoggedCommand(name, [*start, *task.command], task.cell.log(out)) for name, task in started.items()]
+    start = [sys.executable, "-m", "pflmpi"]
+    commands = [
+        LoggedCommand(name, [*launcher(task), *start, *task.command], task.cell.log(out))
+        for name, task in started.items()
+    ]
     polls = run_all(commands, environments, *held)
     with _noted_signals() as signals, closing(polls), SweepProgress(tasks, out) as progress:
         for states in polls:
@@ -66,6 +71,9 @@ def run_cells(
                     text = "stopped"
                 elif code:
                     outcome.failed[name] = _cause(started[name].cell.log(out), code)
+                elif problem := record(started[name]):
+                    outcome.failed[name] = problem
+                if name in outcome.failed:
                     text = f"failed: {outcome.failed[name]}"
                 progress.ended(name, text)
     return outcome

@@ -22,6 +22,7 @@ BATCH = sorted((ROOT / "slurm").glob("*.sbatch"))
 PLACE = {"chdir": "/home/me/first study", "open-mode": "append"}
 RUN = ("run", "configs/a.yaml", "-s", "training.rounds=20", "--out", "runs/a", "--continue")
 SWEEP = ("sweep", "tables/b.yaml", "--out", "sweeps/b", "--only", "FedGMH/*")
+SCALE = ("scale", "configs/a.yaml", "--ranks", "1,4", "--out", "scaling/c", "--only", "4", "--mpi", "pmix")
 JOBS = {
     "torch": BatchScript({"job-name": "a", **PLACE, "output": "runs/a.%j.log", "ntasks": "4"}, "/env/bin/python", RUN),
     "pmix": BatchScript(
@@ -39,6 +40,7 @@ JOBS = {
     ),
     "survive": BatchScript({"no-kill": None, "nodes": "2"}, "/env/bin/python", RUN, requeue=True, survive=True),
     "setup": BatchScript({"job-name": "a"}, "/env/bin/python", RUN, setup="/home/me/first study/modules.sh"),
+    "once": BatchScript({"job-name": "c-4", "ntasks": "4"}, "/env/bin/python", SCALE, mpi="pmix", once=True),
     "array": BatchScript(
         {"job-name": "b", **PLACE, "output": "sweeps/b.%A_%a.log", "array": tasks([0, 1, 2, 4, 7, 8], 3)},
         "/env/bin/python",
@@ -117,7 +119,7 @@ def test_options_that_do_not_fit_are_refused(words: list[str], message: str) -> 
 
 def test_an_unknown_option_names_the_nearest_and_all_others() -> None:
     with pytest.raises(ConfigError) as raised:
-        sbatch.refuse_unknown(["--patition=gpu"], ["--out"])
+        sbatch.refuse_unknown(["--patition=gpu"], ["--out"], "submit takes one CONFIG")
     assert "unknown option '--patition'; did you mean '--partition'?" in str(raised.value)
     assert {"--gpus-per-task,", "--out,"} <= set(str(raised.value).split()) and "--wrap" not in str(raised.value)
 

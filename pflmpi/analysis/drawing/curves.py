@@ -18,6 +18,8 @@ _MOST_POINTS = 100
 _MOST_NAMES = 16  # below the axis
 _SMALL = 2.0  # inches of a small drawing
 _MOST_APART = 3  # small drawings side by side
+_FEW_BARS = 6  # whose names stand upright
+_HATCHES = ("", "///", "...", "xxx", "---")
 
 
 def curves(plot: Curves) -> Figure:
@@ -48,6 +50,9 @@ def curves(plot: Curves) -> Figure:
         axes.axhline(0, color=style.INK, linewidth=0.8)
     if plot.x_log:
         axes.set_xscale("log")
+    if plot.x_ticks:
+        axes.set_xticks(plot.x_ticks, [str(tick) for tick in plot.x_ticks])
+        axes.minorticks_off()
     if plot.x_label == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
     if plot.x_names:
@@ -86,7 +91,6 @@ def stack(plot: Stack) -> Figure:
     """Drawing of parts on top of each other, the legend below."""
     figure = Figure(figsize=(style.WIDTH, _HEIGHT + _ROW), dpi=style.DPI, layout="constrained")
     axes = figure.add_subplot()
-    hatches = ("", "///", "...", "xxx")
     bottom = np.zeros(len(plot.x))
     for number, (name, part) in enumerate(plot.parts.items()):
         axes.fill_between(
@@ -98,12 +102,36 @@ def stack(plot: Stack) -> Figure:
             facecolor=style.colour(number),
             edgecolor=style.INK,
             linewidth=0.3,
-            hatch=hatches[number % len(hatches)],
+            hatch=_HATCHES[number % len(_HATCHES)],
         )
         bottom = bottom + part
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
     axes.set_ylim(bottom=0, top=plot.top)
     axes.set_xlabel(plot.x_label)
+    axes.set_ylabel(plot.y_label)
+    figure.legend(loc="outside lower center", ncols=_legend(list(plot.parts))[0])
+    return figure
+
+
+def bars(plot: Stack) -> Figure:
+    """Drawing of bars of parts on top of each other, the legend below."""
+    figure = Figure(figsize=(style.WIDTH, _HEIGHT + _ROW), dpi=style.DPI, layout="constrained")
+    axes = figure.add_subplot()
+    bottom = np.zeros(len(plot.x))
+    for number, (name, part) in enumerate(plot.parts.items()):
+        axes.bar(
+            plot.x,
+            part,
+            bottom=bottom,
+            width=0.6,
+            label=name,
+            facecolor=style.colour(number),
+            edgecolor=style.INK,
+            linewidth=0.3,
+            hatch=_HATCHES[number % len(_HATCHES)],
+        )
+        bottom = bottom + part
+    axes.set_xticks(plot.x, plot.names, rotation=30 if len(plot.names) > _FEW_BARS else 0)
     axes.set_ylabel(plot.y_label)
     figure.legend(loc="outside lower center", ncols=_legend(list(plot.parts))[0])
     return figure

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from pflmpi.analysis.drawing import style
 from pflmpi.analysis.drawing.clouds import clouds
-from pflmpi.analysis.drawing.curves import apart, curves, stack
+from pflmpi.analysis.drawing.curves import apart, bars, curves, stack
 from pflmpi.analysis.drawing.dots import dots
 from pflmpi.analysis.drawing.matrices import matrices
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Plot, Stack
@@ -42,8 +42,12 @@ class Drawn:
     inline: str
 
 
-def draw(plot: Plot, folder: Path) -> Drawn:
-    """Draw a figure into folder/NAME.png (white ground) and folder/NAME.svg (transparent)."""
+def draw(plot: Plot, folder: Path, pdf: bool = False) -> Drawn:
+    """Draw a figure into folder/NAME.png (white ground) and folder/NAME.svg (transparent).
+
+    Args:
+        pdf: into folder/NAME.pdf too.
+    """
     png, svg = folder / f"{plot.name}.png", folder / f"{plot.name}.svg"
     # Names inside the SVG come from the content and this salt: the same figure is the same file.
     settings: Any = {**style.SETTINGS, "svg.hashsalt": plot.name}
@@ -53,6 +57,8 @@ def draw(plot: Plot, folder: Path) -> Drawn:
             engine.execute(figure)
         figure.set_layout_engine(None)  # it is laid out; with any engine, each file would be drawn twice
         figure.savefig(png, facecolor="white", metadata={"Software": None})
+        if pdf:
+            figure.savefig(png.with_suffix(".pdf"), metadata={"CreationDate": None, "Creator": None})
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = _tidy(file.getvalue())
@@ -69,7 +75,7 @@ def _figure(plot: Plot) -> Figure:
         case Dots():
             return dots(plot)
         case Stack():
-            return stack(plot)
+            return bars(plot) if plot.names else stack(plot)
         case Matrices():
             return matrices(plot)
         case Clouds():

@@ -1,0 +1,64 @@
+"""Measure a configuration on several numbers of ranks."""
+
+import argparse
+import os
+from pathlib import Path
+
+from pflmpi import arguments
+from pflmpi.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    arguments.add_config(parser)
+    parser.add_argument("--ranks", required=True, metavar="R,R,...", help="numbers of ranks, ascending, such as 1,2,4")
+    parser.add_argument(
+        "--mode",
+        choices=("strong", "weak", "packing"),
+        default="strong",
+        help="strong: the same work (default); weak: clients in proportion to ranks, from those of the configuration "
+        "on the first number; packing: the same cores (as threads of ranks) or GPUs for all numbers of ranks",
+    )
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each number of ranks (default: 3)")
+    parser.add_argument(
+        "--rounds", type=int, default=6, metavar="N", help="rounds of each run; the first does not count (default: 6)"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: scaling/NAME-MODE)")
+    parser.add_argument("--submit", action="store_true", help="submit each number of ranks as a Slurm job of its own")
+    parser.add_argument(
+        "--mpi",
+        choices=("none", "pmix", "pmi2"),
+        default="none",
+        help="in Slurm jobs, what srun connects ranks with, as for submit (default: none, torch.distributed)",
+    )
+    parser.add_argument("--setup", type=Path, metavar="FILE", help="with --submit: shell commands that jobs run first")
+    parser.add_argument("--dry-run", action="store_true", help="with --submit: print the batch scripts, submit nothing")
+    parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # the ranks of the point that a job is for
+    parser.epilog = (
+        "inside a Slurm job each run is a step of it; with --submit any other --OPTION[=VALUE] is one of sbatch, such "
+        "as --time=30 --ntasks-per-node=4"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure or submit what is not measured yet; return the exit code."""
+    from pflmpi.commands.scale.here import measure
+    from pflmpi.commands.scale.jobs import submit
+
+    _check_alone()
+    if options.submit:
+        return submit(options)
+    for name, value in (("--setup", options.setup), ("--dry-run", options.dry_run)):
+        if value:
+            raise ConfigError(f"{name} is for --submit, which is not given; leave it out")
+    return measure(options)
+
+
+def _check_alone() -> None:
+    from pflmpi.transports.detect import detect
+
+    launch = detect(os.environ)
+    if launch.kind != "alone":
+        raise ConfigError(
+            f"scale starts its runs by itself, and {launch.kind} has started this; start it without a launcher"
+        )

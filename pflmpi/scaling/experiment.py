@@ -1,0 +1,121 @@
+"""What a scaling experiment consists of, as kept in DIR/scale.yaml."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from pflmpi import atomic
+from pflmpi.config import yaml_file
+from pflmpi.config.sections import by_key
+from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.text import some
+
+Mode = Literal["strong", "weak", "packing"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+FILE = "scale.yaml"
+WARM_UP = 1  # rounds of each run that are left out: the first loads and compiles
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A scaling experiment.
+
+    Attributes:
+        mode: strong, the same work; weak, clients in proportion to the ranks; packing, the same cores or GPUs.
+        ranks: of each point, ascending.
+        repeats: runs of each point.
+        rounds: of each run.
+        base: ranks that the clients of the configuration are for, in weak mode.
+        cores: that the ranks share, in packing mode on CPUs; 0 otherwise.
+        config: the resolved configuration.
+    """
+
+    mode: Mode
+    ranks: tuple[int, ...]
+    repeats: int
+    rounds: int
+    base: int
+    cores: int
+    config: dict[str, Any]
+
+    def threads(self, ranks: int) -> int:
+        """Threads of each rank."""
+        if not self.cores:
+            return int(self.config["runtime"]["threads"])
+        return max(self.cores // ranks, 1)
+
+    def clients(self, ranks: int) -> int | None:
+        """Clients of a point; None where the configuration has no number of them."""
+        clients: int | None = self.config["partition"].get("clients")
+        if clients is None or self.mode != "weak":
+            return clients
+        return clients * ranks // self.base
+
+    def raw(self, ranks: int) -> dict[str, Any]:
+        """The configuration of a point."""
+        values = {name: dict(value) if isinstance(value, dict) else value for name, value in self.config.items()}
+        values["training"] |= {"rounds": self.rounds, "stop": None}
+        values["runtime"]["threads"] = self.threads(ranks)
+        if self.mode == "weak":
+            values["partition"]["clients"] = self.clients(ranks)
+        return values
+
+
+def read(out: Path) -> Scaling | None:
+    """The experiment in a folder; None if it holds none.
+
+    Raises:
+        CheckpointError: its file is damaged.
+    """
+    path = out / FILE
+    if not path.exists():
+        return None
+    try:
+        return TypeAdapter(Scaling).validate_python(yaml_file.read(path))
+    except (ConfigError, ValidationError) as error:
+        raise CheckpointError(f"{path} is damaged; put it back from a copy, or choose another --out") from error
+
+
+def join(new: Scaling, out: Path) -> Scaling:
+    """The new experiment together with the points of the one in its folder, if that is the same otherwise.
+
+    Raises:
+        ConfigError: the folder holds another one, or something else.
+    """
+    before = read(out)
+    if before is None:
+        if out.is_dir() and (there := [path.name for path in out.iterdir() if not path.name.startswith(".")]):
+            raise ConfigError(
+                f"{out} holds no scaling experiment, but {some(sorted(there))}; choose another --out, or empty it"
+            )
+        return new
+    changed = _differences(before, new)
+    if changed:
+        raise ConfigError(f"{out} holds another scaling experiment: {some(changed)}; choose another --out")
+    ranks = tuple(sorted({*before.ranks, *new.ranks}))
+    return replace(before, ranks=ranks, repeats=max(before.repeats, new.repeats))
+
+
+def write(scaling: Scaling, out: Path) -> None:
+    """Write the experiment into its folder."""
+    values = {**asdict(scaling), "ranks": list(scaling.ranks)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        atomic.write(out / FILE, yaml_file.dump(values).encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write {out / FILE}: {error.strerror}; choose another --out") from error
+
+
+def _differences(before: Scaling, now: Scaling) -> Sequence[str]:
+    """What differs between two experiments, in words; points and repeats may."""
+
+    def values(one: Scaling) -> Mapping[str, Any]:
+        own = {name: getattr(one, name) for name in ("mode", "rounds", "cores")}
+        return {**own, **by_key(one.config)}
+
+    old, new = values(before), values(now)
+    keys = sorted(old.keys() | new.keys())
+    return [f"{key} = {old.get(key)!r} there, {new.get(key)!r} now" for key in keys if old.get(key) != new.get(key)]

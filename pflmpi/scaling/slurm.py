@@ -1,0 +1,121 @@
+"""Points of a scaling experiment as steps of a Slurm job, and as jobs."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pflmpi.cluster.jobs import Job, comment_of
+from pflmpi.cluster.queue import mine
+from pflmpi.cluster.sbatch import Options
+from pflmpi.cluster.script import BatchScript
+from pflmpi.errors import ConfigError
+from pflmpi.scaling import records
+from pflmpi.scaling.experiment import Scaling
+from pflmpi.scaling.points import folder, runs
+
+_OF_POINTS = ("ntasks", "nodes", "ntasks-per-gpu", "cpus-per-task")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The job that this process is in.
+
+    Attributes:
+        tasks, nodes: of the job.
+        mpi: how srun connects ranks.
+    """
+
+    tasks: int
+    nodes: int
+    mpi: str
+
+    @property
+    def per_node(self) -> int:
+        """Tasks of a node."""
+        return -(-self.tasks // self.nodes)
+
+    def nodes_of(self, ranks: int) -> int:
+        """Nodes of so many ranks: as few as possible."""
+        return -(-ranks // self.per_node)
+
+    def check(self, ranks: int) -> None:
+        """Raise if the job has fewer tasks than a point has ranks."""
+        if ranks > self.tasks:
+            raise ConfigError(
+                f"--ranks {ranks}, and this job has {self.tasks} tasks; ask for more (--ntasks), or give at most "
+                f"{self.tasks}"
+            )
+
+    def launcher(self, cores: int, ranks: int) -> list[str]:
+        """The words that start so many ranks as a step of the job.
+
+        Args:
+            cores: that all ranks share; 0 where each has what the job gives a task.
+        """
+        words = ["srun", f"--mpi={self.mpi}", "--kill-on-bad-exit=1", f"--ntasks={ranks}"]
+        words += [f"--nodes={self.nodes_of(ranks)}", f"--ntasks-per-node={min(self.per_node, ranks)}"]
+        return [*words, f"--cpus-per-task={max(cores // ranks, 1)}"] if cores else words
+
+
+def allocation(environ: Mapping[str, str], mpi: str) -> Allocation | None:
+    """The Slurm job that this process is in; None outside of one."""
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    nodes = int(environ.get("SLURM_JOB_NUM_NODES") or 1)
+    return Allocation(int(environ.get("SLURM_NTASKS") or nodes), nodes, mpi)
+
+
+def check(given: Options, setup: Path | None) -> None:
+    """Raise for options of sbatch that follow from each point, and for a file that is not there."""
+    for name in _OF_POINTS:
+        if name in given:
+            raise ConfigError(
+                f"--{name}={given[name]} with --submit: each point is a job with as many tasks as ranks; leave it out, "
+                "and say with --ntasks-per-node how many a node takes"
+            )
+    if setup is not None and not setup.is_file():
+        raise ConfigError(f"--setup {setup}: there is no such file; give one with shell commands")
+
+
+def asks_for_gpus(given: Options) -> bool:
+    """Whether options of sbatch ask for GPUs."""
+    return any(name.startswith("gpus") or "gpu" in (given[name] or "") for name in given if name.startswith("g"))
+
+
+def running(out: Path, ranks: int, environ: Mapping[str, str]) -> Job | None:
+    """The job that measures a point, or waits to."""
+    place = folder(out, ranks)
+    near = [job for job in mine(environ, place) if job.folder == place.resolve()]
+    return next((job for job in near if job.active or job.waiting), None)
+
+
+def jobs(
+    scaling: Scaling, out: Path, words: Sequence[str], given: Options, mpi: str, setup: Path | None
+) -> dict[int, BatchScript]:
+    """A job for each point that is not measured, by its ranks.
+
+    Args:
+        words: of `pflmpi`, for all points.
+        given: options of sbatch.
+        setup: a file with shell commands that the jobs run first.
+    """
+    missing = dict.fromkeys(one.ranks for one in runs(scaling) if not records.done(one, out))
+    return {ranks: _job(ranks, scaling, out, words, given, mpi, setup) for ranks in missing}
+
+
+def _job(
+    ranks: int, scaling: Scaling, out: Path, words: Sequence[str], given: Options, mpi: str, setup: Path | None
+) -> BatchScript:
+    place = folder(out, ranks)
+    ours: dict[str, str | None] = {
+        "job-name": f"{out.name}-{ranks}",
+        "chdir": os.getcwd(),
+        "comment": comment_of(place),
+        "output": str(place).replace("%", "%%") + ".%j.log",
+        "open-mode": "append",
+        "ntasks": str(scaling.ranks[-1] if scaling.cores else ranks),  # in packing mode all points share as many cores
+    }
+    first = str(setup.resolve()) if setup else ""
+    return BatchScript({**ours, **given}, sys.executable, [*words, "--only", str(ranks)], mpi, once=True, setup=first)

@@ -1,0 +1,220 @@
+"""`pflmpi scale`: what it measures, in which order, what it makes of it, and what it refuses."""
+
+import csv
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import processes
+import quick_run
+import scale_folder
+from pflmpi.cli import main
+from pflmpi.scaling import experiment, records
+from pflmpi.scaling.points import runs
+from pflmpi.scaling.results import PARTS, results
+from pflmpi.scaling.tables import readable, write_tables
+
+MB = 2**20
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A configuration in the current folder; nothing may be started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    Path("small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    return "small.yaml"
+
+
+# --- points -------------------------------------------------------------------------------------------------------
+
+
+def test_repeats_take_turns() -> None:
+    found = runs(scale_folder.scaling([1, 2, 4]))
+    assert [(one.ranks, one.repeat) for one in found] == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
+
+
+def test_a_mode_says_what_differs_between_points() -> None:
+    def of(mode: Any, ranks: int) -> tuple[int, int, int]:
+        raw = scale_folder.scaling(
+            [1, 2, 4], mode, training={"rounds": 99, "stop": {"metric": "accuracy_mean", "patience": 3}}
+        ).raw(ranks)
+        assert raw["training"]["stop"] is None
+        return raw["partition"]["clients"], raw["runtime"]["threads"], raw["training"]["rounds"]
+
+    assert [of("strong", ranks) for ranks in (1, 4)] == [(7, 1, 4)] * 2
+    assert [of("weak", ranks) for ranks in (1, 4)] == [(7, 1, 4), (28, 1, 4)]
+    assert [of("packing", ranks) for ranks in (1, 4)] == [(7, 8, 4), (7, 2, 4)]
+
+
+def test_points_and_repeats_can_be_added_and_nothing_else(tmp_path: Path) -> None:
+    experiment.write(scale_folder.scaling([1, 4], repeats=3), tmp_path)
+    joined = experiment.join(scale_folder.scaling([2, 4], repeats=2), tmp_path)
+    assert (joined.ranks, joined.repeats, joined.base) == ((1, 2, 4), 3, 1)
+    with pytest.raises(Exception, match=r"another scaling experiment: training.lr = 0.1 there, 0.2 now; choose"):
+        experiment.join(scale_folder.scaling([1], training={"lr": 0.2}), tmp_path)
+    with pytest.raises(Exception, match="mode = 'strong' there, 'weak' now"):
+        experiment.join(scale_folder.scaling([1], "weak"), tmp_path)
+
+
+# --- what was measured --------------------------------------------------------------------------------------------
+
+
+def test_speed_up_efficiency_and_parts_leave_the_first_round_out(tmp_path: Path) -> None:
+    def seconds(
+        ranks: int,
+    ) -> dict[str, float]:  # two ranks: one of them trains 3 s, the other 2 s; then 1 s of messages
+        if ranks == 1:
+            return {"seconds": 6, "compute_seconds": 5, "evaluation_seconds": 0.5, "checkpoint_seconds": 0.25}
+        return {"seconds": 4, "compute_seconds": 3, "waiting_seconds": 0.5, "evaluation_seconds": 0.25}
+
+    found = results(scale_folder.measured(tmp_path, scale_folder.scaling([1, 2]), seconds))
+    one, two = found.points
+    assert (one.seconds, two.seconds, found.speed_up(two), found.efficiency(two)) == (6, 4, 1.5, 0.75)
+    assert one.parts == dict(zip(PARTS, (4.5, 0.5, 0.75, 0.0, 0.25), strict=True))
+    assert two.parts == dict(zip(PARTS, (2.25, 0.25, 1.0, 0.5, 0.0), strict=True))
+    assert sum(two.parts.values()) == two.seconds
+    assert (two.most("memory_rank_bytes"), two.most("memory_bytes"), two.wire_bytes) == (MB, 2 * MB, 100)
+
+
+@pytest.mark.parametrize(("mode", "speed_up", "efficiency"), [("weak", 8.0, 4.0), ("packing", 4.0, 4.0)])
+def test_what_is_ideal_depends_on_the_mode(mode: Any, speed_up: float, efficiency: float, tmp_path: Path) -> None:
+    """The helper's rounds become shorter with the ranks, which in these modes they do not really."""
+    found = results(scale_folder.measured(tmp_path, scale_folder.scaling([2, 8], mode)))
+    assert (found.speed_up(found.points[1]), found.efficiency(found.points[1])) == (
+        speed_up * (2 if mode == "weak" else 1),
+        efficiency,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "same"), [("strong", [True, False]), ("weak", [True, True]), ("packing", [True, True])]
+)
+def test_points_with_the_same_clients_and_threads_must_have_the_same_bits(
+    mode: Any, same: list[bool], tmp_path: Path
+) -> None:
+    by_ranks = scale_folder.measured(
+        tmp_path / "a", scale_folder.scaling([1, 2], mode), digest=lambda one: str(one.ranks)
+    )
+    assert [point.same_bits for point in results(by_ranks).points] == same
+    by_repeat = scale_folder.measured(
+        tmp_path / "b", scale_folder.scaling([1, 2], mode), digest=lambda one: str(one.repeat)
+    )
+    found = results(by_repeat)
+    assert not any(point.same_bits for point in found.points)
+    assert found.problems == ["OTHER BITS on 1, 2 ranks"] and readable(found)[1][0][-1] == "OTHER"
+
+
+def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path: Path) -> None:
+    found = scale_folder.scaling([1, 2])
+    out = scale_folder.measured(tmp_path, found)
+    records.failed(runs(found)[-1], out, "no memory is left")
+    write_tables(results(out))
+    with open(out / "scale.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["ranks"], line["repeat"], line["problem"]) for line in lines] == [
+        ("1", "1", ""),
+        ("1", "2", ""),
+        ("2", "1", ""),
+        ("2", "2", "no memory is left"),
+    ]
+    assert [line["speed_up"] for line in lines] == ["1", "1", "2", ""]
+    assert {line["cpu"] for line in lines[:3]} == {"Old Faithful"} and {line["commit"] for line in lines[:3]} == {
+        "abc+"
+    }
+    assert results(out).problems == ["2 ranks, repeat 2: no memory is left"]
+    with open(out / "rounds.csv", newline="") as file:
+        rounds = list(csv.DictReader(file))
+    assert len(rounds) == 3 * scale_folder.ROUNDS and [line["warm_up"] for line in rounds[:4]] == ["1", "0", "0", "0"]
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "2,1"], "--ranks '2,1': must be at least 1, and each more than the one before"),
+        (["--ranks", "0,1"], "--ranks '0,1': must be at least 1"),
+        (["--ranks", "1,two"], "--ranks '1,two': must be whole numbers with commas"),
+        (["--ranks", "1,9"], "--ranks 9, but there are 7 clients (partition.clients); give at most 8"),
+        (["--ranks", "2,3", "--mode", "weak"], "7 clients on 2 ranks are 21/2 on 3, no whole number"),
+        (["--ranks", "1", "--rounds", "1"], "--rounds 1: must be at least 2, because the first round does not count"),
+        (["--ranks", "1", "--repeats", "0"], "--repeats 0: must be at least 1"),
+        (["--ranks", "1", "--out", "other"], "other holds no scaling experiment, but thesis.txt; choose another --out"),
+        (["--ranks", "1,2", "-s", "runtime.transport=inprocess"], "runtime.transport = 'inprocess', which has 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    words: list[str], said: str, config: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("other").mkdir()
+    Path("other/thesis.txt").touch()
+    assert main(["scale", config, *words]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_an_unknown_mode_is_refused(config: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["scale", config, "--ranks", "1", "--mode", "strnog"])
+    assert ended.value.code == 2 and "choose from 'strong', 'weak', 'packing'" in capfd.readouterr().err
+
+
+# --- in processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_it_measures_goes_on_after_ctrl_c_and_reports_what_fails(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    environment = {**processes.ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [
+        *processes.PFLMPI,
+        "scale",
+        "small.yaml",
+        "--ranks",
+        "1,2",
+        "--repeats",
+        "2",
+        "--rounds",
+        "3",
+        "--out",
+        "s",
+    ]
+    started = processes.launch(command, cwd=tmp_path, env=environment)
+    processes.errors_until(started, "[1/4] 1 rank, repeat 1: 3 rounds")
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=processes.PATIENCE)
+    assert started.returncode == 128 + signal.SIGINT and "the same command goes on from here" in err
+    before = (tmp_path / "s" / "ranks-0001" / "repeat1.json").stat().st_mtime_ns
+
+    done = processes.call(command, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "s" / "ranks-0001" / "repeat1.json").stat().st_mtime_ns == before, "measured once"
+    with open(tmp_path / "s" / "scale.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["ranks"], line["repeat"], line["rounds"]) for line in lines] == [
+        ("1", "1", "2"), ("1", "2", "2"), ("2", "1", "2"), ("2", "2", "2"),
+    ]  # fmt: skip
+    assert len({line["digest"] for line in lines}) == 1 and {line["same_bits"] for line in lines} == {"1"}
+    for line in lines:
+        parts = sum(float(line[f"{name}_seconds"]) for name in PARTS)
+        assert parts == pytest.approx(float(line["seconds"]), rel=0.5), "a mean, and a median of two"
+        assert int(line["memory_rank_bytes"]) > 100 * MB and float(line["predicted_seconds"]) > 0
+    assert "the same" in done.stdout and "medians of 2 rounds, the first left out" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_point_that_cannot_run_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:
+    partition = {"name": "exdir", "clients": 7, "classes_per_client": 3, "alpha": 0.7, "min_samples": 40}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings(partition=partition)))
+    environment = {**processes.ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = ["scale", "small.yaml", "--ranks", "1,2", "--mode", "weak", "--repeats", "1", "--rounds", "2", "--out", "s"]
+    done = processes.call([*processes.PFLMPI, *words], cwd=tmp_path, env=environment)
+    assert done.returncode == 1 and "2 ranks, repeat 1: " in done.stderr and "min_samples" in done.stderr, done.stderr
+    assert done.stdout.startswith("training.steps = ") and "failed" in done.stdout
+    with open(tmp_path / "s" / "scale.csv", newline="") as file:
+        assert [(line["ranks"], bool(line["seconds"])) for line in csv.DictReader(file)] == [("1", True), ("2", False)]
