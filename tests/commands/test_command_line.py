@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import yaml
 
@@ -20,13 +21,14 @@ import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main, parser
 from pflmpi.commands import schema
-from pflmpi.commands.display.progress import TimeLeft
+from pflmpi.commands.display.progress import RunProgress, TimeLeft
 from pflmpi.config import load as configuration
 from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS
 from pflmpi.experiment.build import load_federation
 from pflmpi.learning.transforms import TRANSFORMS
 from pflmpi.models import MODELS
+from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder
 from project import GOLDEN, ROOT
 
@@ -317,6 +319,17 @@ def test_the_time_left_is_that_of_the_last_rounds_without_the_first() -> None:
     assert left.after(4, 1.0) == 6.0
     assert left.after(5, 3.0) == 10.0
     assert left.after(10, 2.0) is None
+
+
+def test_a_round_says_how_long_it_tests_when_that_exceeds_training(capfd: pytest.CaptureFixture[str]) -> None:
+    nobody, moved = np.empty(0, np.int64), {"up": np.zeros(1), "down": np.zeros(1)}
+    show = RunProgress(10, quiet=False, bar=False, rank=0)
+    for evaluation in (0.4, 0.6):
+        seconds = {"round": 2.0, "compute": 1.0, "evaluation": evaluation}
+        show(Progress(1, nobody, nobody, None, seconds, moved))
+    first, second = capfd.readouterr().err.splitlines()
+    assert "testing" not in first
+    assert "accuracy -  testing 0.60 s  left" in second
 
 
 @pytest.mark.parametrize("ranks", ["0", "-1"])

@@ -100,6 +100,9 @@ class RunProgress:
         self._moved = [self._moved[0] + up, self._moved[1] + down]
         left = self._left.after(round.round, round.seconds["round"])
         rest = "" if left is None else f"  left {clock(left)}"
+        testing = round.seconds["evaluation"]
+        if testing > round.seconds["compute"] / 2:  # of both; `evaluation.every` saves it
+            rest = f"  testing {testing:.2f} s{rest}"
         if not self._bar.disable:
             self._bar.start()
             moved = f"up {size(self._moved[0])}  down {size(self._moved[1])}{rest}"
