@@ -11,6 +11,7 @@ this one; on all cores: a process for each (pflmpi, pfl, Flower, the bare loop),
 The passes are interleaved: every simulator once, then all again. Seconds a round: the median of the rounds of a pass
 but the first, the best of the passes. First round: from the start of the command, the best of the passes. Memory: all
 processes together, shared pages counted once, the most of the passes. Nothing is tested and no checkpoint written.
+`picture.py` draws the tables.
 """
 
 import argparse
