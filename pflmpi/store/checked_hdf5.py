@@ -17,7 +17,7 @@ import numpy as np
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError, PflmpiError
-from pflmpi.store.hdf5 import File, Group, h5py, write_array, write_attribute
+from pflmpi.store.hdf5 import File, Group, Identifier, h5py, write_array, write_attribute
 from pflmpi.store.target import Target
 
 # 1: without `received`, `diagnostics` and descriptions; 2: booleans of clients are not known to be missing.
@@ -66,17 +66,19 @@ def _measure(descriptor: int) -> tuple[int, int]:
     return size, checksum
 
 
-def put(group: Group, path: str, array: np.ndarray) -> None:
-    """Store an array with the CRC-32 of its bytes.
+def put(group: Group, path: str, array: np.ndarray) -> Identifier:
+    """Store an array with the CRC-32 of its bytes; its identifier.
 
     >>> with h5py.File("example", "w", driver="core", backing_store=False) as file:
-    ...     put(file, "head/weight", np.zeros(4, np.uint8))
+    ...     _ = put(file, "head/weight", np.zeros(4, np.uint8))
     ...     int(file["head/weight"].attrs["crc32"])
     558161692
     """
     array = np.asarray(array, order="C")
     assert array.dtype.kind in "biufcS", f"{path}: arrays of {array.dtype} cannot be stored"
-    write_attribute(write_array(group.id, path, array), "crc32", np.uint32(crc32(array)))
+    dataset = write_array(group.id, path, array)
+    write_attribute(dataset, "crc32", np.uint32(crc32(array)))
+    return dataset
 
 
 def get(group: Group, path: str) -> np.ndarray:

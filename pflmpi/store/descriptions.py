@@ -3,8 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import File, Group, h5py, write_attribute
+from pflmpi.store.hdf5 import File, Identifier, h5py, write_attribute
 
 GROUPS = {
     "server": "state of the server after the round",
@@ -72,42 +71,56 @@ LAYOUT = {
     "bytes": ("bytes", "length of each shard without its first 512 bytes"),
     "crc32": ("", "CRC-32 of these bytes of each shard"),
 }
+_FIGURES = {"metrics": METRICS, "bytes": BYTES, "partition": PARTITION, "layout": LAYOUT}
+_CLIENTS = "ascending ids of the clients of a cohort"
 _PLACES = ("server", "kept")  # where a diagnostic says that its values are
 
 
-def describe(file: File, several_cohorts: bool) -> None:
-    """Say of every group and array of a file with a checkpoint what it is."""
+def describe(file: File, datasets: Mapping[str, Identifier], several_cohorts: bool) -> None:
+    """Say of every group of a file with a checkpoint, and of each array in it, what it is.
+
+    Args:
+        datasets: the arrays by path; one that has several has one here.
+    """
     for name in GROUPS.keys() & set(file):
-        write_attribute(file[name].id, "description", GROUPS[name])
-    for section, described in {"metrics": METRICS, "bytes": BYTES, "partition": PARTITION, "layout": LAYOUT}.items():
-        for path in checked_hdf5.names(file[section]) if section in file else ():
-            ids = ("", "[m] ascending ids of the clients of a cohort")  # the only arrays in groups of these sections
-            _add(file, f"{section}/{path}", *described.get(path, ids if "/" in path else ("", path)))
-    write_attribute(file["history"].id, "unit", "")
-    diagnostics = json.loads(file.attrs.get("diagnostics", "{}"))
-    for name in checked_hdf5.names(file["diagnostics"]):
-        _add(file, f"diagnostics/{name}", *_said(diagnostics.get(name, {}), f"{name} of each participant", "[P, ...]"))
-    shown = {place: {each[place]: each for each in diagnostics.values() if each.get(place)} for place in _PLACES}
-    _describe_state(file["server"], shown["server"], "of the server", "")
-    for cohort in sorted(file["clients"]) if several_cohorts else ():
-        _add(file, f"clients/{cohort}/client", "", "[m] ascending ids of the clients of the cohort")
-        _describe_state(file["clients"][cohort], shown["kept"], "of each client", "[m, ...] in the order of `client`:")
-    if not several_cohorts:
-        _describe_state(file["clients"], shown["kept"], "of each client", "[N, ...]")
+        write_attribute(h5py.h5o.open(file.id, name.encode()), "description", GROUPS[name])
+    received = {}
     for message, group in file["received"].items():
-        of = "[N, ...] received by each client" if group.attrs["own"] else "received by all clients"
-        write_attribute(group.id, "description", f"the message {message}, {of}")
-        for path in checked_hdf5.names(group):
-            if "description" not in group[path].attrs:  # else it is in `server` too
-                _add(file, f"received/{message}/{path}", "", f"{path}, {of}")
+        received[message] = "[N, ...] received by each client" if group.attrs["own"] else "received by all clients"
+        write_attribute(group.id, "description", f"the message {message}, {received[message]}")
+    diagnostics = json.loads(file.attrs.get("diagnostics", "{}"))
+    shown = {place: {each[place]: each for each in diagnostics.values() if each.get(place)} for place in _PLACES}
+
+    def meaning(section: str, path: str) -> tuple[str, str]:
+        """Unit and description of an array."""
+        first, _, rest = path.partition("/")
+        if section in _FIGURES:
+            ids = ("", "[m] ascending ids of the clients of a cohort")  # the only arrays in groups of these sections
+            return _FIGURES[section].get(path, ids if rest else ("", path))
+        if section == "diagnostics":
+            return _said(diagnostics.get(path, {}), f"{path} of each participant", "[P, ...]")
+        if section == "received":
+            return "", f"{rest}, {received[first]}"
+        if section == "server":
+            return _state(path, shown["server"], "of the server", "")
+        if not several_cohorts:
+            return _state(path, shown["kept"], "of each client", "[N, ...]")
+        if rest == "client":
+            return "", "[m] ascending ids of the clients of the cohort"
+        return _state(rest, shown["kept"], "of each client", "[m, ...] in the order of `client`:")
+
+    for path, dataset in datasets.items():
+        section, _, rest = path.partition("/")
+        unit, text = meaning(section, rest) if rest else ("", "")
+        write_attribute(dataset, "unit", unit)
+        if rest:  # else it is described as a section
+            write_attribute(dataset, "description", text)
 
 
-def _describe_state(group: Group, diagnostics: Mapping[str, Mapping[str, str]], whose: str, shape: str) -> None:
-    """Say what the arrays of the server or the clients are; `diagnostics` by the path of what they show."""
-    for path in checked_hdf5.names(group):
-        if "description" not in group[path].attrs:
-            shown = next((diagnostics[above] for above in _above(path) if above in diagnostics), {})
-            _add(group, path, *_said(shown, f"{path} {whose}", shape))
+def _state(path: str, shown: Mapping[str, Mapping[str, str]], whose: str, shape: str) -> tuple[str, str]:
+    """Unit and description of an array of the server or the clients; `shown` by the path of what diagnostics show."""
+    diagnostic = next((shown[above] for above in _above(path) if above in shown), {})
+    return _said(diagnostic, f"{path} {whose}", shape)
 
 
 def _above(path: str) -> list[str]:
@@ -121,9 +134,3 @@ def _said(diagnostic: Mapping[str, str], what: str, shape: str) -> tuple[str, st
     text = f"{shape} {what}".strip()
     said = [part for part in (diagnostic.get("title"), diagnostic.get("caption")) if part]
     return diagnostic.get("unit", ""), f"{text}: {'. '.join(said)}" if said else text
-
-
-def _add(group: Group, path: str, unit: str, text: str) -> None:
-    dataset = h5py.h5d.open(group.id, path.encode())
-    write_attribute(dataset, "unit", unit)
-    write_attribute(dataset, "description", text)

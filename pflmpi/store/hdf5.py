@@ -1,15 +1,19 @@
 """h5py, which has no type annotations, and quick ways to write with it: its own take three times as long.
 
+h5py keeps a list of all identifiers, so each costs some 10 us with the interpreter's lock: types, shapes and properties
+are made once.
+
 The names below stand in for h5py's types. What is written is the same to the byte as by `create_dataset` and `attrs`.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import h5py as _h5py
 import numpy as np
 
 h5py: Any = _h5py
+_TEXT = h5py.string_dtype()
 
 File = Any
 Group = Any
@@ -19,19 +23,23 @@ Identifier = Any  # of a file, group or dataset in h5py's low-level interface: `
 
 def write_array(where: Identifier, path: str, array: np.ndarray) -> Identifier:
     """Create a dataset, with the groups on its path; its identifier."""
-    space = h5py.h5s.create_simple(array.shape) if array.shape else h5py.h5s.create(h5py.h5s.SCALAR)
-    kind = h5py.h5t.py_create(array.dtype, logical=True)
-    dataset = h5py.h5d.create(where, path.encode(), kind, space, _plain(), lcpl=with_groups())
-    dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
+    kind, space = _kind(array.dtype), _space(array.shape)
+    dataset = h5py.h5d.create(where, path.encode(), kind, space, _untimed(h5py.h5p.DATASET_CREATE), lcpl=with_groups())
+    dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array, kind)
     return dataset
+
+
+def write_group(where: Identifier, path: str) -> Group:
+    """Create a group, with those on its path."""
+    return h5py.Group(h5py.h5g.create(where, path.encode(), lcpl=with_groups(), gcpl=_untimed(h5py.h5p.GROUP_CREATE)))
 
 
 def write_attribute(where: Identifier, name: str, value: str | int | float | np.generic) -> None:
     """Create an attribute."""
-    dtype = h5py.string_dtype() if isinstance(value, str) else None
-    stored = np.asarray(value, dtype)
-    kind = h5py.h5t.py_create(stored.dtype, logical=True)
-    h5py.h5a.create(where, name.encode(), kind, h5py.h5s.create(h5py.h5s.SCALAR)).write(stored)
+    text = isinstance(value, str)
+    stored = np.asarray(value, _TEXT if text else None)
+    kind, in_memory = _text_kinds() if text else (_kind(stored.dtype),) * 2
+    h5py.h5a.create(where, name.encode(), kind, _space(())).write(stored, in_memory)
 
 
 @cache
@@ -42,9 +50,30 @@ def with_groups() -> Any:
     return links
 
 
+def _kind(dtype: np.dtype) -> Any:
+    """HDF5's type of an array; one with metadata compares equal to a plain one, and is made each time."""
+    return h5py.h5t.py_create(dtype, logical=True) if dtype.metadata else _plain_kind(dtype)
+
+
 @cache
-def _plain() -> Any:
-    """Datasets without times, so that equal content is equal bytes."""
-    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+def _plain_kind(dtype: np.dtype) -> Any:
+    return h5py.h5t.py_create(dtype, logical=True)
+
+
+@cache
+def _text_kinds() -> tuple[Any, Any]:
+    """HDF5's type of a text in a file, and of a string of Python."""
+    return h5py.h5t.py_create(_TEXT, logical=True), h5py.h5t.py_create(_TEXT)
+
+
+@lru_cache(maxsize=256)
+def _space(shape: tuple[int, ...]) -> Any:
+    return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
+
+
+@cache
+def _untimed(kind: Any) -> Any:
+    """Datasets or groups without times, so that equal content is equal bytes."""
+    creation = h5py.h5p.create(kind)
     creation.set_obj_track_times(False)
     return creation

@@ -5,46 +5,70 @@ the least integer (the largest of unsigned ones), or for booleans `MISSING`, a t
 `FALSE` and `TRUE`; h5py reads such an enumeration as int8: 0, 1 and -1. The attribute `missing` says it.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Dataset, Group, h5py, with_groups, write_attribute
+from pflmpi.store.hdf5 import Dataset, Group, Identifier, h5py, with_groups, write_attribute
 from pflmpi.store.layout import Layout
 from pflmpi.store.shard import consecutive
 
 _BOOLEANS = {"FALSE": 0, "TRUE": 1, "MISSING": -1}
 
 
-def join(group: Group, path: str, shape: tuple[int, ...], dtype: np.dtype, cohort: str, layout: Layout) -> None:
-    """Create the virtual dataset [m, ...] of one leaf of a cohort.
+class Joined(NamedTuple):
+    """Where the rows of a cohort lie.
+
+    Attributes:
+        members: number of its clients.
+        parts: for each shard with rows of it the name, how many rows it has at least, and its consecutive rows:
+            (first row of the cohort, first row of the shard, number).
+    """
+
+    members: int
+    parts: list[tuple[str, int, list[tuple[int, int, int]]]]
+
+    @classmethod
+    def of(cls, cohort: str, layout: Layout) -> "Joined":
+        """The rows of a cohort."""
+        members, parts = layout.cohorts[cohort], []
+        for name, clients in layout.shards(cohort):
+            positions, rows = np.searchsorted(members, clients), layout.row[clients]
+            runs = consecutive(positions, rows)
+            starts = [(int(positions[run.start]), int(rows[run.start]), run.stop - run.start) for run in runs]
+            parts.append((name, int(rows[-1]) + 1, starts))
+        return cls(len(members), parts)
+
+
+def join(
+    group: Group, path: str, source_path: str, shape: tuple[int, ...], dtype: np.dtype, joined: Joined
+) -> Identifier:
+    """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards.
 
     One mapping per shard: a cohort's rows in a shard are in client order, so a union of row ranges on each side pairs
     them correctly, and a thousand scattered clients do not become a thousand mappings.
     """
-    members = layout.cohorts[cohort]
     if 0 in shape:  # nothing to map
-        checked_hdf5.put(group, path, np.empty((len(members), *shape), dtype))
-        return
+        return checked_hdf5.put(group, path, np.empty((joined.members, *shape), dtype))
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
-    whole = h5py.h5s.create_simple((len(members), *shape))
+    whole = h5py.h5s.create_simple((joined.members, *shape))
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    for name, clients in layout.shards(cohort):
-        positions, rows = np.searchsorted(members, clients), layout.row[clients]
-        # Any extent that includes the last row will do: only the selection matters.
-        source = h5py.h5s.create_simple((int(rows[-1]) + 1, *shape))
+    for name, extent, runs in joined.parts:
+        source = h5py.h5s.create_simple((extent, *shape))  # any that includes the last row: only the selection matters
         whole.select_none()
         source.select_none()
-        for run in consecutive(positions, rows):
-            block = (run.stop - run.start, *shape)
-            for space, start in ((whole, positions[run.start]), (source, rows[run.start])):
-                space.select_hyperslab((int(start), *rest), ones, block=block, op=h5py.h5s.SELECT_OR)
-        creation.set_virtual(whole, name.encode(), f"/{cohort}/rows/{path}".encode(), source)
+        for position, row, number in runs:
+            for space, start in ((whole, position), (source, row)):
+                space.select_hyperslab((start, *rest), ones, block=(number, *shape), op=h5py.h5s.SELECT_OR)
+        creation.set_virtual(whole, name.encode(), source_path.encode(), source)
     stored, (missing, called) = _stored_dtype(dtype), _missing(dtype)
     creation.set_fill_value(np.array(missing, stored))
     kind = h5py.h5t.py_create(stored, logical=True)
     whole.select_all()
     dataset = h5py.h5d.create(group.id, path.encode(), kind, whole, creation, lcpl=with_groups())
     write_attribute(dataset, "missing", called)
+    return dataset
 
 
 def dtype_of(dataset: Dataset) -> np.dtype:

@@ -87,14 +87,11 @@ class Layout:
         return [(self.files[index], part) for index, part in zip(indices, parts, strict=False)]
 
 
-def put(group: Group, layout: Layout) -> None:
-    """Store a layout."""
-    checked_hdf5.put(group, "file", layout.file)
-    checked_hdf5.put(group, "row", layout.row)
-    checked_hdf5.put(group, "files", np.array([name.encode() for name in layout.files], "S" if layout.files else "S1"))
-    cohorts = group.create_group("cohorts")
-    for name in sorted(layout.cohorts):
-        checked_hdf5.put(cohorts, name, layout.cohorts[name])
+def arrays(layout: Layout) -> dict[str, np.ndarray]:
+    """What is stored of a layout, by path."""
+    files = np.array([name.encode() for name in layout.files], "S" if layout.files else "S1")
+    cohorts = {f"cohorts/{name}": clients for name, clients in layout.cohorts.items()}
+    return {"file": layout.file, "row": layout.row, "files": files, **cohorts}
 
 
 def get(group: Group) -> Layout:

@@ -4,6 +4,7 @@ Round files are deleted before the shards that only they need, and their deletio
 deleted: whenever the process is killed, every remaining round file finds its shards.
 """
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -33,9 +34,10 @@ def prune(
     if keep == 0:
         return
     usable, old, known = 0, [], joined or {}
+    present, shards = rounds(run), _shards(run)
     needed: set[str] = set()
     certain = True  # whether the shards that the remaining round files need are all known
-    for round in reversed(rounds(run)):
+    for round in reversed(present):
         if usable >= keep and round not in protect:
             old.append(round_path(run, round))
             continue
@@ -45,12 +47,13 @@ def prune(
             certain = False
             continue
         needed.update(files)
-        usable += all((run / name).exists() for name in files)
+        usable += shards.keys() >= set(files)
     _delete(old[::-1], run)
     if certain:
-        # Shards after the newest round belong to an unfinished checkpoint.
-        newest = max(rounds(run), default=-1)
-        _delete([path for path in _unneeded(run, needed) if _round(path) <= newest], run / SHARDS)
+        # Shards after the newest round are of an unfinished checkpoint. What a crash brings back is deleted next time.
+        for name, round in shards.items():
+            if name not in needed and round <= max(present, default=-1):
+                (run / name).unlink(missing_ok=True)
 
 
 def discard_after(run: Path, round: int) -> None:
@@ -64,24 +67,17 @@ def discard_after(run: Path, round: int) -> None:
     """
     layout = read_layout(run, round)
     _delete([round_path(run, later) for later in reversed(rounds(run)) if later > round], run)
-    _delete([path for path in _unneeded(run, set(layout.files)) if _round(path) > round], run / SHARDS)
+    needed = set(layout.files)
+    later = [name for name, its in _shards(run).items() if its > round and name not in needed]
+    _delete([run / name for name in later], run / SHARDS)
     for folder in (run, run / SHARDS):
         _delete(sorted(folder.glob(f"*.h5{atomic.TEMPORARY}")), folder)
 
 
-def _unneeded(run: Path, needed: Collection[str]) -> list[Path]:
-    """Shards beside those that are needed."""
-    return [
-        path
-        for path in sorted((run / SHARDS).glob("*.h5"))
-        if round_of(path.name) is not None and f"{SHARDS}/{path.name}" not in needed
-    ]
-
-
-def _round(path: Path) -> int:
-    round = round_of(path.name)
-    assert round is not None
-    return round
+def _shards(run: Path) -> dict[str, int]:
+    """Round of each shard by its name, relative to the run."""
+    names = sorted(os.listdir(run / SHARDS)) if (run / SHARDS).is_dir() else []
+    return {f"{SHARDS}/{name}": round for name in names if (round := round_of(name)) is not None}
 
 
 def _delete(paths: list[Path], folder: Path) -> None:

@@ -10,7 +10,7 @@ from pflmpi.store import checked_hdf5, joined
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.descriptions import describe
-from pflmpi.store.hdf5 import File, Group, h5py, write_attribute
+from pflmpi.store.hdf5 import File, h5py, write_attribute, write_group
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays
@@ -109,37 +109,40 @@ def write_round(
             "diagnostics": content.diagnostics,
             "partition": content.partition,
         }
-        for section, arrays in sections.items():
-            group = file.create_group(section)
-            for path in sorted(arrays):
-                checked_hdf5.put(group, path, arrays[path])
-        checked_hdf5.put(file, "history", content.history)
-        _put_received(file.create_group("received"), content)
-        stored_layout = file.create_group("layout")
-        layouts.put(stored_layout, layout)
-        checked_hdf5.put(stored_layout, "bytes", np.array([each.bytes for each in shards.values()], np.int64))
-        checked_hdf5.put(stored_layout, "crc32", np.array([each.crc32 for each in shards.values()], np.int64))
-        clients = file.create_group("clients")
+        arrays = {f"{section}/{path}": array for section, each in sections.items() for path, array in each.items()}
+        arrays |= {"history": content.history, **_put_received(file, content)}
+        arrays |= {f"layout/{path}": array for path, array in layouts.arrays(layout).items()}
+        arrays["layout/bytes"] = np.array([each.bytes for each in shards.values()], np.int64)
+        arrays["layout/crc32"] = np.array([each.crc32 for each in shards.values()], np.int64)
+        datasets = {}
+        for section in (*sections, "layout", "clients"):
+            write_group(file.id, section)
         for cohort in keeping:
-            group = clients if len(layout.cohorts) == 1 else clients.create_group(cohort)
-            if group is not clients:
+            place, rows = "clients", joined.Joined.of(cohort, layout)
+            if len(layout.cohorts) > 1:
                 assert "client" not in templates[cohort], "a leaf may not be called client: the ids are stored there"
-                checked_hdf5.put(group, "client", layout.cohorts[cohort])
+                place = f"clients/{cohort}"
+                arrays[f"{place}/client"] = layout.cohorts[cohort]
             for path, (shape, dtype) in sorted(templates[cohort].items()):
-                joined.join(group, path, shape, dtype, cohort, layout)
-        describe(file, several_cohorts=len(layout.cohorts) > 1)
+                source = f"/{cohort}/rows/{path}"
+                datasets[f"{place}/{path}"] = joined.join(file, f"{place}/{path}", source, shape, dtype, rows)
+        datasets |= {path: checked_hdf5.put(file, path, arrays[path]) for path in sorted(arrays)}
+        describe(file, datasets, several_cohorts=len(layout.cohorts) > 1)
 
     checked_hdf5.write(round_path(run, content.round), fill)
     return shards
 
 
-def _put_received(group: Group, content: RoundContent) -> None:
-    paths = {id(array): path for path, array in content.server.items()}
+def _put_received(file: File, content: RoundContent) -> Arrays:
+    """Store the groups of messages, and links to what is in `server` too; the other arrays by path."""
+    paths, arrays = {id(array): path for path, array in content.server.items()}, {}
+    write_group(file.id, "received")
     for name, message in sorted(content.received.items()):
-        stored = group.create_group(name)
-        write_attribute(stored.id, "own", message.own)
+        group = write_group(file.id, f"received/{name}")
+        write_attribute(group.id, "own", message.own)
         for path, array in sorted(message.arrays.items()):
             if id(array) in paths:
-                stored[path] = h5py.SoftLink(f"/server/{paths[id(array)]}")
+                group[path] = h5py.SoftLink(f"/server/{paths[id(array)]}")
             else:
-                checked_hdf5.put(stored, path, array)
+                arrays[f"received/{name}/{path}"] = array
+    return arrays

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pytest
 
 from pflmpi.store.hdf5 import write_array, write_attribute
+from store_world import World
 
 ARRAYS = {
     "a/b/c": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -40,3 +42,11 @@ def test_what_is_written_is_what_h5py_writes(tmp_path: Path) -> None:
                 assert type(mine) is type(theirs) and mine == theirs
                 assert found.attrs.get_id(name).dtype == expected.attrs.get_id(name).dtype
     assert (tmp_path / "quick.h5").stat().st_size == (tmp_path / "plain.h5").stat().st_size
+
+
+def test_what_a_checkpoint_has_written_it_does_not_open_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, opened = World(tmp_path / "run", [0, 1, 0, 1], 0), []
+    make = h5py.Dataset.__init__
+    monkeypatch.setattr(h5py.Dataset, "__init__", lambda *given, **named: opened.append(0) or make(*given, **named))
+    world.save(0, ranks=2)
+    assert not opened

@@ -97,7 +97,7 @@ def test_killed_while_pruning_every_remaining_round_is_intact(run: Path, tmp_pat
         assert {f"shards/{path.name}" for path in (copy / "shards").iterdir()} == needed
         if not dying.dead:
             break
-    assert step == (3 + 1) + (6 + 1)  # three rounds, and the six shards that only they need; each folder is flushed
+    assert step == (3 + 1) + 6  # three rounds and a flush of their folder, and the six shards that only they need
 
 
 def test_resuming_discards_later_rounds_shards_and_partial_files(run: Path) -> None:

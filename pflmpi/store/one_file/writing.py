@@ -65,10 +65,11 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
             write_attribute(file.id, "content_description", _DESCRIPTION)
             for section in ("server", "metrics", "bytes", "diagnostics", "partition"):
                 _copy(index.get(section, {}), file.create_group(section), compress)
-            _copy_received(index, file, compress)
+            linked = _copy_received(index, file, compress)
             _put_texts(index, file, run)
         _put_clients(file, run, layout, kinds, compress, update)
-        describe(file, several_cohorts=len(layout.cohorts) > 1)
+        datasets = {path: file[path].id for path in checked_hdf5.names(file) if path not in linked}
+        describe(file, datasets, several_cohorts=len(layout.cohorts) > 1)
 
     checked_hdf5.write(path, fill)
 
@@ -93,9 +94,9 @@ def _copy_array(source: Group, target: Group, path: str, compress: bool) -> None
         raise CheckpointError(f"{found.name} in {found.file.filename} is damaged; its CRC-32 is another")
 
 
-def _copy_received(index: File, file: File, compress: bool) -> None:
-    """Copy messages; what is in `server` too is the same array by another name."""
-    received = file.create_group("received")
+def _copy_received(index: File, file: File, compress: bool) -> set[str]:
+    """Copy messages; what is in `server` too is the same array by another name, among those that are returned."""
+    received, linked = file.create_group("received"), set()
     for name, message in index["received"].items() if "received" in index else ():
         group = received.create_group(name)
         write_attribute(group.id, "own", message.attrs["own"])
@@ -103,8 +104,10 @@ def _copy_received(index: File, file: File, compress: bool) -> None:
             link = message.get(path, getlink=True)
             if isinstance(link, h5py.SoftLink):
                 group[path] = file[link.path]
+                linked.add(f"received/{name}/{path}")
             else:
                 _copy_array(message, group, path, compress)
+    return linked
 
 
 def _put_texts(index: File, file: File, run: Path) -> None:

@@ -1,0 +1,191 @@
+"""Seconds per round with a checkpoint after every round against none.
+
+    python benchmarks/checkpoint.py [short] [long] [many] [--ranks 1 2] [--clients N] [--profile]
+
+short, long: digits, 20 clients, `mlp`, FedGMH, as many local epochs as make a round of 50 ms, or of 1 s, on this
+machine. many: 1,000 clients x 50 images of CIFAR-10's shape (random bytes), 50 a round, `cnn`, FedGMH, each of which
+keeps a model. Runs with and without checkpoints take turns in the same processes; rounds count once the checkpoint
+before the first round is on disk. The ratio is the median over the pairs of neighbouring runs; the goal is 1.03.
+`--profile` also prints where the thread that writes spends its time.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+GOAL = 1.03
+DIGITS = {
+    "data": {"name": "digits"},
+    "partition": {"name": "exdir", "clients": 20, "classes_per_client": 2, "alpha": 0.5},
+    "model": {"name": "mlp"},
+    "training": {"participation": 0.4, "batch_size": 10, "lr": 0.01},
+}
+MANY = {
+    "data": {"name": "cifar10"},
+    "partition": {"name": "iid", "clients": 1000},
+    "model": {"name": "cnn"},
+    "training": {"participation": 0.05, "epochs": 1, "batch_size": 10, "lr": 0.01},
+    "evaluation": {"every": 1000},
+}
+SECONDS = {"short": 0.05, "long": 1.0}  # of a round
+PAIRS = {"short": 10, "long": 3, "many": 2}  # runs without and with checkpoints
+ROUNDS = {"short": 40, "long": 6, "many": 16}
+_NEVER = 10**6
+
+
+@dataclass
+class Measured:
+    """Rounds of some runs on rank 0: seconds of each, and of its processor."""
+
+    wall: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+
+    def milliseconds(self) -> tuple[float, float]:
+        """Of a round: median, and the mean of the processor's."""
+        return 1e3 * statistics.median(self.wall), 1e3 * statistics.fmean(self.processor)
+
+
+def worker(case: str, clients: int, profile: bool) -> None:
+    """Measure on this rank; rank 0 prints."""
+    import os
+
+    import numpy as np
+    import torch
+
+    from pflmpi.config import load as configuration
+    from pflmpi.experiment.build import assemble, prepare
+    from pflmpi.experiment.execute import RankContext
+    from pflmpi.experiment.start import start_prepared
+    from pflmpi.machine import cores
+    from pflmpi.runtime.devices import fix_kernels
+    from pflmpi.runtime.progress import Progress
+    from pflmpi.transports import open_transport
+    from pflmpi.transports.detect import detect
+
+    cpu = torch.device("cpu")
+    transport = open_transport("torch", detect(os.environ), 600.0)
+    context = RankContext(transport, cpu, len(cores()))
+
+    def measure(epochs: int, every: int, rounds: int) -> Measured:
+        raw: dict[str, Any] = {**(MANY if case == "many" else DIGITS), "algorithm": {"name": "fedgmh"}}
+        raw["training"] = {**raw["training"], "epochs": epochs, "rounds": rounds}
+        raw |= {"checkpoint": {"every": every, "keep": 3}, "runtime": {"device": "cpu"}}
+        if case == "many":
+            share = MANY["training"]["participation"] * MANY["partition"]["clients"] / clients
+            raw["partition"] = {**raw["partition"], "clients": clients}
+            raw["training"]["participation"] = min(share, 1.0)
+        config = configuration.parse(raw)
+        fix_kernels(cpu, config.runtime, config.training)
+        experiment = assemble(config, images(config, 50 * clients), cpu) if case == "many" else prepare(config, cpu)
+        found, last = Measured(), list[float]()
+
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+
+            def observe(progress: Progress) -> None:
+                now = [time.perf_counter(), time.process_time()]
+                if last:
+                    found.wall.append(now[0] - last[0])
+                    found.processor.append(now[1] - last[1])
+                last[:] = now if (run / "round_00000.h5").exists() else []
+
+            start_prepared(experiment, run, context, observe)
+            transport.barrier()
+        return found
+
+    epochs = 1
+    if case in SECONDS:  # the time of a round grows evenly with the epochs
+        times = [statistics.median(measure(tried, _NEVER, 12).wall or [0.0]) for tried in (1, 5)]
+        wished = 1 + 4 * (SECONDS[case] - times[0]) / max(times[1] - times[0], 1e-4)
+        epochs = int(transport.maximum(np.array([max(wished, 1.0) if transport.rank == 0 else 0.0]))[0])
+    if profile:
+        profiled_writer()
+    without, saved = Measured(), Measured()
+    ratios, processor = [], []
+    for pair in range(PAIRS[case]):
+        both = {}
+        for every in (_NEVER, 1) if pair % 2 else (1, _NEVER):
+            both[every] = measure(epochs, every, ROUNDS[case])
+        if transport.rank == 0:
+            ratios.append(statistics.median(both[1].wall) / statistics.median(both[_NEVER].wall))
+            processor.append(statistics.fmean(both[1].processor) / statistics.fmean(both[_NEVER].processor))
+            for whole, part in ((without, both[_NEVER]), (saved, both[1])):
+                whole.wall += part.wall
+                whole.processor += part.processor
+    if transport.rank == 0:
+        ratio, plain, with_them = statistics.median(ratios), without.milliseconds(), saved.milliseconds()
+        print(
+            f"{case}, {transport.size} ranks, {epochs} epochs: {plain[0]:.1f} ms per round, {with_them[0]:.1f} with "
+            f"checkpoints: ratio {ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f}; goal {GOAL}: "
+            f"{'met' if ratio <= GOAL else 'missed'}); rank 0's processor {plain[1]:.1f} ms, {with_them[1]:.1f}: "
+            f"ratio {statistics.median(processor):.3f}",
+            flush=True,
+        )
+    transport.close()
+
+
+def images(config: Any, count: int) -> Any:
+    """A federation of random images."""
+    import numpy as np
+
+    from pflmpi.data.dataset import Dataset
+    from pflmpi.data.federation import build
+
+    dataset = Dataset(
+        name="random",
+        images=np.random.default_rng(0).integers(0, 256, (count, 3, 32, 32), dtype=np.uint8),
+        labels=np.arange(count) % 10,
+        official_test=np.zeros(count, bool),
+        writers=None,
+        num_classes=10,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+        digest="0" * 64,
+    )
+    return build(dataset, config.partition, config.data, 0)
+
+
+def profiled_writer() -> None:
+    """Print at the end of each thread that writes where it spent its time."""
+    import cProfile
+    import pstats
+
+    from pflmpi.store.writer import Writer
+
+    work = Writer._work
+
+    def profiled(self: Writer) -> None:
+        profile = cProfile.Profile(time.thread_time)
+        profile.runcall(work, self)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+
+    Writer._work = profiled
+
+
+def main() -> None:
+    """Start the processes of each case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="short, long, many; all by default")
+    parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2])
+    parser.add_argument("--clients", type=int, default=1000, help="of `many`")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.worker, options.clients, options.profile)
+        return
+    for case in options.cases or PAIRS:
+        for ranks in options.ranks:
+            launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            words = ["--clients", str(options.clients), *(["--profile"] if options.profile else [])]
+            subprocess.run([*launcher, __file__, "--worker", case, *words], check=True)
+
+
+if __name__ == "__main__":
+    main()
