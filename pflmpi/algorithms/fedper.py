@@ -1,10 +1,15 @@
 """FedPer: a shared body, a personal head."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from pflmpi import tree
 from pflmpi.algorithms.shared_parts import WeightedSharedParts
+from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
+from pflmpi.learning.parts import others, overlay, take
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
@@ -16,8 +21,8 @@ class FedPer(WeightedSharedParts):
     """Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
 
     Algorithms 1 and 2: clients train body and head together, upload the body (the base layers), keep the head
-    (the personalization layer, here the last fully connected layer, K_P = 1); the server averages the bodies with
-    weights n_k / n.
+    (the personalization layers, K_P = `personal_layers` of them, the last ones; by default the last fully connected
+    layer alone); the server averages the bodies with weights n_k / n.
 
     Up: the body (mean). Down: the body (shared). Persists: server: the body; client: its head, and its batch-norm
     statistics with `training.bn: local`. Evaluated: the fresh body with the client's head.
@@ -34,7 +39,31 @@ class FedPer(WeightedSharedParts):
     message: ClassVar[str] = "body"
     state: ClassVar[str] = "shared"
 
+    personal_layers: Annotated[
+        int, Field(ge=1, description="last layers that stay with a client, the head among them (K_P)")
+    ] = 1
+
+    def to_share(self, task: Task, model: Tree) -> Tree:
+        shared = super().to_share(task, model)
+        return take(shared, others(shared, self._kept_of_body(task)))
+
+    def to_keep(self, task: Task, model: Tree) -> Tree:
+        return {**super().to_keep(task, model), **take(model, self._kept_of_body(task))}
+
+    def whole(self, client: Tree, received: Tree) -> Tree:
+        return overlay(received, client)
+
+    def _kept_of_body(self, task: Task) -> tuple[str, ...]:
+        """Paths of the personal layers before the head."""
+        layers = task.architecture.layers
+        if self.personal_layers > (most := max(len(layers) - 1, 1)):
+            raise ConfigError(
+                f"algorithm.personal_layers = {self.personal_layers} leaves nothing to share of model "
+                f"{task.architecture.name}, whose layers are {', '.join(layers)}; choose at most {most}"
+            )
+        return layers[-self.personal_layers : -1]
+
     def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
-        model: Tree = {**down["body"], **client}
-        model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate, frozen=("body",))
+        model, fixed = self.whole(client, down["body"]), tuple(dict(tree.leaves(down["body"])))
+        model = train(task, model, data.passes["train"], model_loss(task), data.learning_rate, frozen=fixed)
         return self.to_keep(task, model)

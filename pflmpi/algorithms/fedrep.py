@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from pflmpi import tree
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.shared_parts import ClientWeighting
 from pflmpi.learning.client import Batch, ClientData, cross_entropy, model_loss
@@ -23,7 +24,7 @@ class FedRep(FedPer):
 
     Algorithm 1: client i takes `head_epochs` epochs (tau) on its head h_i with the received body fixed, then the
     configured local epochs (the authors have 1) on the body with h_i fixed; the server averages the bodies plainly.
-    The rest is FedPer.
+    The rest is FedPer; with `personal_layers` the head has more layers than the last.
 
     Up: the body (mean). Down: the body (shared). Persists: server: the body; client: its head, and its batch-norm
     statistics with `training.bn: local`. Evaluated: the fresh body with the client's head.
@@ -48,16 +49,17 @@ class FedRep(FedPer):
         return {"head": Pass(epochs=self.head_epochs), "body": Pass()}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
-        return {"head": task.like("head"), "body": task.like("body")}
+        halves = {"head": self.to_keep(task, task.like()), "body": self.to_share(task, task.like())}
+        return {name: {part: half[part] for part in half if part != "stats"} for name, half in halves.items()}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         def head_loss(model: Tree, batch: Batch) -> Tensor:
             return cross_entropy(task.predict(model, batch.x), batch)
 
-        model: Tree = {**down["body"], **client}
-        rate = data.learning_rate
-        model = train(task, model, data.passes["head"], head_loss, rate, frozen=("body",), name="head")
-        model = train(task, model, data.passes["body"], model_loss(task), rate, frozen=("head",), name="body")
+        model, rate = self.whole(client, down["body"]), data.learning_rate
+        body, head = (tuple(dict(tree.leaves(half))) for half in (down["body"], client))
+        model = train(task, model, data.passes["head"], head_loss, rate, frozen=body, name="head")
+        model = train(task, model, data.passes["body"], model_loss(task), rate, frozen=head, name="body")
         return self.to_keep(task, model), {"body": self.to_share(task, model)}
 
     def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:

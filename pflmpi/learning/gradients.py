@@ -5,6 +5,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
+from pflmpi.learning.parts import overlay
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
@@ -39,7 +40,7 @@ def _in_a_lane(
 
     def of(leaves: list[Tensor]) -> Tensor:
         rest = iter(leaves)
-        value = loss({**params, **tree.map(lambda _: next(rest), trained)}, batch)
+        value = loss(overlay(params, tree.map(lambda _: next(rest), trained)), batch)
         assert batch.padding is not None
         # A step of padding alone must have no gradient at all, also not that of a proximal term.
         return value if batch.padding.active is None else batch.padding.active * value

@@ -13,6 +13,7 @@ from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.gradients import gradients
 from pflmpi.learning.optimizers import Rate
+from pflmpi.learning.parts import has, others
 from pflmpi.learning.replay import Steps
 from pflmpi.learning.steps import Phase as Phase
 from pflmpi.learning.steps import PhaseStep
@@ -42,13 +43,13 @@ def train(
         loss: from (params, batch) to a scalar. It depends on nothing else that changes during the call: a step may be
             recorded, and replayed with the batches that follow (see `replay`).
         lr: learning rate.
-        frozen: the parts that are not trained.
+        frozen: paths of what is not trained, such as "head" or "body/fc1".
         name: of the training, where a client has several; see `Phase`.
     """
-    for part in frozen:
-        if part not in params:
-            raise ValueError(f"frozen names {part!r}, which the model does not have; its parts are {', '.join(params)}")
-    parts = tuple(part for part in params if part != "stats" and part not in frozen)
+    for path in frozen:
+        if not has(params, path):
+            raise ValueError(f"frozen names {path!r}, which the model does not have; its parts are {', '.join(params)}")
+    parts = tuple(others(params, ("stats", *frozen)))
     return alternate(task, params, batches, [Phase(loss, parts, lr, name=name)])
 
 

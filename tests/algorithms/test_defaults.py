@@ -37,7 +37,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "fedfomo": {"received_models": 5, "held_out": 0.2, "exploration": 0.3, "exploration_decay": 0.05},
     "fedgh": {"global_head_lr": 0.01, "server_epochs": 1, "server_batch_size": 1},  # a step for each pair, rate 0.01
     "fedgmh": {"critical_share": 0.5, "head_lr": 1.0, "server_epochs": 1, "variant": "full", "evaluated": "trained"},
-    "fedper": {"weighting": "samples"},  # eq. 4: n_j / n
+    "fedper": {"weighting": "samples", "personal_layers": 1},  # eq. 4: n_j / n; K_P of the paper is 1 to 4
     "fedproto": {
         "prototype_weight": 1.0,
         "class_mean_weighting": "samples",
@@ -45,7 +45,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "loss_on": "samples",
     },
     "fedprox": {"weighting": "samples", "prox_weight": 0.01},  # mu of {0.001, 0.01, 0.1, 1}; 0 would be FedAvg
-    "fedrep": {"weighting": "clients", "head_epochs": 10},  # the authors' runs: 10 of the head, then the body
+    # The authors' runs: 10 epochs of the head, then the body
+    "fedrep": {"weighting": "clients", "personal_layers": 1, "head_epochs": 10},
     "fedrod": {"weighting": "samples", "predict_with": "personal"},
     "fesem": {"num_clusters": 3, "weighting": "clients"},
     "gpfl": {"weighting": "samples", "magnitude_weight": 0.01, "guidance_decay": 0.1},  # lambda, mu of the CNN runs

@@ -1,0 +1,59 @@
+"""Parts of a tree of parameters by path: those of a training, those that travel, those that stay."""
+
+from collections.abc import Iterable, Iterator
+from functools import reduce
+
+from pflmpi import tree
+from pflmpi.tree import Tree
+
+
+def has(params: Tree, path: str) -> bool:
+    """Whether there is a leaf or a subtree at a path."""
+    first, _, rest = path.partition("/")
+    value = params.get(first)
+    return value is not None and (not rest or (isinstance(value, dict) and has(value, rest)))
+
+
+def overlay(params: Tree, other: Tree) -> Tree:
+    """The leaves of both trees; where both have one at a path, that of the second.
+
+    >>> overlay({"body": {"conv1": {}}}, {"body": {"fc1": {}}, "head": {}})
+    {'body': {'conv1': {}, 'fc1': {}}, 'head': {}}
+    """
+    result = dict(params)
+    for key, value in other.items():
+        mine = result.get(key)
+        result[key] = overlay(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+    return result
+
+
+def take(params: Tree, paths: Iterable[str]) -> Tree:
+    """What is at some paths, in its place.
+
+    >>> take({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ["body/fc1", "head"])
+    {'body': {'fc1': {}}, 'head': {}}
+    """
+    taken: Tree = {}
+    for path in paths:
+        *parents, last = path.split("/")
+        found: Tree = {last: reduce(tree.part, parents, params)[last]}
+        for key in reversed(parents):
+            found = {key: found}
+        taken = overlay(taken, found)
+    return taken
+
+
+def others(params: Tree, left_out: tuple[str, ...], prefix: str = "") -> Iterator[str]:
+    """Paths of the largest parts that have nothing of what is left out.
+
+    >>> list(others({"body": {"conv1": {}, "fc1": {}}, "head": {}}, ("body/fc1",)))
+    ['body/conv1', 'head']
+    """
+    for name, value in params.items():
+        path = prefix + name
+        if path in left_out:
+            continue
+        if isinstance(value, dict) and any(one.startswith(path + "/") for one in left_out):
+            yield from others(value, left_out, path + "/")
+        else:
+            yield path

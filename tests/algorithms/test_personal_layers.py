@@ -1,0 +1,89 @@
+"""FedPer and FedRep with more personal layers than the head: what travels, what stays, what is trained when."""
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import quick_run
+import small_task
+from pflmpi import tree
+from pflmpi.algorithms.fedper import FedPer
+from pflmpi.algorithms.fedrep import FedRep
+from pflmpi.errors import ConfigError
+from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.models import MODELS
+from pflmpi.testing import AlgorithmTests
+from pflmpi.tree import Tree
+
+CNN = {"name": "cnn", "first_channels": 2, "second_channels": 3, "kernel": 3, "padding": 1, "hidden": 5}
+CONVOLUTIONS = {"body/conv1/bias", "body/conv1/weight", "body/conv2/bias", "body/conv2/weight"}
+CONNECTED = {"body/fc1/bias", "body/fc1/weight", "head/bias", "head/weight"}
+
+
+class TestFedPerOfTwoLayers(AlgorithmTests):
+    algorithm: ClassVar[str] = "fedper"
+    options: ClassVar[dict[str, Any]] = {"personal_layers": 2}
+    sections: ClassVar[dict[str, Any]] = {"model": CNN}
+
+
+class TestFedRepOfTwoLayers(AlgorithmTests):
+    algorithm: ClassVar[str] = "fedrep"
+    options: ClassVar[dict[str, Any]] = {"personal_layers": 2, "head_epochs": 2}
+    sections: ClassVar[dict[str, Any]] = {"model": CNN}
+
+
+def task() -> Task:
+    fields = {name: value for name, value in CNN.items() if name != "name"}
+    return Task(MODELS["cnn"](**fields).bind((1, 8, 8), small_task.CLASSES), TrainingConfig(), 4, 0, (0.5,), (0.5,))
+
+
+def batch(seed: int) -> Batch:
+    one = small_task.batch(seed)
+    return Batch(torch.nn.functional.interpolate(one.x, size=(8, 8)), one.y)
+
+
+def moved(before: Tree, after: Tree) -> set[str]:
+    assert not tree.differences(before, after)
+    return {path for path, value in tree.leaves(after) if not torch.equal(value, tree.at(before, path))}
+
+
+@pytest.mark.parametrize("algorithm", [FedPer(personal_layers=2), FedRep(personal_layers=2)])
+def test_the_last_layers_stay_and_the_others_travel(algorithm: FedPer) -> None:
+    kept, sent = algorithm.init_client(task(), 0), algorithm.init_server(task())["shared"]
+    assert set(dict(tree.leaves(kept))) == CONNECTED
+    assert isinstance(sent, dict) and set(dict(tree.leaves(sent))) == CONVOLUTIONS
+    assert [*algorithm.uplink(task())] == ["body"] and not tree.differences(algorithm.uplink(task())["body"].like, sent)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "head, body, expected", [([0], [], CONNECTED), ([], [0], CONVOLUTIONS), ([], [], set())], ids=["head", "body", "-"]
+)
+def test_fedrep_trains_the_personal_layers_first_and_then_those_that_travel(
+    head: list[int], body: list[int], expected: set[str]
+) -> None:
+    algorithm = FedRep(personal_layers=2)
+    kept, received = algorithm.init_client(task(), 0), algorithm.init_server(task())["shared"]
+    assert isinstance(received, dict)
+    passes = {"head": [batch(seed) for seed in head], "body": [batch(seed) for seed in body]}
+    data = ClientData(passes, [batch(0)], torch.full((small_task.CLASSES,), 2.0), 0.5, 1)
+    state, up = algorithm.client_update(task(), kept, {"body": received}, data)
+    assert moved(kept, state) | moved(received, up["body"]) == expected
+
+
+def test_a_newcomer_of_fedper_trains_the_personal_layers_alone() -> None:
+    algorithm = FedPer(personal_layers=2)
+    kept, received = algorithm.init_client(task(), 0), algorithm.init_server(task())["shared"]
+    state = algorithm.train_as_newcomer(task(), kept, {"body": received}, small_task.data([batch(0)]))
+    assert moved(kept, state) == CONNECTED
+
+
+@pytest.mark.parametrize("layers, model, most", [(2, {"name": "mlp", "hidden": 12}, 1), (4, CNN, 3), (9, CNN, 3)])
+def test_a_model_without_a_layer_left_to_share_is_refused(
+    layers: int, model: dict[str, Any], most: int, tmp_path: Any
+) -> None:
+    raw = quick_run.settings(model=model, algorithm={"name": "fedper", "personal_layers": layers})
+    with pytest.raises(ConfigError, match=rf"algorithm.personal_layers = {layers} leaves nothing .* at most {most}$"):
+        quick_run.run(raw, tmp_path / "run")
