@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.config import load as configuration
 from pflmpi.config import yaml_file
@@ -16,6 +17,8 @@ from pflmpi.data import dataset
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.federation import Federation, build
 from pflmpi.experiment.build import assemble
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Mean, Sum
 from pflmpi.models.resnet18 import ResNet18
 from pflmpi.sweep.cells import Cell, cells, folder
 from pflmpi.sweep.table import load
@@ -187,6 +190,7 @@ def test_whole_tables_are_published(name: str, rows: int, columns: int) -> None:
         ("pfedpm/pfedpm_table1.yaml", "FedProx", "MNIST n=3", {"training": {"rounds": 110, "momentum": 0.5}}),
         ("pfedpm/pfedpm_table1.yaml", "FedProx", "FEMNIST n=3", {"training": {"rounds": 300}}),
         ("pfedpm/pfedpm_table1.yaml", "FedPer", "CIFAR-10 n=3", {"training": {"rounds": 250}}),
+        ("pfedpm/pfedpm_table1.yaml", "FedRep", "FEMNIST n=5", {"algorithm": {"personal_layers": 2}}),
         ("pfedafe/pfedafe_figure5.yaml", "FedPer", "CIFAR-100 alpha=1", {"training": {"epochs": 3, "batch_size": 32}}),
         ("pfedcfr/pfedcfr_table2.yaml", "pFedCFR", "CIFAR-10 (CNN)", {"algorithm": {"num_personal_layers": 2}}),
         ("pfedcfr/pfedcfr_table2.yaml", "pFedMe", "MNIST (DNN)", {"training": {"steps": 10, "lr": 0.005}}),
@@ -200,6 +204,27 @@ def test_the_settings_of_a_cell_are_those_of_the_paper(
     raw = cell(name, row, column).raw
     for section, values in sections.items():
         assert {key: raw[section][key] for key in values} == values
+
+
+@pytest.mark.parametrize(
+    "row, column",
+    [("FedPer", "MNIST"), ("FedRep", "MNIST"), ("FedAvg", "MNIST"), ("FeSEM", "MNIST"), ("FedProx", "MNIST"),
+     ("FedPer", "FEMNIST"), ("FedRep", "FEMNIST")],
+)  # fmt: skip
+def test_the_averaged_parts_of_all_clients_are_as_large_as_published(row: str, column: str) -> None:
+    name = "pfedpm/pfedpm_table1_parameters.yaml"
+    config = configuration.parse(cell(name, row, column).raw)
+    (model,) = config.models
+    shape, num_classes, *_ = SIZES[config.data.name]
+    task = Task(model.bind(shape, num_classes), config.training, 20, 0, (0.5,), (0.5,))
+    sent = sum(
+        leaf.numel()
+        for kind in config.algorithm.uplink(task).values()
+        if isinstance(kind, Mean | Sum)
+        for _, leaf in tree.leaves(kind.like)
+    )
+    (figure,) = published(name)[row][column]
+    assert 20 * sent / 1000 == pytest.approx(figure, rel=0.045)  # FedRep's 110 for our 105.6, FedAvg's 430 for 436.8
 
 
 @pytest.mark.parametrize("column", ["MNIST n=3", "FEMNIST n=3", "CIFAR-10 n=3"])
