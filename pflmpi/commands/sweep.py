@@ -5,20 +5,21 @@ import logging
 import os
 import shlex
 import shutil
-import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi import arguments
-from pflmpi.commands.ranks.launch import check_ranks, default_ranks
+from pflmpi.commands.ranks.launch import check_ranks, default_ranks, num_gpus
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, show
 
 if TYPE_CHECKING:
+    from pflmpi.config.load import Config
+    from pflmpi.forecast.budget import Budget
     from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.sweep.pending import CellTask
-    from pflmpi.sweep.runs import SweepOutcome
 
 _FAILED = 1
 _log = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared among the jobs)"
     )
+    parser.add_argument(
+        "--budget", type=float, metavar="HOURS", help="cheapest runs first, as `plan` predicts, and stop in this time"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and start nothing")
     parser.add_argument(
         "--cell", type=int, metavar="N", help="only the Nth of these cells, from 0 (a task of a job array)"
@@ -46,12 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run all cells on this machine, or one of them as a task of a job array; return the exit code."""
+    from pflmpi.commands.display.sweep_text import conclude, show_plan
     from pflmpi.sweep import cells as listing
     from pflmpi.sweep.empty_starts import LIMIT, too_many
     from pflmpi.sweep.lock import cell_locked, locked
     from pflmpi.sweep.pending import cell_task, prepare, unless_written
+    from pflmpi.sweep.processes import GRACE
     from pflmpi.sweep.runs import run_cells
 
+    began = time.monotonic()
     _check(options)
     launcher = _launcher(options.launcher)
     out = listing.folder(options.table, options.out)
@@ -70,8 +77,18 @@ def run(options: argparse.Namespace) -> int:
             for cell, config in selected
         ]
 
+    budget, until = None, None
+    if options.budget is not None:
+        configs = [config for _, config in selected]
+        budget = _budget(options, [*zip(works(), configs, strict=True)], time.monotonic() - began)
+        until = began + 3600 * options.budget - min(GRACE, 360 * options.budget)  # the last seconds to stop runs in
+        print(budget.expected(works(), until - time.monotonic()), flush=True)
+
+    def ordered() -> "list[CellTask]":
+        return works() if budget is None else budget.cheapest_first(works())
+
     if options.dry_run:
-        _show_plan(works(), launcher)
+        show_plan(ordered(), launcher)
         return 0
     if options.cell is not None:
         (work,) = works()
@@ -82,17 +99,22 @@ def run(options: argparse.Namespace) -> int:
         held = [stack.enter_context(locked(out, shared=options.cell is not None))]
         if options.cell is not None:
             held.append(stack.enter_context(cell_locked(selected[0][0].run(out))))
-        planned = works()
+        planned = ordered()
         for work in planned:
             prepare(work, out)
             if work.state == "start" and work.problem:
                 _log.warning("%s starts anew: %s", work.cell.name, work.problem)
         places = [dict(os.environ)] * options.jobs if launcher else environments(options.jobs)
-        outcome = run_cells(planned, out, lambda _: launcher, places, held)
+        outcome = run_cells(planned, out, lambda _: launcher, places, held, until=until)
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal
-    _conclude(planned, outcome, out)
+    if budget is None:
+        conclude(planned, outcome, out, "stopped")
+    else:
+        left = [work for work in works() if work.command and work.cell.name not in outcome.failed]
+        outcome.stopped = [work.cell.name for work in left]
+        conclude(planned, outcome, out, f"left, {budget.needed(left)}")
     words = arguments.words_of_cells(options.table, options.out, options)
     print(f"table: {shlex.join(['pflmpi', 'report', *words])}")
     if outcome.failed:
@@ -117,6 +139,10 @@ def _check(options: argparse.Namespace) -> None:
     if options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
     check_ranks(options.ranks)
+    if options.budget is not None and not 0 < options.budget < float("inf"):
+        raise ConfigError(f"--budget {options.budget:g}: must be hours, more than 0")
+    if options.budget is not None and options.cell is not None:
+        raise ConfigError(f"--budget {options.budget:g} with --cell, which is one run; leave one of the two out")
     if options.cell is not None and options.jobs > 1:
         raise ConfigError(f"--jobs {options.jobs} with --cell {options.cell}, which is one run; leave --jobs out")
     if options.launcher and options.ranks is not None:
@@ -144,6 +170,22 @@ def _ranks(options: argparse.Namespace, runtime: "RuntimeConfig") -> int | None:
     return int(options.ranks or default_ranks(runtime, options.jobs))
 
 
+def _budget(options: argparse.Namespace, tasks: "Sequence[tuple[CellTask, Config]]", imports: float) -> "Budget":
+    """What the runs should take on their shares of this machine."""
+    from pflmpi.commands.display.progress import bar
+    from pflmpi.forecast.budget import Budget, run_costs
+    from pflmpi.forecast.cache import Cache, cache_folder
+    from pflmpi.forecast.forecast import Resources, share_of_this_machine
+
+    def share(config: "Config") -> Resources:
+        ranks, gpus = _ranks(options, config.runtime) or 1, num_gpus(config.runtime, options.jobs) or 0
+        return share_of_this_machine(ranks, gpus, options.jobs)
+
+    with bar("predicting") as update:
+        costs = run_costs(tasks, share, imports, Cache(cache_folder(os.environ)), update)
+    return Budget(options.budget, options.jobs, costs)
+
+
 def environments(jobs: int) -> list[dict[str, str]]:
     """Variables for each of the runs at a time, which share the GPUs."""
     import torch
@@ -153,25 +195,3 @@ def environments(jobs: int) -> list[dict[str, str]]:
         return [dict(os.environ)] * jobs
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count]
     return [{**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(visible[job % count :: jobs])} for job in range(jobs)]
-
-
-def _conclude(works: "Sequence[CellTask]", outcome: "SweepOutcome", out: Path) -> None:
-    before = sum(work.state == "done" for work in works)
-    failed, stopped = outcome.failed, outcome.stopped
-    done = len(works) - len(failed) - len(stopped)
-    more = f", {len(stopped)} stopped; the same command goes on" if stopped else ""
-    print(f"{len(works)} runs: {done} done ({before} of them before), {len(failed)} failed{more}")
-    logs = {work.cell.name: work.cell.log(out) for work in works if work.command}
-    for cause in dict.fromkeys(failed.values()):
-        print(f"failed: {cause}", file=sys.stderr)
-        for name in (name for name, text in failed.items() if text == cause):
-            print(f"  {name}  {logs.get(name, '')}".rstrip(), file=sys.stderr)
-
-
-def _show_plan(works: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
-    width = max(len(work.cell.name) for work in works)
-    for work in works:
-        print(f"{work.cell.name:{width}}  {work.done}/{work.rounds} rounds  {work.state}  {work.problem}".rstrip())
-    for work in works:
-        if work.command:
-            print(shlex.join([*launcher, "pflmpi", *work.command]))

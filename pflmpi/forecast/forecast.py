@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from pflmpi import machine
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
@@ -56,6 +57,12 @@ class Resources:
         delay = within.delay if self.delay is None else self.delay
         rate = within.rate if self.rate is None else self.rate
         return Network(self.ranks, self.nodes, within, Link(delay, rate))
+
+
+def share_of_this_machine(ranks: int, gpus: int, jobs: int) -> Resources:
+    """What each of some runs at a time has of this machine."""
+    cores, memory = max(1, len(machine.cores()) // jobs), machine.memory().total
+    return Resources(ranks, 1, gpus, cores, memory, gpu_memory=None, delay=None, rate=None)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from pflmpi.errors import RunError
 
 _PAUSE = 0.2  # seconds between two polls
-_GRACE = 40.0  # seconds to end after SIGTERM: torch's launcher gives its ranks 30
+GRACE = 40.0  # seconds to end after SIGTERM: torch's launcher gives its ranks 30
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _start(command: LoggedCommand, environment: Mapping[str, str], held: Sequenc
 def _stop(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
     for process in processes:
         _signal(process, signal.SIGTERM)
-    end = time.monotonic() + _GRACE
+    end = time.monotonic() + GRACE
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(end - time.monotonic(), 0))

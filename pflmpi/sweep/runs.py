@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ def run_cells(
     environments: Sequence[Mapping[str, str]],
     held: Sequence[int],
     record: Callable[[CellTask], str] = lambda _: "",
+    until: float | None = None,
 ) -> SweepOutcome:
     """Run the cells that are not done, and show their progress.
 
@@ -49,6 +51,7 @@ def run_cells(
         environments: the variables of each slot, in which one run goes at a time.
         held: descriptors that every run keeps open.
         record: called with each run that has reached its end; says what is wrong with it.
+        until: when those that still go are asked to stop, and no more are begun, by `time.monotonic`; None: never.
     """
     started = {task.cell.name: task for task in tasks if task.command}
     outcome = SweepOutcome({task.cell.name: task.problem for task in tasks if task.state == "other"})
@@ -76,6 +79,8 @@ def run_cells(
                 if name in outcome.failed:
                     text = f"failed: {outcome.failed[name]}"
                 progress.ended(name, text)
+            if until is not None and time.monotonic() >= until:
+                break
     return outcome
 
 
