@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pflmpi.analysis.table import LAST, METRICS, Entry, Percent, over_seeds
 from pflmpi.sweep.table import SweepTable
-from pflmpi.text import spreadsheet_safe
+from pflmpi.text import counted, spreadsheet_safe
 
 _FIGURES = {"best": "best round", "last": "last round", "last10": f"mean of the last {LAST} evaluated rounds"}
 _COSTS = ("rounds", "megabytes up and down")
@@ -37,14 +37,20 @@ class PrintedTable:
 def printed(table: SweepTable, entries: Sequence[Entry]) -> list[PrintedTable]:
     """The table as the paper prints it, beside the published figures, and the mean of the last ten rounds."""
     metric = METRICS[table.metric]
-    unit = metric.unit and f", {metric.unit}"
+    unit, points = metric.unit and f", {metric.unit}", metric.unit == "percent"
+
+    fit = "; inside the published spread, within a point, or outside" if points else ""
+
+    def beside(entry: Entry) -> str:
+        return _beside(entry, points)
+
     to = f"to an accuracy of {100 * (table.target or 0):g} %, of the seeds that reach it"
     costs = [
         _printed(f"{name} {to}", table, entries, lambda entry, name=name: _text(_costs(entry)[name]) or "-")  # type: ignore[misc]
         for name in (_COSTS if table.target is not None else ())
     ]
     return [
-        _printed(f"{metric.name}, {_FIGURES[table.figure]} (published, difference){unit}", table, entries, _beside),
+        _printed(f"{metric.name}, {_FIGURES[table.figure]} (published, difference{fit}){unit}", table, entries, beside),
         _printed(
             f"{metric.name}, {_FIGURES['last10']}{unit}", table, entries, lambda entry: _shown(entry, entry.last_ten)
         ),
@@ -101,6 +107,7 @@ def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
         "published": published[0],
         "published_spread": published[1],
         "difference": _number(entry.difference),
+        "fit": _fit(entry) if METRICS[table.metric].unit == "percent" else "",
         f"last{LAST}": last[0],
         f"last{LAST}_std": last[1],
         "std_over_clients": _number(entry.over_clients),
@@ -123,17 +130,40 @@ def _printed(caption: str, table: SweepTable, entries: Sequence[Entry], text: Ca
     )
 
 
-def _beside(entry: Entry) -> str:
-    """Our figure and, in brackets, the published one and the difference.
+def closeness(difference: float, spread: float | None) -> str:
+    """How near a figure in percent is to the published one, to two decimals.
+
+    Args:
+        spread: published, around the figure; None where there is none.
+
+    >>> closeness(-0.14, 0.15), closeness(-0.14, None), closeness(1.24, 0.2)
+    ('inside', 'within a point', 'outside')
+    """
+    if spread is not None and round(abs(difference), 2) <= spread:
+        return "inside"
+    return "within a point" if round(abs(difference), 2) <= 1 else "outside"
+
+
+def _fit(entry: Entry) -> str:
+    if entry.published is None or entry.difference is None:
+        return ""
+    return closeness(entry.difference, entry.published.spread)
+
+
+def _beside(entry: Entry, points: bool) -> str:
+    """Our figure and the seeds behind it; in brackets the published one, the difference, and how near that is.
 
     >>> figures = dict(last_ten=None, over_clients=None, finished=3, seeds=3, done=30, rounds=30, state="")
-    >>> _beside(Entry("row", "column", ours=Percent(98.634, 0.1), published=Percent(98.66), **figures))
-    '98.63 ± 0.10 (98.66, -0.03)'
+    >>> _beside(Entry("row", "column", ours=Percent(98.634, 0.1), published=Percent(98.66), **figures), points=True)
+    '98.63 ± 0.10, 3 seeds (98.66, -0.03, within a point)'
     """
+    seeds = "" if entry.state or entry.ours is None else counted(entry.finished, "seed")
+    ours = ", ".join(filter(None, (_shown(entry, entry.ours), seeds)))
     if entry.published is None:
-        return _shown(entry, entry.ours)
-    known = [_text(entry.published), *([] if entry.difference is None else [f"{entry.difference:+z.2f}"])]
-    return f"{_shown(entry, entry.ours)} ({', '.join(known)})"
+        return ours
+    difference = "" if entry.difference is None else f"{entry.difference:+z.2f}"
+    known = filter(None, (_text(entry.published), difference, _fit(entry) if points else ""))
+    return f"{ours} ({', '.join(known)})"
 
 
 def _shown(entry: Entry, figure: Percent | None) -> str:

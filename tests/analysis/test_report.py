@@ -161,7 +161,7 @@ def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_
         "pflmpi sweep small.yaml",
         "|  | few |",
         "| --- | --- |",
-        "| FedAvg | 98.63 ± 0.10 (98.66 ± 0.30, -0.03) |",
+        "| FedAvg | 98.63 ± 0.10, 2 seeds (98.66 ± 0.30, -0.03, inside) |",
         "| Local | 1/4 rounds (70.00) |",
         "|  | few |",
         "| --- | --- |",
@@ -177,17 +177,41 @@ def test_csv_has_a_line_with_everything_for_each_cell(tmp_path: Path) -> None:
     first, second = csv.DictReader(formats.comma_separated(table, ENTRIES).splitlines())
     assert first == {
         "row": "FedAvg", "column": "few", "metric": "mean", "figure": "best", "ours": "98.63", "ours_std": "0.10",
-        "published": "98.66", "published_spread": "0.30", "difference": "-0.03", "last10": "98.50",
+        "published": "98.66", "published_spread": "0.30", "difference": "-0.03", "fit": "inside", "last10": "98.50",
         "last10_std": "0.20", "std_over_clients": "", "seeds_finished": "2", "seeds": "2", "rounds_done": "4",
         "rounds": "4", "state": "done",
     }  # fmt: skip
-    assert (second["ours"], second["difference"], second["state"]) == ("", "", "1/4 rounds")
+    assert (second["ours"], second["difference"], second["fit"], second["state"]) == ("", "", "", "1/4 rounds")
+
+
+@pytest.mark.parametrize(
+    "ours, published, expected",
+    [
+        (98.36, Percent(98.66, 0.3), "inside"),
+        (98.34, Percent(98.66, 0.3), "within a point"),
+        (95.0, Percent(98.66, 4.0), "inside"),
+        (99.66, Percent(98.66), "within a point"),
+        (99.67, Percent(98.66), "outside"),
+        (97.65, Percent(98.66, 0.3), "outside"),
+    ],
+)
+def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(
+    ours: float, published: Percent, expected: str, tmp_path: Path
+) -> None:
+    one = an_entry("FedAvg", ours=Percent(ours, 0.1), published=published)
+    table, _ = small(tmp_path)
+    (line,) = csv.DictReader(formats.comma_separated(table, [one]).splitlines())
+    assert line["fit"] == expected
+    assert formats.printed(table, [one])[0].rows[0][1].endswith(f", {expected})")
+    losses, _ = small(tmp_path, metric="train_loss")
+    (line,) = csv.DictReader(formats.comma_separated(losses, [one]).splitlines())
+    assert line["fit"] == "" and expected not in formats.printed(losses, [one])[0].rows[0][1]  # no points
 
 
 def test_latex_escapes_text_and_sets_signs(tmp_path: Path) -> None:
     table, _ = small(tmp_path, rows={"A & B_1 #50% {x}": {}}, title="100 %\nsure")
     lines = formats.latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
-    assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10 (98.66 $\pm$ 0.30, $-$0.03) \\" in lines
+    assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10, 2 seeds (98.66 $\pm$ 0.30, $-$0.03, inside) \\" in lines
     assert lines.count(r"\begin{tabular}{lr}") == lines.count(r"\bottomrule") == 2
     assert lines[:2] == ["% 100 %", "% sure"]
 
@@ -205,11 +229,12 @@ def test_the_report_prints_the_table_and_writes_three_files(tmp_path: Path, caps
     words = ["report", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert main([*words, "--write", str(tmp_path / "written")]) == 0
     shown = capsys.readouterr().out
-    for text in ("A small table", "80.00 (80.00, +0.00)", "75.00", "missing", "nobody 2024, table 3", "a [note]"):
+    ours = "80.00, 1 seed (80.00, +0.00, within a point)"
+    for text in ("A small table", ours, "75.00", "missing", "nobody 2024, table 3", "a [note]"):
         assert text in shown
     assert sorted(path.name for path in (tmp_path / "written").iterdir()) == ["small.csv", "small.md", "small.tex"]
     text = (tmp_path / "written" / "small.md").read_text(encoding="utf-8")
-    assert "80.00 (80.00, +0.00)" in text
+    assert "80.00, 1 seed (80.00, +0.00, within a point)" in text
     assert f"pflmpi sweep {tmp_path}/small.yaml --out {tmp_path}/out --seeds 1\n" in text
     assert not list((tmp_path / "out").glob("small.*"))
 

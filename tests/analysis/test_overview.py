@@ -1,0 +1,51 @@
+"""The overview of the results agrees with their files."""
+
+import csv
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pflmpi.analysis.formats import closeness
+from project import ROOT
+
+RESULTS = ROOT / "results"
+TABLES = [path for path in sorted(RESULTS.glob("*.csv")) if path.read_text().startswith("row,column,")]
+
+
+@pytest.fixture
+def overview() -> Any:
+    scope: dict[str, Any] = {"__file__": str(ROOT / "benchmarks" / "overview.py"), "__name__": "overview"}
+    exec((ROOT / "benchmarks" / "overview.py").read_text(), scope)
+    return SimpleNamespace(**scope)
+
+
+def test_the_page_has_the_overview_of_the_files_beside_it(overview: Any) -> None:
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    shown = page.split(overview.BEGIN)[1].split(overview.END)[0]
+    assert shown == f"\n\n{overview.overview()}\n", "python benchmarks/overview.py --write"
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_the_fit_of_every_cell_is_that_of_its_figures(path: Path) -> None:
+    for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+        expected = ""
+        if line["published"] and line["ours"] and line["metric"] != "parameters":
+            spread = float(line["published_spread"]) if line["published_spread"] else None
+            expected = closeness(float(line["ours"]) - float(line["published"]), spread)
+        assert line["fit"] == expected, line
+
+
+def test_cells_are_counted_once_by_how_near_they_come(overview: Any, tmp_path: Path) -> None:
+    head = "row,column,metric,figure,ours,published,published_spread\n"
+    lines = ["a,c,mean,best,90,90.2,0.3", "b,c,mean,best,90,91.0,0.3", "c,c,mean,best,90,91.01,", "d,c,mean,best,90,,",
+             "e,c,mean,best,,90,", "f,c,parameters,last,105.6,106,", "g,c,mean,best,90,90.5,"]  # fmt: skip
+    (tmp_path / "fedgmh_table2.csv").write_text(head + "\n".join(lines) + "\n")
+    (tmp_path / "fedgmh_table2_readings.csv").write_text(head + "a,c,mean,best,80,90.2,0.3\n")
+    (tmp_path / "page.md").write_text("```\npflmpi sweep configs/papers/fedgmh/fedgmh_table2.yaml --seeds 1\n```\n")
+    table = overview.overview(results=tmp_path)
+    rows = {line.split(" | ")[0][2:]: line.strip("|\n ").split(" | ")[1:] for line in table.splitlines()}
+    assert rows["paper"][3:] == ["run", "inside", "within a point", "outside", "run, no figure published", "readings"]
+    assert rows["FedGMH"] == ["8", "1", rows["FedGMH"][2], "4", "1", "2", "1", "2", "1"]
+    assert rows["FedFCD"][3:] == ["0"] * 6 and rows["all"][3:] == rows["FedGMH"][3:]
