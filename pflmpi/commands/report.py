@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of runs: an accuracy such as 0.9, until which rounds, time and bytes are counted; may be given several "
         "times (default: the highest that all runs reach)",
     )
+    for kind in ("png", "pdf"):
+        parser.add_argument(f"--{kind}", action="store_true", help=f"of runs: every figure also as {kind.upper()}")
     arguments.add_cells(parser)
     parser.add_argument("--write", type=Path, metavar="DIR", help="folder for the table (default: as --out)")
 
@@ -51,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
         return _report_runs(options)
     if options.target:
         raise ConfigError("--target is for the report of runs; a table file has `target: 0.9` itself; leave it out")
+    if options.png or options.pdf:
+        raise ConfigError("--png and --pdf are for the report of runs; leave them out")
     _report_table(options)
     return 0
 
@@ -86,7 +90,7 @@ def _refuse_for_tables(options: argparse.Namespace, what: str) -> None:
 
 
 def _report_runs(options: argparse.Namespace) -> int:
-    from pflmpi.analysis.report import PAGE, write_report
+    from pflmpi.analysis.page.report import PAGE, write_report
     from pflmpi.commands.display.progress import bar
 
     _refuse_for_tables(options, "runs")
@@ -94,7 +98,8 @@ def _report_runs(options: argparse.Namespace) -> int:
         raise ConfigError(f"--target {wrong[0]:g}: must be a share above 0 and at most 1, such as 0.9 for 90 %")
     out = options.out or Path("report")
     with bar("report") as update:
-        problems = write_report(options.paths, out, update, options.target)
+        pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]
+        problems = write_report(options.paths, out, update, options.target, pictures)
     for problem in problems:
         show(CheckpointError(problem))
     print(out / PAGE)

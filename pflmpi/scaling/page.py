@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pflmpi.analysis import page
-from pflmpi.analysis.drawing.files import draw
+from pflmpi.analysis.drawing.files import PICTURES, draw
 from pflmpi.analysis.formats import tabular
-from pflmpi.analysis.page import PageFigure, PageTable, Section
+from pflmpi.analysis.page import html
+from pflmpi.analysis.page.html import PageFigure, PageTable, Section
 from pflmpi.analysis.plots import Missing
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling.experiment import WARM_UP
@@ -16,7 +16,6 @@ from pflmpi.scaling.surroundings import hardware
 from pflmpi.scaling.tables import TITLES, readable
 
 PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
-_KINDS = ("csv", "png", "svg", "pdf")
 
 
 def write_page(among: Sequence[Results], out: Path, update: Callable[[int, int], None] = lambda *_: None) -> list[str]:
@@ -45,14 +44,14 @@ def write_page(among: Sequence[Results], out: Path, update: Callable[[int, int],
                 drawn.figures.append(plot)
                 continue
             (out / _FIGURES / f"{plot.name}.csv").write_text(plot.table(), encoding="utf-8")
-            shown = draw(plot, out / _FIGURES, pdf=True)
-            drawn.figures.append(PageFigure(plot, shown, f"{_FIGURES}/{plot.name}", _KINDS))
+            shown = draw(plot, out / _FIGURES, PICTURES)
+            drawn.figures.append(PageFigure(plot, shown, f"{_FIGURES}/{plot.name}"))
             update(number, len(plots))
         tables = [_table(name, found) for name, found in named.items()]
         title = f"Scaling of {next(iter(named))}" if len(named) == 1 else f"Scaling: {', '.join(named)}"
         about = "Rounds of one configuration on several numbers of ranks; the first round of each run is left out."
         sections = [*tables, drawn, Section("Where it was measured", tables=[_places(named)])]
-        (out / PAGE).write_text(page.page(title, about, problems, sections), encoding="utf-8")
+        (out / PAGE).write_text(html.page(title, about, problems, sections), encoding="utf-8")
         latex = [line for name, found in named.items() for line in (f"% {name}", *tabular(*readable(found)), "")]
         (out / _TABLE).write_text("\n".join(latex), encoding="utf-8")
     except OSError as error:

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pflmpi.analysis import contents
-from pflmpi.analysis.page import Section
+from pflmpi.analysis.page import contents
+from pflmpi.analysis.page.html import Section
+from pflmpi.analysis.page.report import _missing
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
-from pflmpi.analysis.report import _missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.series import class_vectors, client_weights, scores, seeds
 from pflmpi.analysis.series.ordering import by_class

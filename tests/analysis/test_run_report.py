@@ -3,6 +3,8 @@
 import csv
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,15 +14,16 @@ import numpy as np
 import pytest
 
 import quick_run
-from pflmpi.analysis.drawing import style
-from pflmpi.analysis.drawing.files import draw
-from pflmpi.analysis.page import Section, page
+from pflmpi.analysis.drawing import style, svg
+from pflmpi.analysis.drawing.files import PICTURES, draw
+from pflmpi.analysis.drawing.scene import Line, Marks, Scene
+from pflmpi.analysis.page.html import Section, page
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot, Stack
 from pflmpi.analysis.series.final import Dots
 from pflmpi.cli import main
 from pflmpi.store import config_file
 
-NOTHING_MORE = {"link", "script", "iframe", "object", "embed", "img"}
+NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}
 POINT = Curve("one", np.ones(1), np.ones(1), low=np.zeros(1), high=np.full(1, 2.0), mark=0)
 UNKNOWN = np.full(3, np.nan)
 PLOTS: list[Plot] = [
@@ -134,11 +137,21 @@ def test_a_page_needs_nothing_else_and_names_files_that_are_there(reported: Path
     text = (reported / "report.html").read_text()
     elements = Elements(text).found
     assert not {tag for tag, _ in elements} & NOTHING_MORE
+    assert not [attributes for tag, attributes in elements if tag == "script" and "src" in attributes]
+    (policy,) = (each["content"] for tag, each in elements if tag == "meta" and "http-equiv" in each)
+    assert policy and "default-src 'none'" in policy and "http" not in policy
     targets = [value or "" for _, attributes in elements for name, value in attributes.items() if name.endswith("href")]
     files = [target for target in targets if not target.startswith(("#", "data:image/png;base64,"))]
-    assert len(files) == 3 * text.count("<figure>") >= 30
+    assert len(files) == 2 * text.count("<figure>") >= 20
     assert all((reported / file).stat().st_size > 0 for file in files)
     assert "url(http" not in text and "@import" not in text and "prefers-color-scheme: dark" in text
+
+
+def test_several_runs_are_side_by_side_where_they_have_the_same_axes(reported: Path) -> None:
+    with open(reported / "figures" / "seconds_per_round_of_runs.csv") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["run"], line["round"]) for line in lines] == [(run, n) for run in ("fedgmh", "local") for n in "123"]
+    assert not list((reported / "figures").glob("0*/seconds_per_round.csv"))
 
 
 def test_a_second_report_leaves_no_figures_of_the_first_and_no_other_file_is_touched(
@@ -167,7 +180,7 @@ def test_text_follows_the_page_and_colours_are_its_variables(reported: Path) -> 
     text = (reported / "report.html").read_text()
     drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
     assert "currentColor" in drawn and "var(--c0)" in drawn
-    assert style.INK not in text and not any(colour in drawn for colour in style.COLOURS)
+    assert not any(colour in drawn for colour in (style.INK, *style.COLOURS))
     assert all(f"--c{number}: {colour}" in text for number, colour in enumerate(style.ON_DARK))
 
 
@@ -205,7 +218,7 @@ def test_a_run_that_has_just_begun_is_reported(runs: Path, tmp_path: Path) -> No
 def test_many_runs_are_compared_and_the_first_shown_one_by_one(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pflmpi.analysis.contents.MOST_DETAILED", 1)
+    monkeypatch.setattr("pflmpi.analysis.page.contents.MOST_DETAILED", 1)
     assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
     assert "Only the first 1 runs are shown one by one" in (tmp_path / "report.html").read_text()
     assert [path.name for path in (tmp_path / "figures").iterdir() if path.is_dir()] == ["01-fedgmh"]
@@ -322,16 +335,45 @@ def test_of_a_run_that_was_resumed_from_files_of_format_1_the_newer_ones_are_sho
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
 def test_every_kind_of_figure_can_be_drawn_and_twice_alike(plot: Plot, tmp_path: Path) -> None:
-    drawn = draw(plot, tmp_path)
-    first = drawn.svg.read_bytes()
-    assert drawn.png.read_bytes().startswith(b"\x89PNG") and ElementTree.fromstring(first).tag.endswith("svg")
-    assert ElementTree.fromstring(drawn.inline).tag.endswith("svg") and draw(plot, tmp_path).svg.read_bytes() == first
-    width = int.from_bytes(drawn.png.read_bytes()[16:20], "big")
-    assert width == 800
+    drawn = draw(plot, tmp_path, PICTURES)
+    first = [path.read_bytes() for path in (drawn.svg, *drawn.pictures)]
+    element = ElementTree.fromstring(first[0])
+    assert element.tag.endswith("svg") and all(ElementTree.fromstring(each).tag == "svg" for each in drawn.inline)
+    assert first[1].startswith(b"\x89PNG") and first[2].startswith(b"%PDF")
+    draw(plot, tmp_path, PICTURES)
+    assert [path.read_bytes() for path in (drawn.svg, *drawn.pictures)] == first
+    width = int.from_bytes(first[1][16:20], "big")
+    assert width == 2 * float(element.get("width") or 0), "two pixels of a picture for one of a page"
+
+
+def test_pictures_are_made_where_they_are_asked_for(runs: Path, tmp_path: Path) -> None:
+    assert main(["report", str(runs / "local"), "--out", str(tmp_path), "--png", "--pdf"]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "figures/accuracy_over_rounds.png" in text and "figures/accuracy_over_rounds.pdf" in text
+    assert main(["report", str(runs / "local"), "--out", str(tmp_path)]) == 0
+    assert {path.suffix for path in (tmp_path / "figures").rglob("*.*")} == {".csv", ".svg"}, "no older ones remain"
+
+
+def test_a_page_is_made_without_matplotlib_scikit_learn_and_scipy(runs: Path, tmp_path: Path) -> None:
+    heavy = "matplotlib", "sklearn", "scipy", "torch", "pandas"
+    said = f"print(main(sys.argv[1:]), *[name for name in {heavy} if name in sys.modules])"
+    words = ["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]
+    code = f"import sys; from pflmpi.cli import main; {said}"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+@pytest.mark.parametrize("shape", style.SHAPES)
+def test_the_points_of_labelled_marks_can_be_found_in_their_path(shape: str) -> None:
+    points = np.array([[1.5, 2.0], [np.nan, 1.0], [30.25, 4.0]])
+    marks = Marks(points=points, colour="c0", shape=shape, label="a", names=("x", "y", "z"))
+    text = svg.inline(Scene(40, 10, (marks, Line(points=points[[0, 2]], label="b"))), "about")
+    found = [re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", path) for path in re.findall(r' d="([^"]*)"', text)]
+    assert found == [[("1.5", "2"), ("30.25", "4")]] * 2 and 'data-names="x|z"' in text
 
 
 def test_colours_differ_in_brightness_or_lines_differ() -> None:
-    looks = [(look["color"], look["linestyle"], look["marker"]) for look in (style.line(i, 10) for i in range(32))]
+    looks = [(style.colour(i), style.dash(i), style.mark(i, 10)[0]) for i in range(32)]
     assert len(set(looks)) == 32
     neighbours = [(looks[i][1] != looks[i + 1][1], looks[i][2] != looks[i + 1][2]) for i in range(31)]
     assert all(any(pair) for pair in neighbours)

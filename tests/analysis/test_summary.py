@@ -8,12 +8,13 @@ import yaml
 
 import quick_run
 from pflmpi.analysis import formats
+from pflmpi.analysis.page.runs_table import table
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.series import scores
 from pflmpi.analysis.series.final import Final
 from pflmpi.analysis.series.selection import named
-from pflmpi.analysis.series.summary import cells, common_target, summaries
+from pflmpi.analysis.series.summary import cells, common_target, summaries, targets_of
 from pflmpi.analysis.series.target import CostTo
 from pflmpi.analysis.table import entries
 from pflmpi.errors import ConfigError
@@ -53,6 +54,30 @@ def test_the_common_target_is_what_all_runs_reach(tmp_path: Path) -> None:
     runs = [written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))]
     assert common_target(runs) == 0.75
     assert common_target([written(tmp_path / "c", ())]) is None
+
+
+def test_by_default_costs_are_counted_to_what_all_reach_and_to_nine_tenths_of_the_best(tmp_path: Path) -> None:
+    runs = [written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.4", "0.756"))]
+    assert targets_of(runs) == [0.75, 0.81], "0.9 of 0.9"
+    assert targets_of([written(tmp_path / "c", ())]) == []
+
+
+def test_the_table_has_the_options_that_have_unlike_values(tmp_path: Path) -> None:
+    runs = [written(tmp_path / name, ACCURACY) for name in "abc"]
+    for run, algorithm in zip(runs, ({"mu": 0.1, "k": 1}, {"mu": 0.5, "k": 1}, {"beta": 2}), strict=True):
+        run.config.update(algorithm={"name": "x", **algorithm}, seed=0, training={"rounds": 5, "lr": 0.1})
+    lines = summaries(named(runs), [None] * 3)
+    assert [line["mu"] for line in lines] == ["0.1", "0.5", ""]
+    assert not {"k", "beta", "training.lr", "seed"} & set(lines[0]), "the same, or of one run alone"
+
+
+def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp_path: Path) -> None:
+    runs = [written(tmp_path / "a", ACCURACY, sent=1 << 20), written(tmp_path / "b", ("0.1",), sent=1 << 10)]
+    shown = table(summaries(named(runs), [None, None], [0.8]))
+    rows = [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
+    assert [row["up (MiB)"] for row in rows] == ["5.00", "0.00"] and shown.columns[-1] == "folder"
+    assert [row["sent to 80 % (MiB)"] for row in rows] == ["12.00", ""], "three rounds, up and down"
+    assert "last (%)" in shown.columns and "macro F1 (%)" not in shown.columns, "which no run has"
 
 
 def test_the_gain_is_over_the_same_clients_of_a_run_of_local_training(tmp_path: Path) -> None:

@@ -1,81 +1,74 @@
 """Points on a plane, by class and client."""
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from pflmpi.analysis.drawing import style
+from pflmpi.analysis.drawing.frame import Axis, Frame, limits
+from pflmpi.analysis.drawing.scene import SIZE, Key, Marks, Shape, Text, width_of
 from pflmpi.analysis.plots import Cloud, Clouds
 
-_HEIGHT = 3.4  # inches
 _SERVER = -1
-_SHAPES = "osD^vPX"  # of the clients, where they are few; otherwise all are dots
-_ROOM = 16  # pixels from one name to the next
-_MOST_TICKS = 20
 
 
-def clouds(plot: Clouds) -> Figure:
-    """Drawing of points side by side: colour and number by class, shape by client, stars for the server."""
-    figure = Figure(figsize=(style.WIDTH, _HEIGHT + 0.5), dpi=style.DPI, layout="constrained")
-    panels = np.asarray(figure.subplots(1, len(plot.clouds), sharex=True, sharey=True, squeeze=False))[0]
-    last = max(int(cloud.classes.max()) for cloud in plot.clouds)
-    colours = colormaps["viridis"](np.linspace(0, 1, last + 1))
-    everyone = np.unique(np.concatenate([cloud.clients for cloud in plot.clouds])).tolist()
-    apart = len(everyone) <= len(_SHAPES) + 1
-    marks = {client: _SHAPES[place % len(_SHAPES)] if apart else "o" for place, client in enumerate(everyone)}
-    if _SERVER in marks:
-        marks[_SERVER] = "*"
-    drawn = []
-    for axes, cloud in zip(panels, plot.clouds, strict=True):
-        for client in np.unique(cloud.clients).tolist():
-            chosen = cloud.clients == client
-            axes.scatter(
-                *cloud.points[chosen].T,
-                c=colours[cloud.classes[chosen]],
-                marker=marks[client],
-                s=90 if client == _SERVER else 16,
-                linewidths=0.4,
-                edgecolors=style.INK,
-            )
-        drawn.append((axes, cloud))
-        axes.set_title(cloud.title)
-        axes.grid(color=style.INK, alpha=0.15, linewidth=0.6)
-    figure.supxlabel(plot.x_label, fontsize=10)
-    figure.supylabel(plot.y_label, fontsize=10)
-    norm = BoundaryNorm(np.arange(last + 2) - 0.5, last + 1)
-    scale = ScalarMappable(norm, ListedColormap(colours))
-    every = -(-(last + 1) // _MOST_TICKS)
-    figure.colorbar(scale, ax=panels.tolist(), label="class", ticks=list(range(0, last + 1, every)))
-    named = {client: f"client {client}" for client in everyone} if apart else dict.fromkeys(everyone, "a client")
-    names = {("server" if client == _SERVER else named[client]): mark for client, mark in marks.items()}
-    figure.legend(
-        handles=[
-            Line2D([], [], marker=mark, color=style.INK, linestyle="none", label=name) for name, mark in names.items()
-        ],
-        loc="outside upper right",
-        ncols=len(names),
-        columnspacing=1.0,
-        handletextpad=0.2,
+def axes(plot: Clouds) -> tuple[Axis, Axis]:
+    """Axes on which all points have room."""
+    return (
+        limits(plot.x_label, [cloud.points[:, 0] for cloud in plot.clouds]),
+        limits(plot.y_label, [cloud.points[:, 1] for cloud in plot.clouds]),
     )
-    figure.draw_without_rendering()  # the places of the names depend on those of the points
-    for axes, cloud in drawn:
-        _name_classes(axes, cloud)
-    return figure
 
 
-def _name_classes(axes: Axes, cloud: Cloud) -> None:
-    """Write the class at its mean, the server's where there is one; not where another name is too near."""
-    written: list[np.ndarray] = []
+def shapes(plot: Clouds, cloud: Cloud, drawn: Frame) -> list[Shape]:
+    """The points of a cloud: colour by class, shape by client, stars for the server; names of classes."""
+    found: list[Shape] = []
+    places = drawn.places(*cloud.points.T)
+    marks = _marks(plot)
+    for client in np.unique(cloud.clients).tolist():
+        for label in np.unique(cloud.classes[cloud.clients == client]).tolist():
+            chosen = (cloud.clients == client) & (cloud.classes == label)
+            who = "server" if client == _SERVER else f"client {client}"
+            found.append(
+                Marks(
+                    points=places[chosen],
+                    colour=style.colour(label),
+                    opacity=style.tint(label),
+                    shape=marks[client],
+                    radius=6.0 if client == _SERVER else 2.5,
+                    label=f"{who}, class {label}",
+                )
+            )
+    return found + _names(cloud, places)
+
+
+def keys(plot: Clouds) -> tuple[Key, ...]:
+    """The legend: the server, and the clients where each has a shape of its own."""
+    marks = _marks(plot)
+    each = len(set(marks.values()) - {"*"}) == len(marks.keys() - {_SERVER})
+    named = {client: "server" if client == _SERVER else f"client {client}" if each else "a client" for client in marks}
+    return tuple(
+        Key(label=name, colour="ink", shape=shape)
+        for name, shape in {named[client]: shape for client, shape in marks.items()}.items()
+    )
+
+
+def _marks(plot: Clouds) -> dict[int, str]:
+    """The shape of each client, where they are few; otherwise all are dots."""
+    everyone = np.unique(np.concatenate([cloud.clients for cloud in plot.clouds])).tolist()
+    clients = [client for client in everyone if client != _SERVER]
+    shapes = style.SHAPES[:-1] if len(clients) < len(style.SHAPES) else "o" * len(clients)
+    return {**({_SERVER: "*"} if _SERVER in everyone else {}), **dict(zip(clients, shapes, strict=False))}
+
+
+def _names(cloud: Cloud, places: np.ndarray) -> list[Shape]:
+    """The class at its mean, the server's where there is one; not where another name is."""
+    written: list[tuple[float, float, float]] = []
+    found: list[Shape] = []
     for label in np.unique(cloud.classes).tolist():
         where = cloud.classes == label
         server = where & (cloud.clients == _SERVER)
-        place = cloud.points[server if server.any() else where].mean(0)
-        pixel = axes.transData.transform(place)
-        if all(np.abs(pixel - other).max() > _ROOM for other in written):
-            text = axes.annotate(str(label), place, xytext=(5, 4), textcoords="offset points", fontsize=9)
-            text.set_in_layout(False)
-            written.append(pixel)
+        x, y = (places[server if server.any() else where].mean(0) + np.array([7, -5])).tolist()
+        width = width_of(str(label))
+        if all(abs(y - other) > SIZE or x > end or x + width < start for start, end, other in written):
+            found.append(Text(text=str(label), x=x, y=y, anchor="start"))
+            written.append((x, x + width, y))
+    return found

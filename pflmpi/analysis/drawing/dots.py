@@ -1,34 +1,45 @@
 """Dots in rows, one row for each name."""
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from pflmpi.analysis.drawing import style
+from pflmpi.analysis.drawing.frame import Axis, Frame, limits, named
+from pflmpi.analysis.drawing.scene import Key, Line, Marks, Shape
 from pflmpi.analysis.series.final import Dots
 
-_ROW = 0.19  # inches
-_SPREAD = 0.7  # of a row, so that equal values do not hide each other
-_LEAST, _MOST = 2.4, 11.0  # inches, without the legend
+_ROW = 15.0  # pixels
+_LOWEST, _HIGHEST = 120.0, 900.0
+_SPREAD = 0.6  # of a row, so that equal values do not hide each other
 
 
-def dots(plot: Dots) -> Figure:
-    """Drawing of dots in rows, the legend below."""
-    count = len(plot.rows)
-    height = float(np.clip(_ROW * count + 0.8, _LEAST, _MOST))
-    figure = Figure(figsize=(style.WIDTH, height + 0.3), dpi=style.DPI, layout="constrained")
-    axes = figure.add_subplot()
-    axes.axvline(0, color=style.INK, linewidth=0.8)
+def height(plot: Dots) -> float:
+    """Pixels of the rows."""
+    return float(np.clip(_ROW * len(plot.rows), _LOWEST, _HIGHEST))
+
+
+def axes(plot: Dots) -> tuple[Axis, Axis]:
+    """The values, and the rows from the top."""
+    return limits(plot.x_label, [*plot.series.values(), np.zeros(1)]), named(plot.row_label, plot.rows, downwards=True)
+
+
+def shapes(plot: Dots, drawn: Frame) -> list[Shape]:
+    """A line at zero, one for each row, and the dots."""
+    rows = np.arange(1, len(plot.rows) + 1)
+    ends = np.array([drawn.y.low, drawn.y.high])
+    found: list[Shape] = [Line(points=drawn.places(np.zeros(2), ends))]
+    for _, place in drawn.places(np.full(len(rows), drawn.x.low), rows):
+        found.append(Line(points=np.array([[drawn.left, place], [drawn.right, place]]), opacity=0.08))
     apart = _SPREAD / len(plot.series)
-    for place, (number, values) in enumerate(zip(plot.styles, plot.series.values(), strict=True)):
-        look = style.line(number, 1)
-        heights = np.arange(count) + apart * (place - (len(plot.series) - 1) / 2)
-        axes.plot(values, heights, linestyle="none", marker=look["marker"], color=look["color"], markersize=5)
-    every = -(-count // int((_MOST - 0.8) / _ROW))
-    axes.set_yticks(range(0, count, every), plot.rows[::every])
-    axes.set_ylim(count - 0.5, -0.5)
-    axes.set_xlabel(plot.x_label)
-    axes.set_ylabel(plot.row_label)
-    axes.grid(color=style.INK, alpha=0.15, linewidth=0.6)
-    handles = axes.get_lines()[1:]
-    figure.legend(handles=handles, labels=list(plot.series), loc="outside lower center", ncols=min(len(handles), 4))
-    return figure
+    for position, (number, (label, values)) in enumerate(zip(plot.styles, plot.series.items(), strict=True)):
+        points = drawn.places(values, rows + apart * (position - (len(plot.series) - 1) / 2))
+        shape, _ = style.mark(number, 1)
+        found.append(Marks(points=points, colour=style.colour(number), shape=shape, label=label, names=plot.rows))
+    return found
+
+
+def keys(plot: Dots) -> tuple[Key, ...]:
+    """The legend: an entry for each series."""
+    return tuple(
+        Key(label=label, colour=style.colour(number), shape=style.mark(number, 1)[0])
+        for number, label in zip(plot.styles, plot.series, strict=True)
+    )

@@ -1,71 +1,109 @@
 """Matrices as coloured cells."""
 
+import base64
+
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize
-from matplotlib.figure import Figure
 
 from pflmpi.analysis.drawing import style
+from pflmpi.analysis.drawing.frame import Frame, frame, named
+from pflmpi.analysis.drawing.scene import Boxes, Cells, ColourScale, Key, Scene, Shape
+from pflmpi.analysis.drawing.ticks import texts
 from pflmpi.analysis.plots import Matrices, Panel
 
-_MOST_COLUMNS = 3  # panels side by side
-_MOST_TICKS = 12
-_CELL = 0.17  # inches of a row of cells, between the limits below
-_LEAST, _MOST = 2.4, 6.0
+_CELL = 14.0  # pixels of a row, between the limits below
+_LOWEST, _HIGHEST = 110.0, 340.0
+_FINEST = 65534  # steps of a value that a pointer is told
 
 
-def matrices(plot: Matrices) -> Figure:
-    """Drawing of one or several matrices with a common scale of colours on the right."""
-    count = len(plot.panels)
-    columns = 2 if count == 4 else min(count, _MOST_COLUMNS)
-    rows = -(-count // columns)
-    height = float(np.clip(_CELL * max(len(panel.rows) for panel in plot.panels), _LEAST, _MOST / rows**0.5))
-    figure = Figure(figsize=(style.WIDTH, rows * height + 0.8), dpi=style.DPI, layout="constrained")
-    grid = np.asarray(figure.subplots(rows, columns, squeeze=False))
-    shown = [_shown(panel, plot.hide_diagonal) for panel in plot.panels]
-    norm, colours = _scale(plot, shown)
-    image = None
-    for axes, panel, values in zip(grid.flat, plot.panels, shown, strict=False):
-        image = axes.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="none")
-        axes.set_title(panel.title)
-        _ticks(axes, panel)
-        axes.spines[["top", "right"]].set_visible(True)
-    for axes in grid.flat[count:]:
-        axes.set_visible(False)
-    for axes in grid[:, 0]:
-        axes.set_ylabel(plot.row_label)
-    for number, axes in enumerate(grid.flat[:count]):
-        if number + columns >= count:
-            axes.set_xlabel(plot.column_label)
-    assert image is not None, "a figure without panels"
-    bar = figure.colorbar(image, ax=grid.ravel().tolist(), label=plot.value_label)
-    if plot.categories:
-        bar.set_ticks(range(len(plot.categories)), labels=list(plot.categories))
-    return figure
+def scenes(plot: Matrices, width: float, limits: tuple[float, float], title: str = "") -> list[Scene]:
+    """A drawing of each matrix."""
+    found = []
+    for panel in plot.panels:
+        rows, columns = ([str(name) for name in names] for names in (panel.rows, panel.columns))
+        height = float(np.clip(_CELL * len(rows), _LOWEST, _HIGHEST))
+        x, y = named(plot.column_label, columns), named(plot.row_label, rows, downwards=True)
+        drawn = frame(x, y, width, height, " ".join(filter(None, (title, panel.title))))
+        values = shown(panel, plot.hide_diagonal)
+        cells = _of_categories(drawn, values) if plot.categories else [_cells(drawn, values, limits)]
+        found.append(drawn.scene(cells, cells=_packed(values, limits), vl=plot.value_label))
+    return found
 
 
-def _shown(panel: Panel, hide_diagonal: bool) -> np.ndarray:
+def shown(panel: Panel, hide_diagonal: bool) -> np.ndarray:
+    """The values that are drawn, NaN elsewhere."""
     values = np.array(panel.values, np.float64)
     if hide_diagonal:
         np.fill_diagonal(values, np.nan)
     return values
 
 
-def _scale(plot: Matrices, shown: list[np.ndarray]) -> tuple[Normalize, ListedColormap]:
+def limits(plot: Matrices) -> tuple[float, float]:
+    """The values of the first and the last colour."""
     if plot.categories:
-        count = len(plot.categories)
-        steps = colormaps[style.SEQUENTIAL](np.linspace(style.DARKEST, 1, count))
-        return BoundaryNorm(np.arange(count + 1) - 0.5, count), ListedColormap(steps)
-    known = np.concatenate([values[np.isfinite(values)] for values in shown])
-    low, high = plot.limits or ((known.min(), known.max()) if len(known) else (0.0, 1.0))
-    scale = colormaps[style.SEQUENTIAL](np.linspace(style.DARKEST, 1, 256))
-    return Normalize(low, high if high > low else low + 1), ListedColormap(scale)
+        return 0.0, float(max(len(plot.categories) - 1, 1))
+    if plot.limits is not None:
+        return plot.limits
+    known = np.concatenate([values[np.isfinite(values)] for values in _all_shown(plot)])
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    return low, high if high > low else low + 1
 
 
-def _ticks(axes: Axes, panel: Panel) -> None:
-    """Name as many rows and columns as there is room for."""
-    for axis, names, room in ((axes.xaxis, panel.columns, 8), (axes.yaxis, panel.rows, _MOST_TICKS)):
-        every = -(-len(names) // room)
-        places = list(range(0, len(names), every))
-        axis.set_ticks(places, labels=[str(names[place]) for place in places])
+def keys(plot: Matrices) -> tuple[Key, ...]:
+    """The legend of categories: an entry for each that is drawn."""
+    there = {int(value) for values in _all_shown(plot) for value in np.unique(values[np.isfinite(values)])}
+    return tuple(
+        Key(label=f"{plot.value_label} {name}", colour=style.colour(place), shape="s", opacity=style.tint(place))
+        for place, name in enumerate(plot.categories)
+        if place in there
+    )
+
+
+def scale(plot: Matrices, limits: tuple[float, float]) -> ColourScale | None:
+    """What the colours mean; None of categories."""
+    if plot.categories:
+        return None
+    low, high = (texts([float(f"{value:.3g}")])[0] for value in limits)
+    return ColourScale(label=plot.value_label, low=low, high=high, colours=style.SEQUENTIAL)
+
+
+def _all_shown(plot: Matrices) -> list[np.ndarray]:
+    return [shown(panel, plot.hide_diagonal) for panel in plot.panels]
+
+
+def _cells(drawn: Frame, values: np.ndarray, limits: tuple[float, float]) -> Cells:
+    low, high = limits
+    steps = len(style.SEQUENTIAL) - 1
+    place = np.clip((np.nan_to_num(values) - low) / (high - low), 0, 1)
+    indices = np.where(np.isnan(values), 0, 1 + np.rint(place * steps))
+    box = (drawn.left, drawn.top, drawn.right - drawn.left, drawn.bottom - drawn.top)
+    return Cells(indices=indices.astype(np.uint8), colours=style.SEQUENTIAL, box=box)
+
+
+def _of_categories(drawn: Frame, values: np.ndarray) -> list[Shape]:
+    """A box for each run of equal neighbours in a row; a colour for each category."""
+    across = (drawn.right - drawn.left) / values.shape[1]
+    down = (drawn.bottom - drawn.top) / values.shape[0]
+    boxes: dict[int, list[tuple[float, float, float, float]]] = {}
+    for row, line in enumerate(values):
+        ends = [*(np.flatnonzero(line[1:] != line[:-1]) + 1).tolist(), len(line)]
+        for start, end in zip([0, *ends], ends, strict=False):
+            if not np.isnan(line[start]):
+                box = (drawn.left + start * across, drawn.top + row * down, (end - start) * across, down)
+                boxes.setdefault(int(line[start]), []).append(box)
+    return [
+        Boxes(boxes=np.array(each), colour=style.colour(category), opacity=style.tint(category))
+        for category, each in sorted(boxes.items())
+    ]
+
+
+def _packed(values: np.ndarray, limits: tuple[float, float]) -> dict[str, object]:
+    """The values as base64 of little-endian uint16: 0 for none, then from the lowest to the highest."""
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if len(known) else limits
+    room = high - low or 1.0
+    numbers = np.where(np.isfinite(values), 1 + np.rint((np.nan_to_num(values) - low) / room * (_FINEST - 1)), 0)
+    return {
+        "low": low,
+        "step": room / (_FINEST - 1),
+        "values": base64.b64encode(numbers.astype("<u2").tobytes()).decode(),
+    }

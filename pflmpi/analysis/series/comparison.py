@@ -27,6 +27,16 @@ def differing(runs: Sequence[Run]) -> Rows:
     }
 
 
+def compared_options(runs: Sequence[Run]) -> Rows:
+    """The options that have unlike values in runs, "" in those that lack them; not those that single runs have."""
+    found = differing(runs)
+    return {
+        key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
+        for key, texts in found.items()
+        if key not in ("algorithm.name", "training.rounds") and len({*texts} - {_UNKNOWN}) > 1
+    }
+
+
 def results(runs: Sequence[Run]) -> Rows:
     """What the metrics of runs say of accuracy, losses, seconds and bytes; "-" where one has no such figure.
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from pflmpi.analysis.columns import best, last
 from pflmpi.analysis.run import Run
+from pflmpi.analysis.series.comparison import compared_options
 from pflmpi.analysis.series.final import Final, against
 from pflmpi.analysis.series.selection import NamedRun
 from pflmpi.analysis.series.target import cost_to
@@ -19,9 +20,17 @@ EXPLAINED = (
     "else; after training: of the participants, before the server answers; gain over local: accuracy at the end minus "
     "that of the same client in the run of local training, mean over clients, and how many are below zero; bytes: what "
     "the messages of all rounds hold; time: that of all rounds; rounds, time and bytes (up and down) to an accuracy: "
-    "until the first round whose mean is as high, empty where none is."
+    "until the first round whose mean is as high, empty where none is. Options that have unlike values follow the name."
 )
-_OPTIONAL = ("unseen (%)", "after training (%)", "gain over local", "clients below local")  # left out where empty
+_OF_BEST = 0.9  # of the best accuracy of all runs, to which costs are counted
+_OPTIONAL = (
+    "lowest 10 % (%)",
+    "macro F1 (%)",
+    "unseen (%)",
+    "after training (%)",
+    "gain over local",
+    "clients below local",
+)  # left out where empty
 
 
 def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: Sequence[float] = ()) -> list[Line]:
@@ -32,11 +41,17 @@ def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: S
         targets: accuracies, as shares.
     """
     gains = dict(against(runs, ends)[1])
-    lines = []
-    for one, end in zip(runs, ends, strict=True):
+    options = compared_options([one.run for one in runs])
+    lines: list[Line] = []
+    for place, (one, end) in enumerate(zip(runs, ends, strict=True)):
         gain = gains.get(one)
         gain = None if gain is None or np.isnan(gain).all() else gain
-        line = results(one, end)
+        line: Line = {
+            "run": one.label,
+            "folder": str(one.run.path),
+            **{key: texts[place] for key, texts in options.items()},
+        }
+        line |= results(one, end)
         line["gain over local"] = math.nan if gain is None else float(np.nanmean(gain))
         line["clients below local"] = "" if gain is None else int((gain < 0).sum())
         for target in targets:
@@ -45,7 +60,7 @@ def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: S
             line[f"time {to} (s)"] = math.nan if cost is None else cost.seconds
             line[f"bytes {to}"] = "" if cost is None else cost.up_bytes + cost.down_bytes
         lines.append(line)
-    empty = [name for name in _OPTIONAL if all(str(line[name]) in ("", "nan") for line in lines)]
+    empty = [name for name in lines[0] if name in _OPTIONAL and all(str(line[name]) in ("", "nan") for line in lines)]
     return [{name: value for name, value in line.items() if name not in empty} for line in lines]
 
 
@@ -60,8 +75,6 @@ def results(one: NamedRun, end: Final | None) -> Line:
         return 100 * last(columns.get(name, np.empty(0)))
 
     return {
-        "run": one.label,
-        "folder": str(one.run.path),
         "rounds": len(columns["round"]),
         "of": int(one.run.config.get("training", {}).get("rounds", 0)),
         "best (%)": float("nan") if highest is None else float(mean[highest]),
@@ -84,7 +97,20 @@ def cells(line: Line) -> list[str]:
     return ["" if text == "nan" else text for text in texts]
 
 
+def targets_of(runs: Sequence[Run]) -> list[float]:
+    """The accuracies that a report counts the cost to: the highest that all runs reach, and 90 % of the best of all."""
+    common = common_target(runs)
+    best_of_all = max(_reached(runs), default=0.0)
+    share = math.floor(1000 * _OF_BEST * best_of_all) / 1000
+    return list(dict.fromkeys([*([] if common is None else [common]), *([share] if share > 0 else [])]))
+
+
 def common_target(runs: Sequence[Run]) -> float | None:
     """The highest accuracy in whole percents that all runs reach in some round, as a share; None without any."""
-    reached = [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]
+    reached = _reached(runs)
     return math.floor(100 * min(reached)) / 100 if reached and min(reached) >= 0.01 else None
+
+
+def _reached(runs: Sequence[Run]) -> list[float]:
+    """The highest accuracy of each run that has been evaluated."""
+    return [float(np.nanmax(mean)) for run in runs if not np.isnan(mean := run.columns["accuracy_mean"]).all()]

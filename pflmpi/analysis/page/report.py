@@ -2,16 +2,20 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from pflmpi.analysis import contents, page
 from pflmpi.analysis.comparable import readable
 from pflmpi.analysis.drawing.files import draw
-from pflmpi.analysis.page import PageFigure, PageTable, Section
-from pflmpi.analysis.plots import Missing, Plot, comma_separated
-from pflmpi.analysis.series.final import final
+from pflmpi.analysis.page import contents, html
+from pflmpi.analysis.page.clients import clients
+from pflmpi.analysis.page.html import PageFigure, Section
+from pflmpi.analysis.page.runs_table import table
+from pflmpi.analysis.plots import Missing, comma_separated
+from pflmpi.analysis.series.across.multiples import Figures, side_by_side
+from pflmpi.analysis.series.final import Final, final
 from pflmpi.analysis.series.selection import NamedRun, named
-from pflmpi.analysis.series.summary import EXPLAINED, cells, common_target, summaries
+from pflmpi.analysis.series.summary import EXPLAINED, Line, cells, summaries, targets_of
 from pflmpi.errors import CheckpointError, ConfigError
 
 PAGE, _FIGURES = "report.html", "figures"
@@ -19,20 +23,25 @@ _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
 
 
 def write_report(
-    paths: Sequence[Path], out: Path, update: Callable[[int, int], None], targets: Sequence[float] = ()
+    paths: Sequence[Path],
+    out: Path,
+    update: Callable[[int, int], None],
+    targets: Sequence[float] = (),
+    pictures: Sequence[str] = (),
 ) -> list[str]:
     """Write the report to a folder; return what could not be read or compared, and was left out.
 
     Args:
         update: called with how many steps are done, of how many.
-        targets: accuracies, as shares, until which the cost is shown; by default the highest that all runs reach.
+        targets: accuracies, as shares, until which the cost is shown; by default those of `targets_of`.
+        pictures: "png", "pdf" or both, as which every figure is written too.
 
     Raises:
         CheckpointError: none of the runs can be read.
         ConfigError: the folder cannot be written.
     """
     done = 0
-    total = len(paths) + 1
+    total = len(paths)
 
     def step() -> None:
         nonlocal done
@@ -47,10 +56,14 @@ def write_report(
     try:
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
-        common = common_target(runs)
-        sections = _sections(among, out, problems, targets or ([] if common is None else [common]), step)
+        drawn = partial(_drawn, out, pictures)
+        ends = [final(one.run) for one in among]
+        lines = summaries(among, ends, targets or targets_of(runs))
+        (out / "runs.csv").write_text(comma_separated([list(lines[0]), *map(cells, lines)]), encoding="utf-8")
+        details = [_detailed(one, among, problems, step) for one in among[: contents.MOST_DETAILED]]
+        sections = _sections(among, ends, lines, details, drawn)
         title = f"{among[0].label}: report" if len(among) == 1 else f"{len(among)} runs: report"
-        text = page.page(title, _about(among), problems, sections)
+        text = html.page(title, _about(among), problems, sections, clients(among, details))
         (out / PAGE).write_text(text, encoding="utf-8")
         _remove(out, _figures(former) - _figures(text))
     except OSError as error:
@@ -59,37 +72,48 @@ def write_report(
 
 
 def _sections(
-    among: Sequence[NamedRun], out: Path, problems: list[str], targets: Sequence[float], step: Callable[[], None]
+    among: Sequence[NamedRun],
+    ends: Sequence[Final | None],
+    lines: Sequence[Line],
+    details: Sequence[Figures],
+    drawn: Callable[[Figures, str], list[PageFigure | Missing]],
 ) -> list[Section]:
-    """Draw everything; the sections of the page, and more `problems`."""
-    ends = [final(one.run) for one in among]
-    lines = summaries(among, ends, targets)
-    columns, rows = list(lines[0]), [cells(line) for line in lines]
-    (out / "runs.csv").write_text(comma_separated([columns, *rows]), encoding="utf-8")
-    table = PageTable(columns, rows, names=2)
-    first = Section("Runs", " ".join([EXPLAINED, *_stopped(among)]), tables=[table])
+    """The sections of the page.
+
+    Args:
+        ends: the clients at the end of each run.
+        lines: of the table of runs.
+        details: the figures of the first runs.
+        drawn: draws figures into a folder.
+    """
+    first = Section("Runs", " ".join(_stopped(among)), EXPLAINED, [table(lines)])
+    multiples, rest = side_by_side([(one.label, own) for one, own in zip(among, details, strict=False)])
     together = Section("All runs" if len(among) > 1 else "The run")
-    together.figures = _drawn(contents.compared(among, ends), out, _FIGURES)
-    step()
+    together.figures = drawn([*contents.compared(among, ends), *multiples], _FIGURES)
     sections = [first, together]
-    for number, one in enumerate(among[: contents.MOST_DETAILED], 1):
-        figures, unread = contents.detailed(one, len(among) == 1 or not contents.one_partition(among))
-        problems += unread
+    for number, (one, own) in enumerate(zip(among, rest, strict=False), 1):
         name = re.sub(r"[^A-Za-z0-9]+", "-", one.label).strip("-") or "run"
-        section = Section(one.label, str(one.run.path))
-        section.figures = _drawn(figures, out, f"{_FIGURES}/{number:02d}-{name}")
-        sections.append(section)
-        step()
+        sections.append(Section(one.label, str(one.run.path), figures=drawn(own, f"{_FIGURES}/{number:02d}-{name}")))
     if len(among) > 1 and (missing := _missing(sections[2:])):
+        sections = [*sections[:2], *(section for section in sections[2:] if section.figures)]
         sections.append(Section("Not shown of single runs", missing))
     if len(among) > contents.MOST_DETAILED:
-        rest = ", ".join(one.label for one in among[contents.MOST_DETAILED :])
+        others = ", ".join(one.label for one in among[contents.MOST_DETAILED :])
         text = f"Only the first {contents.MOST_DETAILED} runs are shown one by one; report the others by themselves"
-        sections.append(Section("Other runs", f"{text}: {rest}."))
+        sections.append(Section("Other runs", f"{text}: {others}."))
     return sections
 
 
-def _drawn(figures: Sequence[Plot | Missing], out: Path, folder: str) -> list[PageFigure | Missing]:
+def _detailed(one: NamedRun, among: Sequence[NamedRun], problems: list[str], step: Callable[[], None]) -> Figures:
+    """The figures of one run, and more `problems`."""
+    figures, unread = contents.detailed(one, len(among) == 1 or not contents.one_partition(among))
+    problems += unread
+    step()
+    return figures
+
+
+def _drawn(out: Path, pictures: Sequence[str], figures: Figures, folder: str) -> list[PageFigure | Missing]:
+    """Draw figures into a folder of the report."""
     (out / folder).mkdir(parents=True, exist_ok=True)
     result: list[PageFigure | Missing] = []
     for figure in figures:
@@ -97,7 +121,7 @@ def _drawn(figures: Sequence[Plot | Missing], out: Path, folder: str) -> list[Pa
             result.append(figure)
             continue
         (out / folder / f"{figure.name}.csv").write_text(figure.table(), encoding="utf-8")
-        result.append(PageFigure(figure, draw(figure, out / folder), f"{folder}/{figure.name}"))
+        result.append(PageFigure(figure, draw(figure, out / folder, pictures), f"{folder}/{figure.name}"))
     return result
 
 

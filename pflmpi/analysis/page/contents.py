@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
 from pflmpi.analysis.plots import Missing, Plot
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.series import bands, diagnostics, final, partition, probes, rounds, scores, seeds, similarity
+from pflmpi.analysis.series import diagnostics, final, partition, probes, rounds, scores, seeds, similarity
+from pflmpi.analysis.series.across import bands
+from pflmpi.analysis.series.across.multiples import Figures
 from pflmpi.analysis.series.final import Final
 from pflmpi.analysis.series.ordering import by_class
 from pflmpi.analysis.series.selection import NamedRun, some_of, spread_over
@@ -13,8 +15,6 @@ from pflmpi.errors import CheckpointError
 
 MOST_DETAILED = 8  # runs whose checkpoints are looked into
 _MOST_OF_MODELS = 12  # checkpoints from which the models of all clients are read
-
-Figures = Sequence[Plot | Missing]
 
 
 def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Figures:

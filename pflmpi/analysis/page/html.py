@@ -1,47 +1,29 @@
-"""One HTML page that needs nothing else: figures and style are in it, no script, no network."""
+"""One HTML page that needs nothing else: figures, style and script are in it, and it fetches nothing."""
 
 import html
-import re
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
 
 from pflmpi.analysis.drawing.files import Drawn
+from pflmpi.analysis.drawing.scene import ColourScale, Key
 from pflmpi.analysis.drawing.style import COLOURS, ON_DARK
 from pflmpi.analysis.plots import Missing, Plot
 
-_STYLE = """
-:root { color-scheme: light dark; --ground: #ffffff; --ink: #1a1c1f; --soft: #5a6068; --line: #d4d8dd; --warn: #a03000;
-  LIGHT }
-@media (prefers-color-scheme: dark) {
-  :root { --ground: #15181c; --ink: #e6e8eb; --soft: #a4abb3; --line: #3a4048; --warn: #ffb088; DARK } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--ground); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1, h2, h3 { line-height: 1.25; overflow-wrap: anywhere; }
-h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
-a { color: inherit; }
-figure { margin: 0.5rem 0 2rem; }
-figure svg { display: block; width: 100%; max-width: 800px; height: auto; }
-figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
-figcaption, .missing, footer { color: var(--soft); max-width: 50rem; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-th, td { border-bottom: 1px solid var(--line); padding: 0.3rem 0.5rem; text-align: right; vertical-align: bottom; }
-th:first-child, td:first-child, td.text, th.text { text-align: left; }
-tr.wrong td { color: var(--warn); font-weight: bold; }
-.problems { border-left: 4px solid var(--warn); padding-left: 1rem; overflow-wrap: anywhere; }
-nav ul { columns: 16rem; padding-left: 1.2rem; }
-"""
+_ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_SIGNS = dict(zip("osD^vPX*", "●■◆▲▼✚✖★", strict=True))  # of `style.SHAPES`
+_STOPS = 9  # colours of a scale on the page
 
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure on the page, with the path of its files relative to the page, without an ending, and their endings."""
+    """A figure on the page, with the path of its files relative to the page, without an ending."""
 
     plot: Plot
     drawn: Drawn
     path: str
-    kinds: Sequence[str] = ("csv", "png", "svg")
 
 
 @dataclass(frozen=True)
@@ -60,15 +42,22 @@ class PageTable:
 
 @dataclass
 class Section:
-    """A part of the page."""
+    """A part of the page; what is `explained` opens on a click."""
 
     title: str
     text: str = ""
+    explained: str = ""
     tables: list[PageTable] = field(default_factory=list)
     figures: list[PageFigure | Missing] = field(default_factory=list)
 
 
-def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section]) -> str:
+def page(
+    title: str,
+    about: str,
+    problems: Sequence[str],
+    sections: Sequence[Section],
+    clients: Mapping[str, Any] | None = None,
+) -> str:
     """HTML of the page.
 
     Args:
@@ -76,12 +65,14 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
         about: a line below it.
         problems: what was left out, and why.
         sections: in their order.
+        clients: what the script shows of a client that is picked; see `page.clients`.
     """
     anchors = {id(section): f"s{number}" for number, section in enumerate(sections, 1)}
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">',
         f"<title>{_text(title)}</title>",
         f"<style>{_style()}</style></head><body>",
         f"<h1>{_text(title)}</h1>",
@@ -91,8 +82,13 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
     ]
     for section in sections:
         parts += _section(section, anchors[id(section)])
-    beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as PNG and SVG."
-    return "\n".join([*parts, f"<footer><p>{beside}</p></footer></body></html>\n"])
+    beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as a file."
+    parts.append(f"<footer><p>{beside}</p></footer>")
+    if clients is not None:
+        data = json.dumps(clients, separators=(",", ":")).replace("<", "\\u003c")
+        parts.append(f'<script type="application/json" id="clients">{data}</script>')
+    parts += [f"<script>{_part(name)}</script>" for name in ("page.js", "client.js")]
+    return "\n".join([*parts, "</body></html>\n"])
 
 
 def _problems(problems: Sequence[str]) -> list[str]:
@@ -112,7 +108,11 @@ def _section(section: Section, anchor: str) -> list[str]:
     if section.text:
         parts.append(f"<p>{_text(section.text)}</p>")
     parts += [_table(table) for table in section.tables]
-    parts += [_figure(figure) for figure in section.figures if isinstance(figure, PageFigure)]
+    if section.explained:
+        parts.append(f"<details><summary>What the columns are</summary><p>{_text(section.explained)}</p></details>")
+    figures = [_figure(figure) for figure in section.figures if isinstance(figure, PageFigure)]
+    if figures:
+        parts += ['<div class="figures">', *figures, "</div>"]
     missing = [f"{each.title} ({each.why})" for each in section.figures if isinstance(each, Missing)]
     if missing:
         parts.append(f'<p class="missing">Not shown: {_text("; ".join(missing))}.</p>')
@@ -120,14 +120,35 @@ def _section(section: Section, anchor: str) -> list[str]:
 
 
 def _figure(shown: PageFigure) -> str:
-    plot = shown.plot
-    described = html.escape(f"{plot.title}. {plot.caption}", quote=True)
-    inline = re.sub(r"^<svg", f'<svg role="img" aria-label="{described}"', shown.drawn.inline, count=1)
-    links = " ".join(
-        f'<a href="{html.escape(shown.path, quote=True)}.{kind}">{kind.upper()}</a>' for kind in shown.kinds
-    )
+    plot, drawn = shown.plot, shown.drawn
+    scenes = "".join(drawn.inline)
+    kinds = ["csv", *(path.suffix[1:] for path in (drawn.svg, *drawn.pictures))]
+    links = " ".join(f'<a href="{html.escape(shown.path, quote=True)}.{kind}">{kind.upper()}</a>' for kind in kinds)
+    legend = _legend(drawn.drawing.keys) + ("" if drawn.drawing.scale is None else _scale(drawn.drawing.scale))
     caption = f"<figcaption>{_text(plot.caption)} {links}</figcaption>"
-    return f"<h3>{_text(plot.title)}</h3>\n<figure>{inline}\n{caption}</figure>"
+    return f'<figure><h3>{_text(plot.title)}</h3><div class="scenes">{scenes}</div>\n{legend}{caption}</figure>'
+
+
+def _legend(keys: Sequence[Key]) -> str:
+    if not keys:
+        return ""
+    entries = []
+    for key in keys:
+        colour = "currentColor" if key.colour == "ink" else f"var(--{key.colour})"
+        if key.shape:
+            sign = f'<b style="color:{colour};opacity:{key.opacity:.2g}">{_SIGNS[key.shape]}</b>'
+        else:
+            dash = {0: "solid", 2: "dashed"}.get(len(key.dash), "dotted")
+            sign = f'<i style="border-top:3px {dash} {colour}"></i>'
+        entries.append(f"<li>{sign}{_text(key.label)}</li>")
+    return f'<ul class="keys">{"".join(entries)}</ul>'
+
+
+def _scale(scale: ColourScale) -> str:
+    last = len(scale.colours) - 1
+    stops = ",".join(scale.colours[round(stop * last / (_STOPS - 1))] for stop in range(_STOPS))
+    bar = f'<i style="background:linear-gradient(to right,{stops})"></i>'
+    return f'<p class="scale">{_text(scale.low)}{bar}{_text(scale.high)} {_text(scale.label)}</p>'
 
 
 def _table(table: PageTable) -> str:
@@ -146,7 +167,13 @@ def _style() -> str:
     light, dark = (
         " ".join(f"--c{number}: {colour};" for number, colour in enumerate(colours)) for colours in (COLOURS, ON_DARK)
     )
-    return _STYLE.replace("LIGHT", light).replace("DARK", dark)
+    colours = f":root {{ {light} }} @media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
+    return f"{colours}\n{_part('page.css')}"
+
+
+def _part(name: str) -> str:
+    """A file beside this one that every page has in it."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _text(text: str) -> str:

@@ -1,0 +1,1 @@
+"""The page of a report: what is on it, its HTML, and its script."""

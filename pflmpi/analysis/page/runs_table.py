@@ -1,0 +1,29 @@
+"""The table of runs on the page: bytes in the unit that suits them, the folder last."""
+
+import math
+from collections.abc import Sequence
+
+from pflmpi.analysis.page.html import PageTable
+from pflmpi.analysis.series.summary import Line, cells
+from pflmpi.text import scaled_bytes
+
+
+def table(lines: Sequence[Line]) -> PageTable:
+    """The lines of runs for readers; `runs.csv` has them in plain bytes."""
+    columns: dict[str, list[str | int | float]] = {}
+    for name in [*(name for name in lines[0] if name != "folder"), "folder"]:
+        values = [line[name] for line in lines]
+        if "bytes" in name:
+            name, values = _scaled(name, values)
+        columns[name] = values
+    rows = [cells(dict(zip(columns, each, strict=True))) for each in zip(*columns.values(), strict=True)]
+    return PageTable(list(columns), rows)
+
+
+def _scaled(name: str, values: Sequence[str | int | float]) -> tuple[str, list[str | int | float]]:
+    """A column of bytes in one unit for all runs, which its name says."""
+    divisor, unit = scaled_bytes(max((value for value in values if not isinstance(value, str)), default=0))
+    scaled = [math.nan if isinstance(value, str) else value / divisor for value in values]
+    if name.startswith("bytes to"):
+        return f"sent {name.removeprefix('bytes ')} ({unit})", list(scaled)
+    return name.replace("(bytes)", f"({unit})"), list(scaled)

@@ -1,0 +1,1 @@
+"""Figures across runs: a small drawing for each run, on common axes."""
