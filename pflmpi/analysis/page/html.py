@@ -87,7 +87,8 @@ def page(
     if clients is not None:
         data = json.dumps(clients, separators=(",", ":")).replace("<", "\\u003c")
         parts.append(f'<script type="application/json" id="clients">{data}</script>')
-    parts += [f"<script>{_part(name)}</script>" for name in ("page.js", "client.js")]
+    scripts = ["page.js", *(["client.js"] if clients is not None else [])]
+    parts += [f"<script>{_part(name)}</script>" for name in scripts]
     return "\n".join([*parts, "</body></html>\n"])
 
 
