@@ -1,5 +1,7 @@
 """Reading the state of a round: only what is requested, and everything read is checked."""
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays, ClientRows, read_rows
 from pflmpi.text import shown
+
+_AT_ONCE = 1 << 28  # bytes of clients' rows in memory
 
 
 def read_server(run: Path, round: int) -> Arrays:
@@ -135,6 +139,23 @@ def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:
     if len(outside):
         raise CheckpointError(f"{run} has clients 0 to {len(layout.file) - 1}; client {outside[0]} was requested")
     return rows_of(run, layout, clients)
+
+
+def read_pieces(run: Path, round: int, clients: np.ndarray) -> Iterator[tuple[np.ndarray, Arrays]]:
+    """State of those of the given clients that have one, as little at a time as memory asks for.
+
+    Yields:
+        The ascending ids [m] of some clients of one cohort and, by path, the rows [m, ...]; equal ones may be one in
+        memory, see `shard.write_shard`.
+    """
+    layout, kinds = read_layout(run, round), read_kinds(run, round)
+    for cohort, leaves in kinds.items():
+        row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())
+        at_once = max(1, _AT_ONCE // max(row_bytes, 1))
+        for name, part in layout.shards(cohort, clients):
+            for start in range(0, len(part), at_once):
+                piece = part[start : start + at_once]
+                yield piece, read_rows(run / name, cohort, piece, layout.row[piece])
 
 
 def rows_of(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:

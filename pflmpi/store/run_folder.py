@@ -20,6 +20,7 @@ from pflmpi.store.reading import (
     read_kinds,
     read_layout,
     read_metrics,
+    read_pieces,
     read_received,
     read_server,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "read_kinds",
     "read_layout",
     "read_metrics",
+    "read_pieces",
     "read_received",
     "read_server",
     "rounds",

@@ -12,7 +12,9 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Dataset, File, write_attribute
+from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute
+from pflmpi.store.once import leaf as once
+from pflmpi.store.once.checksums import followed
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
@@ -24,7 +26,8 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
     """Write a shard.
 
     Args:
-        rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...].
+        rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...]. One whose rows are one
+            in memory, as `np.broadcast_to` makes them, takes no more on disk; see `once.leaf`.
         attributes: of the file.
 
     Raises:
@@ -43,9 +46,9 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
             ids = clients.astype(np.int64)
             checked_hdf5.put(group, "client", ids)
             checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves))
-            stored = group.create_group("rows")
+            group.create_group("rows")
             for leaf in sorted(leaves):
-                checked_hdf5.put(stored, leaf, leaves[leaf])
+                once.put(group, leaf, leaves[leaf])
 
     checked_hdf5.write(path, fill)
 
@@ -65,8 +68,7 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
         if len(rows) and rows[-1] >= len(expected):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         runs = consecutive(rows)
-        stored = group["rows"]
-        leaves = {leaf: _take(stored[leaf], rows, runs) for leaf in checked_hdf5.names(stored)}
+        leaves = {leaf: _leaf(group, leaf, rows, runs) for leaf in checked_hdf5.names(group["rows"])}
     wrong = clients[_row_checksums(clients, leaves) != expected[rows]]
     if len(wrong):
         raise CheckpointError(f"{path} is damaged: the rows of {len(wrong)} clients, the first is client {wrong[0]}")
@@ -88,10 +90,12 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
         raise CheckpointError(problem)
     with checked_hdf5.reading(path) as file:
         stored = file[cohort]["rows"]
-        if len(rows) == len(stored[leaf]):
-            return checked_hdf5.get(stored, leaf)
         if len(rows) and rows[-1] >= len(stored[leaf]):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
+        if (same := once.get(file[cohort], leaf, len(rows))) is not None:
+            return same
+        if len(rows) == len(stored[leaf]):
+            return checked_hdf5.get(stored, leaf)
         return _take(stored[leaf], rows, consecutive(rows))
 
 
@@ -121,6 +125,12 @@ def consecutive(*columns: np.ndarray) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
 
 
+def _leaf(cohort: Group, leaf: str, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
+    """Array [m, ...]: the given ascending rows [m] of a leaf."""
+    same = once.get(cohort, leaf, len(rows))
+    return _take(cohort["rows"][leaf], rows, runs) if same is None else same
+
+
 def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     """Array [m, ...]: the given ascending rows [m] of a dataset."""
     if len(rows) and rows[-1] - rows[0] < _WASTE * len(rows):  # one read instead of many
@@ -134,9 +144,13 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
 
 def _row_checksums(clients: np.ndarray, leaves: Arrays) -> np.ndarray:
     """Checksums [m] uint32 of the clients' rows, as described above."""
-    checksums = [zlib.crc32(client.tobytes()) for client in clients.astype("<i8")]
+    checksums = np.array([zlib.crc32(client.tobytes()) for client in clients.astype("<i8")], np.uint32)
     for leaf in sorted(leaves):
-        if leaves[leaf].size:
-            rows = np.ascontiguousarray(leaves[leaf]).reshape(len(clients), -1).view(np.uint8)
-            checksums = [zlib.crc32(row.data, start) for row, start in zip(rows, checksums, strict=True)]
-    return np.array(checksums, np.uint32)
+        array = leaves[leaf]
+        if once.is_repeated(array):
+            checksums = followed(checksums, checked_hdf5.crc32(array[0]), array[0].nbytes)
+        elif array.size:
+            rows = np.ascontiguousarray(array).reshape(len(clients), -1).view(np.uint8)
+            pairs = zip(rows, checksums.tolist(), strict=True)
+            checksums = np.array([zlib.crc32(row.data, start) for row, start in pairs], np.uint32)
+    return checksums

@@ -1,0 +1,174 @@
+"""Rows that are all the same are stored once, and read by everyone as if each were there."""
+
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from pflmpi.errors import CheckpointError
+from pflmpi.store import reading, run_folder
+from pflmpi.store.names import shard_path
+from pflmpi.store.once.checksums import followed, repeated
+from pflmpi.store.one_file import reading as one_file
+from pflmpi.store.one_file import writing
+from pflmpi.store.round_file import Layout, RoundContent, write_round
+from pflmpi.store.shard import Arrays, read_leaf, read_rows, rows_problem, write_shard
+
+N = 3000
+KINDS = {
+    "cohort0": {
+        "flag": ((200, 2), np.dtype(bool)),
+        "model/bias": ((100,), np.dtype(np.float32)),
+        "model/steps": ((), np.dtype(np.int64)),
+        "model/weight": ((20, 30), np.dtype(np.float32)),
+        "nothing": ((0, 3), np.dtype(np.float32)),
+        "own": ((2,), np.dtype(np.float64)),
+    }
+}
+WHO = np.arange(N)
+
+
+def state(rows: int = N) -> Arrays:
+    """All rows of a leaf are one in memory, but for `own`."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for path, (shape, dtype) in KINDS["cohort0"].items():
+        row = rng.integers(0, 2, (1, *shape)).astype(dtype) if path == "flag" else rng.normal(size=(1, *shape))
+        found[path] = np.broadcast_to(row.astype(dtype), (rows, *shape))
+    return found | {"own": rng.normal(size=(rows, 2))}
+
+
+def in_full(rows: Arrays) -> Arrays:
+    return {path: np.array(array) for path, array in rows.items()}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Round 0 with equal rows, round 1 after 30 scattered clients have trained."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    layout = Layout.unwritten(np.zeros(N, np.int64)).updated(0, [WHO], np.zeros(N, np.int64))
+    write_shard(shard_path(folder, 0, 0), {"cohort0": (WHO, state())})
+    write_round(folder, RoundContent(0, {}), layout, KINDS, {"config": "seed: 0"})
+    who = WHO[5::100]
+    write_shard(shard_path(folder, 1, 0), {"cohort0": (who, in_full({k: v[who] for k, v in after().items()}))})
+    layout = layout.updated(1, [who], np.zeros(N, np.int64))
+    write_round(folder, RoundContent(1, {}), layout, KINDS, {"config": "seed: 0"})
+    return folder
+
+
+def after() -> Arrays:
+    """The state after round 1."""
+    whole = in_full(state())
+    for array in whole.values():
+        array[5::100] = array[5::100] == 0
+    return whole
+
+
+def same(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.shape == expected.shape and np.ascontiguousarray(found).tobytes() == expected.tobytes()
+
+
+def test_equal_rows_take_the_room_of_one(run: Path) -> None:
+    whole = sum(array.nbytes for array in in_full(state()).values())
+    least = 12 * N + 16 * N + 8 * N  # ids with checksums, `own`, and steps, which are small
+    assert whole > 9e6 and shard_path(run, 0, 0).stat().st_size < least + 100_000
+
+
+def test_h5py_finds_a_row_for_every_client_also_in_a_moved_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = run.with_name("moved")
+    shutil.move(run, moved)
+    monkeypatch.chdir("/")
+    for round, expected in ((0, in_full(state())), (1, after())):
+        with h5py.File(moved / f"round_0000{round}.h5") as file:
+            for path, array in expected.items():
+                same(file["clients"][path][()].astype(array.dtype), array)
+                same(file["clients"][path][95:1207:3].astype(array.dtype), array[95:1207:3])
+    with h5py.File(shard_path(moved, 0, 0)) as file:
+        for path, array in in_full(state()).items():
+            assert file["cohort0/rows"][path].attrs["crc32"] == zlib.crc32(array.tobytes())
+
+
+def test_checksums_are_those_of_rows_that_are_all_stored(run: Path, tmp_path: Path) -> None:
+    full = tmp_path / "full.h5"
+    write_shard(full, {"cohort0": (WHO, in_full(state()))})
+    with h5py.File(full) as one, h5py.File(shard_path(run, 0, 0)) as other:
+        same(other["cohort0/row_crc32"][()], one["cohort0/row_crc32"][()])
+
+
+def test_rows_are_read_in_any_pattern_and_leaves_alone(run: Path) -> None:
+    path = shard_path(run, 0, 0)
+    for at in (np.array([7]), np.array([0, 2999]), np.arange(40, 90), WHO, WHO[:0]):
+        for leaf, array in read_rows(path, "cohort0", at, at).items():
+            same(array, in_full(state())[leaf][at])
+            same(read_leaf(path, "cohort0", leaf, at), array.copy())
+    assert rows_problem(path, "cohort0", WHO, WHO) is None
+    with pytest.raises(CheckpointError, match="the rows of 1 clients, the first is client 8"):
+        read_rows(path, "cohort0", np.array([8]), np.array([7]))
+    with pytest.raises(CheckpointError, match="no row 3000 of cohort0"):
+        read_leaf(path, "cohort0", "model/weight", np.array([3000]))
+
+
+def test_digest_verification_and_export_do_not_depend_on_it(run: Path, tmp_path: Path) -> None:
+    for round, expected in ((0, in_full(state())), (1, after())):
+        digest = run_folder.digest_of({}, {"cohort0": (WHO, expected)})
+        assert run_folder.digest(run, round) == digest
+        assert run_folder.verify(run, round) == []
+    for compress in (False, True):
+        writing.write(tmp_path / "one.h5", run, 1, compress, lambda done, of: None)
+        assert one_file.elsewhere(tmp_path / "one.h5") is None
+        assert one_file.digest(tmp_path / "one.h5") == digest
+
+
+def test_a_continuation_reads_equal_rows_as_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_AT_ONCE", 200_000)
+    found = {path: np.zeros_like(array) for path, array in after().items()}
+    most = 0
+    for clients, arrays in run_folder.read_pieces(run, 1, WHO[3:2000]):
+        assert (clients >= 3).all() and (clients < 2000).all()
+        most = max(most, sum(array.nbytes for array in arrays.values()))
+        if len(clients) > 1 and clients[0] % 100 != 5:
+            assert arrays["model/weight"].strides[0] == 0
+        for path, array in arrays.items():
+            found[path][clients] = array
+    assert most < 250_000
+    for path, array in after().items():
+        same(found[path][3:2000], array[3:2000])
+
+
+def test_a_changed_byte_of_the_one_row_is_found(run: Path) -> None:
+    path = shard_path(run, 0, 0)
+    content, row = bytearray(path.read_bytes()), state()["model/weight"][0].tobytes()
+    assert content.count(row) == 1
+    content[content.index(row)] ^= 1
+    path.write_bytes(content)
+    assert run_folder.verify(run, 1) == [f"{path} is damaged: its CRC-32 is {crc(path)}"]
+    with pytest.raises(CheckpointError, match=r"once/model/weight in .* is damaged"):
+        read_rows(path, "cohort0", WHO[:2], WHO[:2])
+
+
+def crc(path: Path) -> str:
+    content = path.read_bytes()
+    return f"{zlib.crc32(content[512:]):08x}, {content[:512].split(b'crc32=')[1][:8].decode()} was written"
+
+
+def test_few_rows_and_short_ones_are_stored_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "shard.h5"
+    write_shard(path, {"cohort0": (WHO[:3], state(3))})
+    with h5py.File(path) as file:
+        assert "once" not in file["cohort0"] and not file["cohort0/rows/model/weight"].is_virtual
+    assert os.path.getsize(path) < 30_000
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 10, 1023])
+@pytest.mark.parametrize("length", [0, 1, 5, 4096])
+def test_the_checksum_of_repeated_bytes(times: int, length: int) -> None:
+    content = np.random.default_rng(length).bytes(length)
+    assert repeated(zlib.crc32(content), length, times) == zlib.crc32(content * times)
+    starts = np.array([0, 1, 2**32 - 1, 12345], np.uint32)
+    expected = [zlib.crc32(content, start) for start in starts.tolist()]
+    assert followed(starts, zlib.crc32(content), length).tolist() == expected
