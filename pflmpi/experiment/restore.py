@@ -67,8 +67,8 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
 
     def fill() -> tuple[Tree, Layout]:
         hosted = setup.placement.hosted(transport.rank)
-        for clients, arrays in run_folder.read_clients(run, done, hosted).values():
-            population.put(clients, from_flat(arrays))
+        for clients, arrays in run_folder.read_pieces(run, done, hosted):
+            population.restore(clients, arrays)
         server = from_flat(run_folder.read_server(run, done)) if transport.rank == 0 else {}
         return server, run_folder.read_layout(run, done)
 

@@ -2,7 +2,7 @@
 
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,11 +10,15 @@ from pflmpi import tree
 from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
 from pflmpi.forecast.communication import TransportName
+from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
 from pflmpi.messages.kinds import Call
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
+from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
+from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.state.first import of_anyone
 from pflmpi.transports import ring
 from pflmpi.tree import Tree
 
@@ -30,12 +34,14 @@ class StateSizes:
 
     Attributes:
         client: [N] bytes of each client; what it keeps, and the reply that it is tested with where that is kept.
+        first: [N] those of them that a client has before it trains, besides what it has in common with all others.
         server: leaves of the server's state.
         received: leaves of the messages that a checkpoint holds besides, because personal models are made of them.
         links: other leaves of these messages, by path, with the path of the server's leaf that they are.
     """
 
     client: np.ndarray
+    first: np.ndarray
     server: Leaves
     received: Leaves
     links: dict[str, str]
@@ -46,17 +52,35 @@ class StateSizes:
         return leaf_bytes(self.server)
 
     def hosted(self, placement: Placement) -> np.ndarray:
-        """[R] bytes of the clients that live on each rank."""
+        """[R] bytes of the clients that live on each rank, once all have trained."""
         return np.array([int(self.client[placement.hosted(rank)].sum()) for rank in range(placement.ranks)], np.int64)
+
+    def at_the_end(self, setup: Setup) -> np.ndarray:
+        """[R] bytes of the clients that live on each rank after the last round."""
+        training, n = setup.task.training, len(self.client)
+        trained = training.participations(setup.task.seed, training.rounds, n) > 0
+        return replace(self, client=np.where(trained, self.client, self.first)).hosted(setup.placement)
 
 
 def state_sizes(experiment: Experiment) -> StateSizes:
     """Sizes of the state of an experiment, without making it: for many clients it may not fit here."""
     each = np.array([tree.num_bytes(template) for template in experiment.templates], np.int64)
+    first = np.array([tree.num_bytes(template) for template in own_at_first(experiment)], np.int64)
     made = [_server_and_received(experiment, _FEW + more) for more in range(3)]
     servers, messages, links = zip(*made, strict=True)
     more = experiment.federation.num_clients - _FEW
-    return StateSizes(each[experiment.cohort], _for_more(more, servers), _for_more(more, messages), links[0])
+    clients = each[experiment.cohort], first[experiment.cohort]
+    return StateSizes(*clients, _for_more(more, servers), _for_more(more, messages), links[0])
+
+
+def own_at_first(experiment: Experiment) -> list[Tree]:
+    """What a client of each cohort has of its own before it trains: without what all of the cohort have in common."""
+    found = []
+    for task, template in zip(experiment.tasks, experiment.templates, strict=True):
+        alike = of_anyone(experiment.config.algorithm, task.replace(device=HOST)) is not None
+        common = {name for name in template if name != RECEIVED} if alike else {OPTIMIZER}
+        found.append({name: value for name, value in template.items() if name not in common})
+    return found
 
 
 def leaf_bytes(leaves: Leaves) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.stored_config import attributes
 from pflmpi.forecast.bytes import Leaves, StateSizes, leaf_bytes
+from pflmpi.forecast.first_shards import ROW, in_common
 from pflmpi.runtime.client_state import row_kinds
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.progress import Progress
@@ -30,7 +31,6 @@ _HISTORY_LINE = 148  # bytes of a line of metrics.csv, about
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
 _WRITTEN = 6  # round files
 _RUN = "0" * 16  # in place of the id of the run
-_ROW = 12  # bytes of a client's id and checksum in a shard
 _FEW = 256  # values of a leaf that are written instead of all
 
 
@@ -111,8 +111,11 @@ def _shards(
         first = np.flatnonzero(np.diff(part[order], prepend=-1))
         found.row[number, changed[order]] = np.arange(len(changed)) - np.repeat(first, np.diff([*first, len(changed)]))
         found.newest[number, changed] = number * ranks + home[changed]
-        rows = np.bincount(home[changed], sizes.client[changed] + _ROW, ranks)
+        row_bytes = (sizes.first if save.opening else sizes.client)[changed] + ROW
+        rows = np.bincount(home[changed], row_bytes, ranks)
         found.bytes[number] = rows + header * np.bincount(home[changed[order[first]]], minlength=ranks)
+        if save.opening:
+            found.bytes[number] += in_common(experiment, home[changed], cohort[changed], ranks)
     return found
 
 
@@ -134,7 +137,7 @@ def _shard_header(experiment: Experiment) -> tuple[int, float]:
         name: (np.zeros(1, np.int64), {path: np.zeros((1, *shape), dtype) for path, (shape, dtype) in leaves.items()})
         for name, leaves in templates.items()
     }
-    payload = sum(_ROW + sum(array.nbytes for array in leaves.values()) for _, leaves in rows.values())
+    payload = sum(ROW + sum(array.nbytes for array in leaves.values()) for _, leaves in rows.values())
     with tempfile.TemporaryDirectory() as folder:
         path, began = shard_path(Path(folder), 0, 0), thread_time()
         write_shard(path, rows, {"run": _RUN, "round": 0, "rank": 0})

@@ -13,6 +13,7 @@ from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 
 _CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
+_CHECKPOINTS = 3  # one is written, two wait; see `store.writer`
 _FRAGMENTS = 1.25  # freed memory that is too small for what comes next stays: up to a quarter more was seen in runs
 
 
@@ -53,24 +54,26 @@ def rank_memory(
     sizes: StateSizes,
     costs: GroupCosts | None,
     process: ProcessMemory,
+    on_disk: bool = False,
 ) -> list[RankMemory]:
     """Memory of each rank.
 
     Args:
         rounds: the first ones.
         costs: None leaves activations out.
+        on_disk: whether the state of clients is in a mapped file, whose pages the system takes back.
     """
     library = max(one.library for one in costs.calibrations.values()) if costs else 0.0
-    hosted = sizes.hosted(setup.placement)
+    hosted, waiting = sizes.at_the_end(setup), _waiting(setup, rounds, sizes)
     up = setup.declared.up_bytes(np.arange(setup.task.num_clients))
     found = []
     for rank, gpu in enumerate(ranks.gpu):
         moments = [(0.0, 0.0), *(_fullest(one, rank, up, costs, gpu is not None) for one in rounds)]
         work, device = (max(values) for values in zip(*moments, strict=True))
         computes = any(one.training[rank] or one.testing[rank] for one in rounds)
-        state, received = float(hosted[rank]), 0
+        state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:
-            state, received = state + sizes.server_bytes, leaf_bytes(sizes.received)
+            state, checkpoint = state + sizes.server_bytes, checkpoint + sizes.server_bytes + leaf_bytes(sizes.received)
         found.append(
             RankMemory(
                 clients=len(setup.placement.hosted(rank)),
@@ -78,12 +81,20 @@ def rank_memory(
                 data=process.data,
                 state=state,
                 work=_FRAGMENTS * work,
-                checkpoint=state + received,
+                checkpoint=checkpoint,
                 shared=process.shared,
                 device=0.0 if gpu is None else _CONTEXT + process.data + device,
             )
         )
     return found
+
+
+def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -> np.ndarray:
+    """[R] bytes of clients' rows that wait to be written, at most."""
+    first = [sizes.first[setup.placement.hosted(rank)].sum() for rank in range(setup.placement.ranks)]
+    later = [[_CHECKPOINTS * sizes.client[rows].sum() for rows in one.rows] for one in rounds if one.saves]
+    most: np.ndarray = np.array([first, *later]).max(0)
+    return most
 
 
 def _fullest(

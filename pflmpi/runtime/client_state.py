@@ -1,7 +1,8 @@
-"""The persistent state of the clients that live on a rank, in host memory."""
+"""The persistent state of the clients that live on a rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,31 +16,11 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.contract import RECEIVED, calling
+from pflmpi.runtime.contract import RECEIVED
+from pflmpi.runtime.state.first import fill
+from pflmpi.runtime.state.rows import Rows, empty_rows
 from pflmpi.store.names import cohort_name
 from pflmpi.tree import Tree
-
-
-@dataclass(frozen=True)
-class Rows:
-    """State of some clients of one cohort.
-
-    Attributes:
-        clients: [m] ascending ids.
-        rows: tree of [m, ...]; written in place as clients train.
-    """
-
-    clients: np.ndarray
-    rows: Tree
-
-    def positions(self, clients: np.ndarray) -> torch.Tensor:
-        """The row of each given client."""
-        return torch.from_numpy(np.searchsorted(self.clients, clients))
-
-    def get(self, clients: np.ndarray) -> Tree:
-        """A copy of the rows [c, ...] of the given clients."""
-        positions = self.positions(clients)
-        return tree.map(lambda leaf: leaf.index_select(0, positions), self.rows)
 
 
 @dataclass(frozen=True)
@@ -59,23 +40,23 @@ class Population:
 
     def get(self, group: np.ndarray) -> Tree:
         """A copy of the algorithm's state [m, ...] of the clients of a group."""
-        return self._without(group, (RECEIVED, OPTIMIZER))
+        return self._rows(group).get(group, without=(RECEIVED, OPTIMIZER))
 
     def to_train(self, group: np.ndarray) -> Tree:
         """As `get`, with the optimizer state that is kept between rounds."""
-        return self._without(group, (RECEIVED,))
-
-    def _without(self, group: np.ndarray, names: tuple[str, ...]) -> Tree:
-        rows = self._rows(group)
-        mine: Tree = {name: value for name, value in rows.rows.items() if name not in names}
-        return Rows(rows.clients, mine).get(group)
+        return self._rows(group).get(group, without=(RECEIVED,))
 
     def put(self, group: np.ndarray, state: Tree) -> None:
         """Overwrite the state of the clients of a group."""
-        rows = self._rows(group)
-        positions = rows.positions(group)
-        target: Tree = {name: rows.rows[name] for name in state}
-        tree.map(lambda leaf, new: leaf.index_copy_(0, positions, new), target, state)
+        self._rows(group).put(group, state)
+
+    def restore(self, clients: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+        """Give clients of one cohort what a checkpoint has: arrays [m, ...] by path; see `Rows.flat`."""
+        rows = self._rows(clients)
+        same = {path: array for path, array in arrays.items() if array.strides[0] == 0}
+        for path, array in same.items():
+            rows.begin(clients, path, torch.tensor(array[:1]))
+        rows.put(clients, from_flat({path: array for path, array in arrays.items() if path not in same}))
 
     def keep_reply(self, group: np.ndarray, reply: Reply) -> None:
         """Remember what the clients of a group have received, where they are tested with it while absent."""
@@ -91,13 +72,12 @@ class Population:
         return tree.part(rows.get(group), RECEIVED)  # type: ignore[return-value]
 
     def flat(self, clients: np.ndarray) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
-        """A copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path."""
+        """A copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path; see `Rows.flat`."""
         result = {}
         for number, rows in enumerate(self.cohorts):
             mine = clients[np.isin(clients, rows.clients)]
             if len(mine) and rows.rows:
-                arrays = {path: to_numpy(leaf) for path, leaf in tree.leaves(rows.get(mine))}
-                result[cohort_name(number)] = (mine, arrays)
+                result[cohort_name(number)] = (mine, rows.flat(mine))
         return result
 
 
@@ -136,39 +116,32 @@ def row_kinds(templates: Sequence[Tree]) -> dict[str, dict[str, tuple[tuple[int,
     }
 
 
-def allocate(cohort: np.ndarray, hosted: np.ndarray, templates: Sequence[Tree]) -> Population:
+def allocate(
+    cohort: np.ndarray, hosted: np.ndarray, templates: Sequence[Tree], folder: Path | None = None
+) -> Population:
     """The population of a rank, with rows not yet filled.
 
     Args:
         cohort: [N].
         hosted: ascending ids of the clients that live here.
         templates: one per cohort, what a client keeps.
+        folder: for a file with the rows; None for memory.
     """
-    cohorts = []
-    for number, template in enumerate(templates):
-        clients = hosted[cohort[hosted] == number]
-        cohorts.append(Rows(clients, _zeros(template, len(clients))))
+    cohorts = (
+        empty_rows(hosted[cohort[hosted] == number], template, folder) for number, template in enumerate(templates)
+    )
     return Population(tuple(cohorts), cohort)
 
 
 def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Task]) -> None:
     """Fill the rows with what the clients keep before the first round."""
     for rows, task in zip(population.cohorts, tasks, strict=True):
-        host = task.replace(device=HOST)
-        with calling(algorithm, "init_client", 0):
-            for row, client in enumerate(rows.clients):
-                state = algorithm.init_client(host, int(client))
-                target: Tree = {name: rows.rows[name] for name in state}
-                tree.map(lambda leaf, new, row=row: leaf[row].copy_(new), target, state)
+        fill(rows, algorithm, task)
 
 
 def from_flat(flat: dict[str, np.ndarray]) -> Tree:
     """The tree of arrays given by path."""
     return tree.unflatten({path: torch.from_numpy(np.ascontiguousarray(array)) for path, array in flat.items()})
-
-
-def _zeros(template: Tree, rows: int) -> Tree:
-    return tree.map(lambda leaf: torch.zeros(rows, *leaf.shape, dtype=leaf.dtype), template)
 
 
 def _received(kind: Downlink, num_classes: int) -> Tree:

@@ -1,0 +1,1 @@
+"""The persistent state of the clients of a rank."""

@@ -1,0 +1,110 @@
+"""The state of some clients: one row of each leaf for every client, where those that have not changed share one."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.messages.packing import to_numpy
+from pflmpi.runtime.state.space import Space
+from pflmpi.tree import Tree
+
+_ALIGNED = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """State of some clients of one cohort.
+
+    Attributes:
+        clients: [m] ascending ids.
+        rows: tree of [m, ...]; a row takes no room before it is written.
+        space: where the rows lie, one client's after another's.
+        changed: by path, [m] bool, the clients whose rows were written.
+        common: by path, the row [1, ...] that all other clients have; zeros where there is none.
+    """
+
+    clients: np.ndarray
+    rows: Tree
+    space: Space
+    changed: dict[str, np.ndarray]
+    common: dict[str, Tensor] = field(default_factory=dict)
+
+    def get(self, clients: np.ndarray, without: Collection[str] = ()) -> Tree:
+        """A copy of the rows [c, ...] of the given clients, but for the named parts."""
+        named: Tree = {name: value for name, value in self.rows.items() if name not in without}
+        positions = self._positions(clients)
+        leaves = iter([self._leaf(path, leaf, positions) for path, leaf in tree.leaves(named)])
+        return tree.map(lambda _: next(leaves), named)
+
+    def put(self, clients: np.ndarray, state: Tree) -> None:
+        """Overwrite the rows of the given clients, of the leaves that `state` has, [c, ...]."""
+        positions, leaves = self._positions(clients), dict(tree.leaves(self.rows))
+        self.space.reserve(positions)
+        for path, new in tree.leaves(state):
+            self.changed[path][positions] = True
+            leaves[path].index_copy_(0, torch.from_numpy(positions), new)
+
+    def begin(self, clients: np.ndarray, path: str, row: Tensor) -> None:
+        """Give clients that have not changed the same row [1, ...] of a leaf: in common, where no other one is."""
+        common = self.common.get(path)
+        if common is None and not self.changed[path].any():
+            self.common[path] = row.clone()
+        elif common is None or not _same_bits(common, row):
+            positions = self._positions(clients)
+            self.space.reserve(positions)
+            self.changed[path][positions] = True
+            tree.at(self.rows, path).index_copy_(
+                0, torch.from_numpy(positions), row.expand(len(clients), *row.shape[1:])
+            )
+
+    def flat(self, clients: np.ndarray) -> dict[str, np.ndarray]:
+        """A copy of the rows of the given clients by path; one that they all have in common is one in memory."""
+        positions = self._positions(clients)
+        found = {}
+        for path, leaf in tree.leaves(self.rows):
+            if self.changed[path][positions].any():
+                found[path] = to_numpy(self._leaf(path, leaf, positions))
+            else:
+                row = to_numpy(self._common(path, leaf))
+                found[path] = np.broadcast_to(row, (len(clients), *row.shape[1:]))
+        return found
+
+    def _positions(self, clients: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.clients, clients)
+
+    def _common(self, path: str, leaf: Tensor) -> Tensor:
+        return self.common[path] if path in self.common else leaf.new_zeros(1, *leaf.shape[1:])
+
+    def _leaf(self, path: str, leaf: Tensor, positions: np.ndarray) -> Tensor:
+        own = self.changed[path][positions]
+        if own.all():
+            return leaf.index_select(0, torch.from_numpy(positions))
+        found = self._common(path, leaf).repeat(len(positions), *[1] * (leaf.ndim - 1))
+        if own.any():
+            found[torch.from_numpy(own)] = leaf.index_select(0, torch.from_numpy(positions[own]))
+        return found
+
+
+def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) -> Rows:
+    """Rows not yet filled, for clients that each keep what the template says; see `Space`."""
+    leaves = dict(tree.leaves(template))
+    sizes = [leaf.numel() * leaf.element_size() for leaf in leaves.values()]
+    *starts, stride = accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0)
+    space = Space(len(clients), max(stride, _ALIGNED), folder)
+    rows = (
+        space.bytes[:, start : start + size].view(leaf.dtype).view(len(clients), *leaf.shape)
+        for leaf, start, size in zip(leaves.values(), starts, sizes, strict=True)
+    )
+    changed = {path: np.zeros(len(clients), bool) for path in leaves}
+    return Rows(clients, tree.map(lambda _: next(rows), template), space, changed)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    first, second = (each.contiguous().view(-1).view(torch.uint8) for each in (one, other))
+    return torch.equal(first, second)

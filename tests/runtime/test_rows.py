@@ -1,0 +1,141 @@
+"""Clients that have not trained share their first state; what each keeps is as if all had rows of their own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import quick_run
+from pflmpi import tree
+from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.learning.task import Task
+from pflmpi.messages.packing import to_numpy
+from pflmpi.runtime.client_state import allocate, initialise
+from pflmpi.runtime.state.first import of_anyone
+from pflmpi.runtime.state.rows import Rows, empty_rows
+from pflmpi.tree import Tree
+from planned_run import planned
+
+TEMPLATE: Tree = {
+    "model": {"weight": torch.empty(3, 2, device="meta"), "bias": torch.empty((), device="meta")},
+    "seen": torch.empty(5, dtype=torch.bool, device="meta"),
+    "none": {},
+    "steps": torch.empty((), dtype=torch.int64, device="meta"),
+}
+WHO = np.array([2, 3, 7, 8, 20])
+
+
+def filled() -> tuple[Rows, dict[str, torch.Tensor]]:
+    """Rows that all begin alike, and the same as whole arrays."""
+    rows, whole = empty_rows(WHO, TEMPLATE), {}
+    for path, leaf in tree.leaves(TEMPLATE):
+        first = torch.arange(1, leaf.numel() + 1).view(1, *leaf.shape).to(leaf.dtype)
+        rows.begin(WHO, path, first)
+        whole[path] = first.expand(len(WHO), *leaf.shape).clone()
+    return rows, whole
+
+
+def check(rows: Rows, whole: dict[str, torch.Tensor], chosen: list[int]) -> None:
+    at = torch.tensor(chosen)
+    found = rows.get(WHO[chosen])
+    assert found["none"] == {}
+    for path, leaf in tree.leaves(found):
+        assert torch.equal(leaf, whole[path][at]) and leaf.is_contiguous(), path
+    for path, array in rows.flat(WHO[chosen]).items():
+        assert np.array_equal(array, to_numpy(whole[path][at])), path
+
+
+def test_rows_come_to_life_when_they_are_written() -> None:
+    rows, whole = filled()
+    check(rows, whole, [0, 2, 4])
+    assert all(array.strides[0] == 0 for array in rows.flat(WHO).values())
+    new = {"model": {"weight": torch.rand(2, 3, 2), "bias": torch.rand(2)}, "seen": torch.ones(2, 5) > 0}
+    rows.put(WHO[[1, 3]], new)
+    for path, leaf in tree.leaves(new):
+        whole[path][[1, 3]] = leaf
+    for chosen in ([1], [0], [0, 1], [1, 3], [0, 1, 2, 3, 4], [4, 3]):
+        check(rows, whole, chosen)
+    assert rows.flat(WHO)["steps"].strides[0] == 0  # was not among what is new
+    assert rows.flat(WHO[[0, 2, 4]])["model/weight"].strides[0] == 0
+    rows.get(WHO)["model"]["weight"].fill_(7)  # a copy
+    check(rows, whole, [0, 1, 2, 3, 4])
+
+
+def test_clients_that_begin_otherwise_have_rows_of_their_own() -> None:
+    rows, whole = filled()
+    for path, value in (("model/bias", -1.0), ("steps", 9)):
+        rows.begin(WHO[1:2], path, torch.full((1,), value, dtype=whole[path].dtype))
+        whole[path][1] = value
+    rows.begin(WHO[2:], "model/bias", torch.tensor([1.0]))  # as the others
+    rows.begin(WHO[3:4], "seen", torch.zeros(1, 5, dtype=torch.bool))
+    whole["seen"][3] = False
+    check(rows, whole, [0, 1, 2, 3, 4])
+    assert {path: np.flatnonzero(own).tolist() for path, own in rows.changed.items()} == {
+        "model/bias": [1],
+        "model/weight": [],
+        "seen": [3],
+        "steps": [1],
+    }
+
+
+def test_zeros_of_another_sign_are_not_the_same() -> None:
+    rows = empty_rows(WHO, {"x": torch.empty((), device="meta")})
+    rows.begin(WHO[:1], "x", torch.tensor([0.0]))
+    rows.begin(WHO[1:2], "x", torch.tensor([-0.0]))
+    assert np.signbit(rows.flat(WHO)["x"]).tolist() == [False, True, False, False, False]
+
+
+def test_what_was_never_filled_is_zero() -> None:
+    rows = empty_rows(WHO, TEMPLATE)
+    assert all(not leaf.any() for _, leaf in tree.leaves(rows.get(WHO)))
+    assert rows.flat(WHO)["model/weight"].strides[0] == 0
+
+
+class ByClient(FedGMH):
+    """Looks at the client in one of many ways."""
+
+    def init_client(self, task: Task, client: int) -> Tree:
+        return {**super().init_client(task, client), "odd": torch.tensor(1.0 if client % 2 else 0.0)}
+
+
+class Unable(FedGMH):
+    def init_client(self, task: Task, client: int) -> Tree:
+        return {**super().init_client(task, client), "number": torch.full((), client)}
+
+
+@pytest.mark.parametrize("init", ["shared", "per_client"])
+@pytest.mark.parametrize("kind", [FedGMH, ByClient, Unable])
+def test_the_first_state_is_that_of_each_client(kind: Any, init: str) -> None:
+    world = planned(quick_run.settings(training={"init": init}), 1)
+    algorithm, task, n = kind(), world.setup.task, world.setup.task.num_clients
+    assert (of_anyone(algorithm, task) is None) == (kind is not FedGMH or init == "per_client")
+    template = tree.like(algorithm.init_client(task, 0))
+    population = allocate(np.zeros(n, np.int64), np.arange(n), [template])
+    initialise(population, algorithm, [task])
+    whole = tree.stack([algorithm.init_client(task, client) for client in range(n)])
+    for path, leaf in tree.leaves(population.get(np.arange(n))):
+        assert torch.equal(leaf, tree.at(whole, path)), path
+    if init == "shared" and kind is not FedGMH:  # found to be the same, though the client was asked for
+        assert not population.cohorts[0].changed["model/head/weight"].any()
+
+
+def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 of 7 clients train in a round."""
+    from pflmpi.experiment import execute
+    from pflmpi.store.once import leaf
+
+    monkeypatch.setattr(leaf, "_WORTH", 1000)
+    made = []
+
+    def watched(*arguments: Any) -> Any:
+        made.append(allocate(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(execute, "allocate", watched)
+    whole = quick_run.run(quick_run.settings(training={"rounds": 3}), tmp_path / "whole")
+    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+    first, short, resumed = (one.cohorts[0].changed["model/head/weight"] for one in made)
+    assert short.sum() == 3 and 3 < first.sum() < 7 and np.array_equal(first, resumed)
