@@ -132,6 +132,8 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
         table.add_row(f"{way} per round: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
     table.add_row("a checkpoint: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
     table.add_row(f"{disk.count} checkpoints: most at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
+    if forecast.state_on_disk:
+        table.add_row("state of clients on disk (runtime.state), at most", size(forecast.state_on_disk))
     table.add_row("seconds: start-up, about", f"{forecast.start_up(imports):.0f}")
     for name, text in _seconds(forecast):
         table.add_row(name, text)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -23,10 +24,11 @@ from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, initialise
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.faults import on_root
+from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.state.space import folder_of
 from pflmpi.runtime.stopping import Joining, Stop
 from pflmpi.runtime.trackers.base import Tracked
 from pflmpi.runtime.trackers.tracking import tracked
@@ -109,7 +111,8 @@ def run_rounds(
             check_same_setup(experiment, setup, transport)
             if context.speaks and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
                 _log.warning("%s", advice)
-            population = allocate(experiment.cohort, setup.placement.hosted(transport.rank), setup.templates)
+            here = setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run)
+            population = all_or_none(transport, partial(allocate, experiment.cohort, *here))
             if done is None:
                 server, layout = _begin(setup, population, transport)
             else:

@@ -18,6 +18,7 @@ from pflmpi.experiment.execute import Paused, RankContext, run_rounds
 from pflmpi.experiment.restore import continue_after
 from pflmpi.experiment.retrying import from_root, together
 from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.state.space import check_scratch
 from pflmpi.runtime.trackers.tracking import check_installed
 from pflmpi.store import config_file, metrics_file, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock
@@ -121,6 +122,7 @@ def _prepare(
     def make() -> Experiment:
         if context.transport.rank == 0:
             check_installed(config.output)
+        check_scratch(config.runtime)
         if federation is None:
             experiment = prepare(config, context.device, context.gpu_models)
         else:

@@ -8,6 +8,7 @@ from pflmpi import text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
 from pflmpi.runtime import idle_ranks
+from pflmpi.runtime.state.space import folder_of
 from pflmpi.text import size
 
 
@@ -89,7 +90,8 @@ def _less_memory(forecast: Forecast, node: int) -> str:
             return "most of it is the server's state; give rank 0 a node with more memory"
         replies = config.evaluation.absent == "last_received" and config.algorithm.predicts_with
         kept = " or set evaluation.absent = 'latest', which keeps no replies" if replies else ""
-        return f"most of it is the state of the clients that live there; take more nodes{kept}"
+        disk = ", set runtime.state=disk" if config.runtime.state == "memory" else ""
+        return f"most of it is the state of the clients that live there; take more nodes{disk}{kept}"
     if largest == "work":
         return f"most of it is for computing; lower {_batches(config)}, or take fewer ranks per node"
     return "take fewer ranks per node; a rank can compute many clients"
@@ -107,16 +109,30 @@ def _gpus(forecast: Forecast) -> Iterator[str]:
 
 
 def _disk(forecast: Forecast, folder: Path) -> Iterator[str]:
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    free, settings = shutil.disk_usage(folder).free, forecast.experiment.config.checkpoint
-    if forecast.disk.most > free:
+    folder, config = _there(folder), forecast.experiment.config
+    settings, checkpoints, state = config.checkpoint, forecast.disk.most, forecast.state_on_disk
+    scratch = folder_of(config.runtime, folder)
+    if scratch is not None and scratch != folder:
+        each = state / forecast.resources.nodes
+        if scratch.is_dir() and each > (free := shutil.disk_usage(scratch).free):
+            yield f"clients' state needs {size(each)} and {scratch} has {size(free)} free: name another runtime.scratch"
+        state = 0
+    free = shutil.disk_usage(folder).free
+    if checkpoints + state > free:
         keep = "keep fewer" if settings.keep else "keep not all"
+        also = f" and the state of clients {size(state)}" if state else ""
         yield (
-            f"checkpoints need {size(forecast.disk.most)} and {folder.absolute()} has {size(free)} free: {keep} "
+            f"checkpoints need {size(checkpoints)}{also} and {folder.absolute()} has {size(free)} free: {keep} "
             f"(checkpoint.keep, now {settings.keep}), write fewer (checkpoint.every, now {settings.every}), "
             "or give the run a folder with more space (--out)"
         )
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the first above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
 
 
 def _batches(config: Config) -> str:

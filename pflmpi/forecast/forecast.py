@@ -102,6 +102,12 @@ class Forecast:
         whole = self.resources.gpu_memory
         return None if whole is None else whole * self.ranks.runtime.gpu_memory
 
+    @property
+    def state_on_disk(self) -> int:
+        """Bytes of clients' state in mapped files, on all nodes, after the last round."""
+        on_disk = self.experiment.config.runtime.state == "disk"
+        return int(self.sizes.at_the_end(self.setup).sum()) if on_disk else 0
+
     def start_up(self, imports: float) -> float:
         """Seconds, about, until all ranks are ready: those of a node take turns on its cores.
 
@@ -144,7 +150,7 @@ def predict(config: Config, resources: Resources, cache: Cache) -> Forecast:
     if costs:
         network = resources.network(measured.link) if measured.link else None
         predicted = seconds(ranks, resources.cores, rounds, costs, network, transport, on_disk.seconds)
-    memory = rank_memory(ready, ranks, rounds, sizes, costs, process)
+    memory = rank_memory(ready, ranks, rounds, sizes, costs, process, config.runtime.state == "disk")
     plan = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, on_disk, predicted, transport)
     return Forecast(*plan, measured, loading)
 

@@ -81,6 +81,13 @@ class RuntimeConfig(BaseModel):
         int | None,
         Field(ge=1, description="clients of which those that take part share a call; null chooses by participants"),
     ] = None
+    state: Annotated[
+        Literal["memory", "disk"],
+        Field(description="where the state of clients lives that have trained; disk: in a mapped file, not in memory"),
+    ] = "memory"
+    scratch: Annotated[
+        str | None, Field(description="folder of that file, such as $TMPDIR on a node's own disk; null: the run's")
+    ] = None
     threads: Annotated[int, Field(ge=1, le=1024, description="CPU threads of each rank")] = 1
     timeout: Annotated[
         float | None,
@@ -116,6 +123,8 @@ FREE_ON_RESUME = {
         f"runtime.{key}"
         for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server", "faults")
     ),
+    "runtime.state",
+    "runtime.scratch",
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.path",  # what lies there is checked by its hash
     "data.root",  # what lies there is checked by its hash

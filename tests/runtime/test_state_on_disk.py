@@ -1,0 +1,125 @@
+"""Clients' state in a mapped file: the same bits as in memory, nothing left behind, one clear error where it fails."""
+
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import quick_run
+from pflmpi.experiment import execute
+from pflmpi.runtime.client_state import allocate
+from pflmpi.runtime.state.rows import empty_rows
+
+
+def on_disk(**more: Any) -> dict[str, Any]:
+    return quick_run.settings(runtime={"state": "disk"}, **more)
+
+
+@pytest.mark.parametrize("init", ["shared", "per_client"])
+def test_the_bits_are_those_of_memory_on_any_number_of_ranks_and_after_a_resume(tmp_path: Path, init: str) -> None:
+    training = {"init": init, "momentum": 0.5, "keep_optimizer": True}
+    expected = quick_run.run(quick_run.settings(training=training), tmp_path / "memory")
+    for ranks in (1, 3):
+        assert quick_run.run(on_disk(training=training), tmp_path / f"disk{ranks}", ranks) == expected
+    quick_run.run(quick_run.settings(training={**training, "rounds": 1}), tmp_path / "resumed")
+    change = ("training.rounds=3", "runtime.state=disk", f"runtime.scratch={tmp_path}")
+    assert quick_run.resume(tmp_path / "resumed", change, ranks=2) == expected
+
+
+def test_the_file_has_no_name_and_takes_room_only_for_clients_that_trained(tmp_path: Path) -> None:
+    """100 GB, if all had."""
+    template = {"model": torch.empty(250_000, device="meta")}
+    rows = empty_rows(np.arange(100_000), template, tmp_path)
+    rows.begin(rows.clients, "model", torch.ones(1, 250_000))
+    rows.put(np.array([7, 99_999]), {"model": torch.full((2, 250_000), 2.0)})
+    assert rows.get(np.array([6, 7, 99_999]))["model"].sum(1).tolist() == [250_000.0, 500_000.0, 500_000.0]
+    assert rows.space._file is not None
+    taken = os.fstat(rows.space._file)
+    assert 2_000_000 <= 512 * taken.st_blocks < 3_000_000 and taken.st_size == 100e9
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_state_of_a_run_is_in_the_folder_that_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = []
+
+    def watched(*arguments: Any) -> Any:
+        folders.append(arguments[-1])
+        return allocate(*arguments)
+
+    monkeypatch.setattr(execute, "allocate", watched)
+    monkeypatch.setenv("NODE_DISK", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    for number, runtime in enumerate(({}, {"state": "disk"}, {"state": "disk", "scratch": "$NODE_DISK"})):
+        quick_run.run(quick_run.settings(training={"rounds": 1}, runtime=runtime), tmp_path / str(number))
+    assert folders == [None, tmp_path / "1", tmp_path / "scratch"]
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_it_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = quick_run.run(quick_run.settings(), tmp_path / "memory")
+    config, run, left = tmp_path / "config.yaml", tmp_path / "run", [4]
+    config.write_text(yaml.safe_dump(on_disk()))
+
+    def limited(*arguments: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)  # 3 clients train in a round
+    assert quick_run.command(["run", str(config), "--out", str(run), "--quiet", "--ranks", "1"]) == 3
+    error = capfd.readouterr().err
+    assert f"No space left on device while the state of clients was written in {run}, because of" in error
+    assert "free space, or name another folder as runtime.scratch" in error and "Traceback" not in error
+    monkeypatch.undo()
+    assert quick_run.resume(run) == expected
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words"),
+    [
+        (
+            {"scratch": "."},
+            "runtime.scratch = '.' is for runtime.state = 'disk', which is 'memory'; set that, or leave",
+        ),
+        (
+            {"state": "disk", "scratch": "./nowhere"},
+            "runtime.scratch = './nowhere': nowhere is no folder here; name one",
+        ),
+        ({"state": "disk", "scratch": "$NOT_SET/x"}, "runtime.scratch = '$NOT_SET/x': $NOT_SET/x is no folder here"),
+        ({"state": "tape"}, "runtime.state = 'tape'"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], runtime: dict[str, Any], words: str
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings(runtime=runtime)))
+    assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--ranks", "1"]) == 2
+    assert words in capfd.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_file_system_that_cannot_map_files_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(on_disk()))
+    monkeypatch.setattr("pflmpi.runtime.state.space.mmap", mmap_that(refused))
+    assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--quiet", "--ranks", "1"]) == 2
+    error = capfd.readouterr().err
+    assert f"cannot be kept in {tmp_path / 'run'}: No such device; name another folder as runtime.scratch" in error
+
+
+def mmap_that(opens: Any) -> Any:
+    """The module `mmap` with another `mmap.mmap`."""
+    return type("mmap", (), {**vars(mmap), "mmap": staticmethod(opens)})
