@@ -21,6 +21,7 @@ from pflmpi.forecast import advice
 from pflmpi.forecast.cache import Cache, cache_folder
 from pflmpi.forecast.communication import Link
 from pflmpi.learning.task import HOST
+from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.store import metrics_file
 from pflmpi.text import size
 
@@ -169,8 +170,10 @@ def test_says_what_does_not_fit_on_a_gpu(machine: Machine) -> None:
 
 
 def test_says_what_does_not_fit_on_disk(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = RuntimeConfig(state="disk")
+    config = SimpleNamespace(checkpoint=SimpleNamespace(keep=0, every=1), runtime=runtime)
     few = SimpleNamespace(
-        experiment=SimpleNamespace(config=SimpleNamespace(checkpoint=SimpleNamespace(keep=0, every=1)))
+        experiment=SimpleNamespace(config=config), state_on_disk=0, resources=SimpleNamespace(nodes=2)
     )
     few.disk = SimpleNamespace(most=500)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=499))
@@ -180,6 +183,22 @@ def test_says_what_does_not_fit_on_disk(machine: Machine, monkeypatch: pytest.Mo
     )
     few.disk.most = 499
     assert not list(advice._disk(few, machine.folder))  # type: ignore[arg-type]
+    few.state_on_disk = 1000
+    (problem,) = advice._disk(few, machine.folder)  # type: ignore[arg-type]
+    assert problem.startswith(f"checkpoints need 499 B and the state of clients 1000 B and {machine.folder} has")
+    config.runtime = RuntimeConfig(state="disk", scratch=str(machine.cache.parent.parent))  # 500 B on each node
+    (problem,) = advice._disk(few, machine.folder)  # type: ignore[arg-type]
+    assert problem.endswith("has 499 B free: name another runtime.scratch")
+
+
+def test_the_state_on_disk_is_not_in_memory_and_grows_with_those_that_train(machine: Machine) -> None:
+    """7 clients of 100 KB, of which 3 train."""
+    common = {"model": {"name": "mlp", "hidden": 350}, "training": {"rounds": 1}}
+    _, shown, _ = machine.plan(machine.config("fedgmh-full", **common))
+    assert "runtime.state" not in shown
+    _, shown, _ = machine.plan(machine.config("fedgmh-full", **common, runtime={"state": "disk"}))
+    (found,) = re.findall(r"state of clients on disk \(runtime.state\), at most ([0-9.]+) KiB", shown)
+    assert 300 < float(found) < 350
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ class Rows:
         rows: tree of [m, ...]; a row takes no room before it is written.
         space: where the rows lie, one client's after another's.
         changed: by path, [m] bool, the clients whose rows were written.
+        places: by path, where in a row of `space` the leaf begins and ends.
         common: by path, the row [1, ...] that all other clients have; zeros where there is none.
     """
 
@@ -33,6 +33,7 @@ class Rows:
     rows: Tree
     space: Space
     changed: dict[str, np.ndarray]
+    places: dict[str, tuple[int, int]]
     common: dict[str, Tensor] = field(default_factory=dict)
 
     def get(self, clients: np.ndarray, without: Collection[str] = ()) -> Tree:
@@ -44,11 +45,15 @@ class Rows:
 
     def put(self, clients: np.ndarray, state: Tree) -> None:
         """Overwrite the rows of the given clients, of the leaves that `state` has, [c, ...]."""
-        positions, leaves = self._positions(clients), dict(tree.leaves(self.rows))
-        self.space.reserve(positions)
-        for path, new in tree.leaves(state):
+        positions, leaves, new = self._positions(clients), dict(tree.leaves(self.rows)), dict(tree.leaves(state))
+        if not new:
+            return
+        first = ~np.all([self.changed[path][positions] for path in new], axis=0)
+        starts, ends = zip(*(self.places[path] for path in new), strict=True)
+        self.space.reserve(positions[first], min(starts), max(ends))
+        for path, rows in new.items():
             self.changed[path][positions] = True
-            leaves[path].index_copy_(0, torch.from_numpy(positions), new)
+            leaves[path].index_copy_(0, torch.from_numpy(positions), rows)
 
     def begin(self, clients: np.ndarray, path: str, row: Tensor) -> None:
         """Give clients that have not changed the same row [1, ...] of a leaf: in common, where no other one is."""
@@ -56,12 +61,7 @@ class Rows:
         if common is None and not self.changed[path].any():
             self.common[path] = row.clone()
         elif common is None or not _same_bits(common, row):
-            positions = self._positions(clients)
-            self.space.reserve(positions)
-            self.changed[path][positions] = True
-            tree.at(self.rows, path).index_copy_(
-                0, torch.from_numpy(positions), row.expand(len(clients), *row.shape[1:])
-            )
+            self.put(clients, tree.unflatten({path: row.expand(len(clients), *row.shape[1:])}))
 
     def flat(self, clients: np.ndarray) -> dict[str, np.ndarray]:
         """A copy of the rows of the given clients by path; one that they all have in common is one in memory."""
@@ -93,16 +93,17 @@ class Rows:
 
 def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) -> Rows:
     """Rows not yet filled, for clients that each keep what the template says; see `Space`."""
-    leaves = dict(tree.leaves(template))
-    sizes = [leaf.numel() * leaf.element_size() for leaf in leaves.values()]
-    *starts, stride = accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0)
-    space = Space(len(clients), max(stride, _ALIGNED), folder)
+    leaves, places, end = dict(tree.leaves(template)), dict[str, tuple[int, int]](), 0
+    for path, leaf in leaves.items():
+        places[path] = end, end + leaf.numel() * leaf.element_size()
+        end = -(-places[path][1] // _ALIGNED) * _ALIGNED
+    space = Space(len(clients), max(end, _ALIGNED), folder)
     rows = (
-        space.bytes[:, start : start + size].view(leaf.dtype).view(len(clients), *leaf.shape)
-        for leaf, start, size in zip(leaves.values(), starts, sizes, strict=True)
+        space.bytes[:, slice(*places[path])].view(leaf.dtype).view(len(clients), *leaf.shape)
+        for path, leaf in leaves.items()
     )
     changed = {path: np.zeros(len(clients), bool) for path in leaves}
-    return Rows(clients, tree.map(lambda _: next(rows), template), space, changed)
+    return Rows(clients, tree.map(lambda _: next(rows), template), space, changed, places)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -31,9 +31,8 @@ class Space:
     """
 
     def __init__(self, rows: int, row_bytes: int, folder: Path | None = None) -> None:
-        self._row_bytes, self._folder = row_bytes, folder
+        self._folder = folder
         self._file: int | None = None
-        self._has_room = np.zeros(rows, bool)
         length = rows * row_bytes
         try:
             if folder is not None:
@@ -51,24 +50,23 @@ class Space:
             ) from error
         self.bytes = flat[:length].view(rows, row_bytes)
 
-    def reserve(self, rows: np.ndarray) -> None:
-        """Make sure that these rows have room: a process ends that writes to a mapped file on a full disk.
+    def reserve(self, rows: np.ndarray, start: int, end: int) -> None:
+        """Make sure that these bytes of rows have room: a process ends that writes to a mapped file on a full disk.
 
         Raises:
             RunError: they have not.
         """
-        if self._file is None:
+        if self._file is None or start == end:
             return
-        for row in rows[~self._has_room[rows]].tolist():
+        for row in rows.tolist():
             try:
-                os.posix_fallocate(self._file, row * self._row_bytes, self._row_bytes)
+                os.posix_fallocate(self._file, row * self.bytes.shape[1] + start, end - start)
             except OSError as error:
                 raise RunError(
                     f"{error.strerror} while the state of clients was written in {self._folder}, because of "
                     f"runtime.state = 'disk'; {atomic.remedy(error)}, or name another folder as runtime.scratch, and "
                     "resume the run"
                 ) from error
-            self._has_room[row] = True
 
 
 def folder_of(runtime: RuntimeConfig, run: Path) -> Path | None:
@@ -79,7 +77,9 @@ def folder_of(runtime: RuntimeConfig, run: Path) -> Path | None:
 
 
 def check_scratch(runtime: RuntimeConfig) -> None:
-    """Raise `ConfigError` unless `runtime.scratch` can be used here."""
+    """Raise `ConfigError` unless `runtime.state` and `runtime.scratch` can be had here."""
+    if runtime.state == "disk" and not hasattr(os, "posix_fallocate"):
+        raise ConfigError("runtime.state = 'disk' needs posix_fallocate, which this system has not; use 'memory'")
     if runtime.scratch is None:
         return
     named = f"runtime.scratch = {runtime.scratch!r}"
