@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+import normed_model
 import numpy_network
 import small_task
 from pflmpi import tree
-from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.critical import critical_entries
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
@@ -18,6 +19,7 @@ from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.fedproto import FedProto
 from pflmpi.algorithms.fedprox import FedProx
 from pflmpi.algorithms.local_only import Local
+from pflmpi.algorithms.pfedpm import PFedPM
 from pflmpi.algorithms.prototypes import Weighting, combine, no_means
 from pflmpi.learning.local_training import LocalTraining
 
@@ -97,6 +99,16 @@ def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
     # d/dz of lambda * 1/B sum_b 1/d ||z_b - C_y||^2
     pull = 0.5 * 2 * (z - means.double().numpy()[y]) / (small_task.FEATURES * len(y)) * known.numpy()[y][:, None]
     small_task.assert_close(new["model"], step(w, numpy_network.gradients(w, x, y, pull)))
+
+
+@pytest.mark.parametrize("algorithm", [FedProto(), FedProto(loss_on="means"), PFedPM()], ids=repr)
+def test_batch_norm_is_in_training_mode_under_losses_of_class_means(algorithm: Algorithm) -> None:
+    task, one = normed_model.task(), small_task.batch(0)
+    (name,) = algorithm.downlink(task)
+    state, _ = algorithm.client_update(
+        task, algorithm.init_client(task, 0), {name: no_means(task)}, small_task.data([one])
+    )
+    assert not torch.equal(tree.at(state, "model/stats/mean"), tree.at(task.init(), "stats/mean"))
 
 
 def test_fedproto_draws_the_mean_of_each_class_of_a_batch_where_asked() -> None:
@@ -359,6 +371,24 @@ def test_fedgmh_evaluates_a_client_that_has_not_trained_with_its_own_head(varian
     client = algorithm.init_client(task, 0)
     published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
     assert torch.equal(algorithm.predict(task, client, published, x), task.predict(client["model"], x))
+
+
+@pytest.mark.parametrize("variant", ["full", "onehead", "avghead", "oneavg"])
+def test_fedgmh_trains_the_same_however_it_is_evaluated(variant: str) -> None:
+    task, data, states = small_task.task(), small_task.data([small_task.batch(0)]), []
+    for evaluated in ("trained", "mixed"):
+        algorithm = FedGMH(variant=variant, evaluated=evaluated)  # type: ignore[arg-type]
+        published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
+        states.append(algorithm.client_update(task, algorithm.init_client(task, 0), published, data)[0])
+    assert same(states[0]["model"], states[1]["model"])
+
+
+@pytest.mark.parametrize("variant, heads", [("full", 2), ("onehead", 1), ("avghead", 2), ("oneavg", 1)])
+def test_fedgmh_sends_what_the_paper_counts(variant: str, heads: int) -> None:
+    task, algorithm = small_task.task(), FedGMH(variant=variant)  # type: ignore[arg-type]
+    entries = small_task.CLASSES * (small_task.FEATURES + 1)  # L, weight and bias
+    assert algorithm.uplink(task)["means"].client_bytes(2) == 2 * (4 * small_task.FEATURES + 4)
+    assert algorithm.downlink(task)["heads"].client_bytes(2) == heads * 4 * entries
 
 
 @pytest.mark.parametrize("variant", ["avghead", "oneavg"])

@@ -22,6 +22,7 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.kinds import OwnClasses, Shared
 from pflmpi.models import MODELS
+from pflmpi.rng import stream
 
 LR = 0.1
 K, D = small_task.CLASSES, small_task.FEATURES
@@ -219,6 +220,22 @@ def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -
     ]
     assert same(states[0]["model"], states[1]["model"]) and "relation" not in states[1]
     assert not same(states[0]["model"]["stats"], task.init()["stats"])
+
+
+@pytest.mark.parametrize("client", [0, 3])
+@pytest.mark.parametrize("init", ["shared", "per_client"])
+def test_all_clients_begin_with_one_relation_module_unless_each_draws_its_own(init: str, client: int) -> None:
+    task = small_task.task(init=init)
+    drawn = init_relation(stream(task.seed, 0, -1 if init == "shared" else client, "relation"), D)
+    assert same(PFedPM(relation=True).init_client(task, client)["relation"], drawn)
+
+
+def test_the_relation_module_has_its_sizes_and_pytorchs_bounds() -> None:
+    weights = dict(tree.leaves(init_relation(np.random.default_rng(0), 50)))
+    shapes = {path: tuple(leaf.shape) for path, leaf in weights.items() if path.endswith("weight")}
+    assert shapes == {"conv/weight": (8, 2, 3), "fc1/weight": (64, 8 * 50), "fc2/weight": (1, 64)}
+    for path, fan_in in (("conv/weight", 6), ("conv/bias", 6), ("fc1/weight", 400), ("fc2/weight", 64)):
+        assert 0.8 * fan_in**-0.5 < weights[path].abs().max() <= fan_in**-0.5, path
 
 
 def test_prediction_by_relation_uses_the_mixed_means_of_the_last_round() -> None:
