@@ -169,7 +169,7 @@ def test_five_starts_without_a_checkpoint_are_the_last(tmp_path: Path) -> None:
 
 
 def test_the_batch_scripts_are_the_four() -> None:
-    assert [path.stem for path in BATCH] == ["array", "requeue", "scaling", "train"]
+    assert [path.stem for path in BATCH] == ["array", "requeue", "train"]
 
 
 @pytest.mark.parametrize("path", BATCH, ids=lambda path: path.name)

@@ -50,6 +50,7 @@ JOINS = [line for line in COMMANDS if "pflmpi join " in line]  # run by test_joi
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line) and line not in JOINS]
 READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(mpirun -n \d )?python examples/)"
 READING = [line for line in COMMANDS if re.match(READ, line)]
+SCALED = [line for line in COMMANDS if re.match(r"pflmpi (scale|report scaling/)", line)]  # jobs: test_slurm_jobs.py
 ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
 
 
@@ -91,7 +92,7 @@ def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
     folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
     assert len(set(folders)) == len(folders), "each run has a folder of its own"
     assert [line.split()[1] for line in TABLES] == ["sweep", "report"]
-    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *JOINS, *ADVICE, *READING]
+    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *JOINS, *ADVICE, *READING, *SCALED]
     assert sorted(COMMANDS) == sorted(tested), "a command that no test runs"
 
 
@@ -139,6 +140,18 @@ def test_advice_is_given(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_a_scaling_experiment_is_made_and_reported(environment: dict[str, str], tmp_path: Path) -> None:
+    """With two numbers of ranks, and one short run of each."""
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for command in (line for line in SCALED if "--submit" not in line):
+        command = command.replace("--ranks 1,2,4 --repeats 3 --rounds 6", "--ranks 1,2 --repeats 1 --rounds 2")
+        done = processes.call(shlex.split(command, comments=True), timeout=240, env=environment, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "scaling" / "quickstart-strong" / "scale.html").exists()
+
+
+@pytest.mark.slow
 def test_a_run_is_read_as_it_says(alone: tuple[Path, str], environment: dict[str, str], tmp_path: Path) -> None:
     for name in ("alone", "mpi"):
         shutil.copytree(alone[0] / "quickstart", tmp_path / "runs" / name)
@@ -177,10 +190,6 @@ def test_a_job_ends_well(
         assert run_folder.rounds(folder / "sweeps" / "digits" / "FedGMH" / "digits" / "seed0")[-1] == 30
         return
     runs = [folder / word for word in words if word.startswith("runs/")] or [folder / "runs" / "quickstart"]
-    if "slurm/scaling.sbatch" in words:
-        runs = sorted((folder / "scaling").glob("*/*"))
-        assert [run.name for run in runs] == ["1", "2"]
-        assert re.search(r"^ +2 .* yes$", log.read_text(), re.MULTILINE)
     for run in runs:
         assert quick_run.digest(run) == expected
 

@@ -1,8 +1,10 @@
 """Jobs on a real Slurm: the files in slurm/, and `submit` from the script to the result."""
 
 import contextlib
+import csv
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -124,17 +126,6 @@ def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
     assert quick_run.digest(folder / "run") == plain(folder)
     assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
     assert testbed.fields(job)["Comment"] == f"pflmpi:{folder}/run", "by which status finds it"
-
-
-def test_scaling_shows_a_line_for_each_number_of_ranks(folder: Path) -> None:
-    options = ["--nodes=2", "--ntasks-per-node=1", "--output=log"]
-    completed(sbatch(folder, *options, "slurm/scaling.sbatch", write(folder)), folder / "log")
-    shown = (folder / "log").read_text().splitlines()
-    table = [line.split() for line in shown[shown.index("ranks  seconds per round  speed-up  same bits") + 1 :]]
-    assert [(line[0], line[2] if line[0] == "1" else "", line[3]) for line in table] == [
-        ("1", "1.00", "yes"),
-        ("2", "", "yes"),
-    ]
 
 
 def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(folder: Path) -> None:
@@ -333,3 +324,38 @@ def test_mpi_that_does_not_fit_srun_is_refused_with_the_flag(folder: Path) -> No
     text = (folder / f"run.{job}.log").read_text()
     assert "has started 2 ranks, but MPI sees 1" in text and "srun --mpi=pmix (Open MPI)" in text
     assert not (folder / "run").exists()
+
+
+# --- scale --------------------------------------------------------------------------------------------------------
+
+
+def test_scale_measures_points_in_jobs_of_their_own_and_then_in_one_allocation(folder: Path) -> None:
+    def call(*words: str) -> str:
+        done = processes.call([*processes.PFLMPI, *words], PATIENCE, env=ENVIRONMENT, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def lines() -> list[dict[str, str]]:
+        with open(folder / "s" / "scale.csv", newline="") as file:
+            return list(csv.DictReader(file))
+
+    words = ["scale", write(folder), "--ranks", "1,2", "--rounds", "3", "--out", "s", "--repeats"]
+    submission = [*words, "1", "--submit", "--time=20", "--ntasks-per-node=1"]
+    jobs = dict(re.findall(r"^ranks (\d): job (\d+), log", call(*submission), re.MULTILINE))
+    assert list(jobs) == ["1", "2"]
+    for ranks, job in jobs.items():
+        assert testbed.fields(job)["Comment"] == f"pflmpi:{folder}/s/ranks-000{ranks}", "by which status finds it"
+        completed(job, folder / "s" / f"ranks-000{ranks}.{job}.log")
+    assert re.findall(r"^ranks .*", call(*submission), re.MULTILINE) == ["ranks 1: measured", "ranks 2: measured"]
+    call("report", "s")
+    assert [(line["ranks"], line["nodes"], line["digest"]) for line in lines()] == [
+        ("1", "1", plain(folder)),
+        ("2", "2", plain(folder)),
+    ]
+
+    command = shlex.join([*processes.PFLMPI, *words, "2"])
+    completed(sbatch(folder, "--nodes=2", "--ntasks-per-node=1", "--output=log", f"--wrap={command}"), folder / "log")
+    assert [line["nodes"] for line in lines()] == ["1", "2", "2", "2"] and {line["same_bits"] for line in lines()} == {
+        "1"
+    }
+    assert "[4/4] 2 ranks, repeat 2: 3 rounds" in (folder / "log").read_text(), "two were measured before"

@@ -1,0 +1,111 @@
+"""`pflmpi scale --submit` with programs that stand in for Slurm's, and the steps of an allocation."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import quick_run
+import scale_folder
+from pflmpi.cli import main
+from pflmpi.errors import ConfigError
+from pflmpi.scaling import records
+from pflmpi.scaling.points import runs
+from pflmpi.scaling.slurm import Allocation, allocation
+
+QUEUED = """JobId=7 JobName=a
+   JobState=PENDING Reason=Priority Dependency=(null)
+   Comment=pflmpi:{out}
+"""
+SUBMIT = ["scale", "small.yaml", "--ranks", "1,2,4", "--rounds", "4", "--repeats", "1", "--out", "s", "--submit"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration, and a Slurm whose queue is empty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
+    program("sbatch", 'n=$(ls words* 2> /dev/null | wc -l); printf "%s\\n" "$@" > words$n; cat > script$n; echo "4$n"')
+    program("squeue", ":")
+    return tmp_path
+
+
+def program(name: str, text: str) -> None:
+    path = Path("bin") / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_each_point_is_a_job_with_as_many_tasks_as_ranks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT, "--time", "0:30:00", "--ntasks-per-node=2", "--mpi", "pmix"]) == 0
+    assert re.findall(r"^ranks .*", capfd.readouterr().out, re.MULTILINE) == [
+        f"ranks {ranks}: job 4{n}, log s/ranks-000{ranks}.4{n}.log" for n, ranks in enumerate((1, 2, 4))
+    ]
+    words = (folder / "words2").read_text().splitlines()
+    assert {"--ntasks=4", "--ntasks-per-node=2", "--time=0:30:00"} <= set(words)
+    assert f"--comment=pflmpi:{folder}/s/ranks-0004" in words
+    command = (folder / "script2").read_text().splitlines()[-1]
+    assert command.endswith(
+        "-m pflmpi scale small.yaml --mpi pmix --ranks 1,2,4 --mode strong --out s --repeats 1 --rounds 4 --only 4"
+    )
+
+
+def test_points_that_are_measured_or_have_a_job_are_not_submitted(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = scale_folder.scaling([1, 2, 4], repeats=1)
+    scale_folder.measured(folder / "s", found)
+    for one in runs(found)[1:]:
+        records.failed(one, folder / "s", "no memory is left")
+    (folder / "job").write_text(QUEUED.format(out=f"{folder}/s/ranks-0002"))
+    program("squeue", f'printf "7\\x1fa\\x1fpflmpi:{folder}/s/ranks-0002\\n"')
+    program("scontrol", f"cat {folder}/job")
+    assert main(SUBMIT) == 0
+    assert re.findall(r"^ranks .*", capfd.readouterr().out, re.MULTILINE) == [
+        "ranks 1: measured",
+        "ranks 2: job 7 is PENDING already",
+        "ranks 4: job 40, log s/ranks-0004.40.log",
+    ]
+
+
+def test_a_dry_run_changes_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT, "--dry-run"]) == 0
+    assert capfd.readouterr().out.count("#!/bin/bash") == 3
+    assert sorted(path.name for path in folder.iterdir()) == ["bin", "small.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ntasks=4"], "--ntasks=4 with --submit: each point is a job with as many tasks as ranks; leave it out"),
+        (["--patition=gpu"], "unknown option '--patition'; did you mean '--partition'?"),
+        (["--setup", "no.sh"], "--setup no.sh: there is no such file"),
+        (["-s", "runtime.transport=mpi"], "with --mpi none every rank would be alone"),
+    ],
+)
+def test_what_no_job_can_do_is_refused(
+    words: list[str], said: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SUBMIT, *words]) == 2
+    assert said in capfd.readouterr().err and not (folder / "s").exists()
+
+
+def test_options_of_sbatch_need_submit(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*SUBMIT[:-1], "--time=30"])
+    assert ended.value.code == 2 and "unrecognized arguments: --time=30" in capfd.readouterr().err
+    assert main([*SUBMIT[:-1], "--dry-run"]) == 2 and "--dry-run is for --submit" in capfd.readouterr().err
+
+
+def test_a_step_takes_as_few_nodes_as_it_can_and_shares_the_cores_where_asked() -> None:
+    job = allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "8"}, "pmix")
+    assert job == Allocation(tasks=8, nodes=2, mpi="pmix") and allocation({}, "none") is None
+    start = ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
+    assert job.launcher(0, 2) == [*start, "--ntasks=2", "--nodes=1", "--ntasks-per-node=2"]
+    assert job.launcher(0, 6) == [*start, "--ntasks=6", "--nodes=2", "--ntasks-per-node=4"]
+    assert job.launcher(8, 2)[-1] == "--cpus-per-task=4"
+    with pytest.raises(ConfigError, match="--ranks 9, and this job has 8 tasks"):
+        job.check(9)
