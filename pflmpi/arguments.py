@@ -115,6 +115,13 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Add the end of an extrapolation."""
+    parser.add_argument(
+        "--to", type=int, metavar="RANKS", help="of a scaling experiment: what a model fitted to it says up to here"
+    )
+
+
 def words_of_overrides(options: argparse.Namespace) -> list[str]:
     """The words that give another command the same overrides."""
     return [word for text in options.overrides for word in ("-s", text)]

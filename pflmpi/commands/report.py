@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for kind in ("png", "pdf"):
         parser.add_argument(f"--{kind}", action="store_true", help=f"of runs: every figure also as {kind.upper()}")
+    arguments.add_to(parser)
     arguments.add_cells(parser)
     parser.add_argument("--write", type=Path, metavar="DIR", help="folder for the table (default: as --out)")
 
@@ -51,6 +52,10 @@ def run(options: argparse.Namespace) -> int:
         return _report_scaling(options, scaled)
     if len(options.paths) > 1 or options.paths[0].is_dir():
         return _report_runs(options)
+    if options.to is not None:
+        raise ConfigError(
+            "--to is for the report of scaling experiments, whose folders `pflmpi scale` makes; leave it out"
+        )
     if options.target:
         raise ConfigError("--target is for the report of runs; a table file has `target: 0.9` itself; leave it out")
     if options.png or options.pdf:
@@ -73,7 +78,7 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
     found = [results(path) for path in scaled]
     out = options.out or (scaled[0] if len(scaled) == 1 else Path("report"))
     with bar("report") as update:
-        problems = write_page(found, out, update)
+        problems = write_page(found, out, options.to, update)
     for one in found:
         write_tables(one)
     for problem in problems:

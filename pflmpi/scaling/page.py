@@ -10,6 +10,7 @@ from pflmpi.analysis.page.html import PageFigure, PageTable, Section
 from pflmpi.analysis.plots import Missing
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling.experiment import WARM_UP
+from pflmpi.scaling.extrapolation import extrapolations
 from pflmpi.scaling.figures import figures
 from pflmpi.scaling.results import Results
 from pflmpi.scaling.surroundings import hardware
@@ -18,15 +19,18 @@ from pflmpi.scaling.tables import TITLES, readable
 PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"
 
 
-def write_page(among: Sequence[Results], out: Path, update: Callable[[int, int], None] = lambda *_: None) -> list[str]:
+def write_page(
+    among: Sequence[Results], out: Path, to: int | None, update: Callable[[int, int], None] = lambda *_: None
+) -> list[str]:
     """Write the page with its figures and its LaTeX table into a folder; what is wrong with the experiments.
 
     Args:
+        to: ranks up to which a fitted model is drawn too; None for none.
         update: called with how many figures are drawn, of how many.
 
     Raises:
         CheckpointError: nothing was measured in one of them.
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder cannot be written, or no model can be fitted.
     """
     named = _by_name(among)
     for found in among:
@@ -35,10 +39,11 @@ def write_page(among: Sequence[Results], out: Path, update: Callable[[int, int],
                 f"nothing was measured in {found.out} yet{''.join(f'; {why}' for why in found.problems)}"
             )
     drawn = Section("All figures")
+    models = [] if to is None else extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, found in named.items() for problem in found.problems]
     try:
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
-        plots = figures(named)
+        plots = [*figures(named), *models]
         for number, plot in enumerate(plots, 1):
             if isinstance(plot, Missing):
                 drawn.figures.append(plot)

@@ -21,8 +21,8 @@ def plan_file(out: Path, ranks: int) -> Path:
     return folder(out, ranks) / "plan.json"
 
 
-def record(one: ScaleRun, out: Path, environ: Mapping[str, str]) -> str:
-    """Write the record of a run that has reached its end; what is wrong with it, or ""."""
+def record(one: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> str:
+    """Write the record of a run that has reached its end on so many nodes; what is wrong with it, or ""."""
     run = one.run(out)
     try:
         last, _ = run_folder.newest_good(run)
@@ -31,6 +31,7 @@ def record(one: ScaleRun, out: Path, environ: Mapping[str, str]) -> str:
             "ranks": one.ranks,
             "repeat": one.repeat,
             "digest": digest(run, last),
+            "nodes": nodes,
             **{name: found[name] for name in ("device", "transport", "data")},
             **surroundings(environ, on_gpu=found["device"] != "cpu"),
         }

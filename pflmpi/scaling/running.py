@@ -29,7 +29,7 @@ def measure(
 
     def record(done: CellTask) -> str:
         assert isinstance(done.cell, ScaleRun)
-        return records.record(done.cell, out, environ)
+        return records.record(done.cell, out, place.nodes(done.cell.ranks), environ)
 
     tasks = [unless_written(task(one, scaling, out), out) for one in some]
     waiting = [one for one, each in zip(some, tasks, strict=True) if each.command]

@@ -34,7 +34,6 @@ def surroundings(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
         **{name: _version(name) for name in _PACKAGES},
         "commit": commit(Path(pflmpi.__file__).parent),
         "job": environ.get("SLURM_JOB_ID", ""),
-        "nodes": environ.get("SLURM_JOB_NUM_NODES", "1"),
     }
 
 

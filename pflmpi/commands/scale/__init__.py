@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, default=6, metavar="N", help="rounds of each run; the first does not count (default: 6)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: scaling/NAME-MODE)")
+    arguments.add_to(parser)
     parser.add_argument("--submit", action="store_true", help="submit each number of ranks as a Slurm job of its own")
     parser.add_argument(
         "--mpi",
@@ -46,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.commands.scale.jobs import submit
 
     _check_alone()
+    if options.submit and options.to is not None:
+        raise ConfigError("--to with --submit, which ends before anything is measured; give it to `pflmpi report DIR`")
     if options.submit:
         return submit(options)
     for name, value in (("--setup", options.setup), ("--dry-run", options.dry_run)):

@@ -9,11 +9,11 @@ from pathlib import Path
 from pflmpi import machine
 from pflmpi.commands.ranks.launch import num_gpus
 from pflmpi.commands.scale.asked import asked_for
-from pflmpi.commands.scale.table import show_results
+from pflmpi.commands.scale.table import show_model, show_results
 from pflmpi.config.load import load
 from pflmpi.errors import PflmpiError, Stopped, show
 from pflmpi.forecast.cache import cache_folder
-from pflmpi.scaling import experiment, slurm
+from pflmpi.scaling import experiment, model, slurm
 from pflmpi.scaling.page import PAGE, write_page
 from pflmpi.scaling.points import folder, runs
 from pflmpi.scaling.prediction import Place
@@ -31,6 +31,8 @@ def measure(options: argparse.Namespace) -> int:
     config, only = load(options.config, options.overrides), options.only
     gpus, job = num_gpus(config.runtime) or 0, slurm.allocation(os.environ, options.mpi)
     scaling, out = asked_for(options, config, bool(gpus), None if job else len(machine.cores()))
+    if options.to is not None:
+        model.check(scaling.mode, scaling.ranks, options.to)
     if job:
         job.check(scaling.ranks[-1] if only is None else only)
         place = Place(job.nodes_of, gpus, "torch" if options.mpi == "none" else "mpi", cache_folder(os.environ))
@@ -45,10 +47,10 @@ def measure(options: argparse.Namespace) -> int:
             held.append(stack.enter_context(cell_locked(folder(out, only))))
         launcher = partial(job.launcher, scaling.cores) if job else lambda _: ()
         outcome = measure_runs(some, scaling, out, place, launcher, os.environ, held)
-    return _conclude(out, outcome, whole=only is None)
+    return _conclude(out, outcome, only is None, options.to)
 
 
-def _conclude(out: Path, outcome: SweepOutcome, whole: bool) -> int:
+def _conclude(out: Path, outcome: SweepOutcome, whole: bool, to: int | None) -> int:
     """Show what was measured, and write it unless other jobs may do so too; the exit code."""
     found = results(out)
     show_results(found)
@@ -56,8 +58,10 @@ def _conclude(out: Path, outcome: SweepOutcome, whole: bool) -> int:
         write_tables(found)
         print(out / "scale.csv")
     if whole and found.measured:
-        write_page([found], out)
+        write_page([found], out, to)
         print(out / PAGE)
+    if to is not None and not outcome.signal:
+        show_model(found, to)
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal
