@@ -50,12 +50,10 @@ def run(options: argparse.Namespace) -> int:
 
     if scaled := [path for path in options.paths if (path / FILE).is_file()]:
         return _report_scaling(options, scaled)
+    if options.to is not None:
+        raise ConfigError("--to is for the report of scaling experiments, which `pflmpi scale` makes; leave it out")
     if len(options.paths) > 1 or options.paths[0].is_dir():
         return _report_runs(options)
-    if options.to is not None:
-        raise ConfigError(
-            "--to is for the report of scaling experiments, whose folders `pflmpi scale` makes; leave it out"
-        )
     if options.target:
         raise ConfigError("--target is for the report of runs; a table file has `target: 0.9` itself; leave it out")
     if options.png or options.pdf:
