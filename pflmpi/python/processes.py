@@ -27,7 +27,8 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
         words += [] if ranks is None else ["--ranks", str(ranks)]
         words += [*(["--continue"] if resume else []), *(["--quiet"] if quiet else [])]
         done = run_folder.rounds(folder)[-1:] if resume and folder.is_dir() else []
-        code = _watch(words, NewRounds(folder, *(done or [0])), on_round)
+        with NewRounds(folder, *(done or [0])) as rounds:
+            code = _watch(words, rounds, on_round)
         if code != 0:
             raise recorded(errors) or _unexplained(code, folder)
     return folder
