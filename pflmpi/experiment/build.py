@@ -33,13 +33,14 @@ from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.one_step import OneStep
 from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.partition_file import Counts
 from pflmpi.tree import Tree
 
-E = TypeVar("E", Loop, Lanes)
+E = TypeVar("E", Loop, Lanes, OneStep)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,6 @@ def assemble(
     check_cohorts(algorithm, tasks)
     participants = len(training.participants(config.seed, 1, n))
     check_options(algorithm, tasks[0])
-    check_stop(algorithm, tasks[0], config.evaluation)
     algorithm.check(tasks[0], participants)
     check_passes(training, algorithm.passes(tasks[0], 1), division.everyone.num_train)
     runtime = choose_executor(config.runtime, tasks, n, participants, on_gpu=bool(gpu_models))
@@ -135,7 +135,10 @@ def assemble(
     templates = client_templates(algorithm, tasks, cohort, kept_reply)
     computed_on = tuple(gpu_models) or (platform.machine(),)
     config = dataclasses.replace(config, runtime=runtime)
-    return Experiment(config, division, cohort, tasks, templates, computed_on, transform)
+    experiment = Experiment(config, division, cohort, tasks, templates, computed_on, transform)
+    if training.stop is not None:
+        check_stop(training.stop, config.evaluation, _executor(experiment, OneStep))
+    return experiment
 
 
 def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:

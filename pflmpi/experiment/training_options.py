@@ -2,12 +2,15 @@
 
 from pflmpi.algorithms.base import Algorithm, CannotJoin
 from pflmpi.errors import ConfigError
+from pflmpi.learning.early_stop import EarlyStopConfig
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import EvaluationConfig
+from pflmpi.runtime.executors.one_step import OneStep
 from pflmpi.text import shown
 
 _DEFAULT = TrainingConfig()
+_TRIED = 10  # rounds at most; an algorithm may begin with one that trains nothing
 
 
 def check_options(algorithm: Algorithm, task: Task) -> None:
@@ -35,18 +38,19 @@ def check_options(algorithm: Algorithm, task: Task) -> None:
         )
 
 
-def check_stop(algorithm: Algorithm, task: Task, evaluation: EvaluationConfig) -> None:
-    """Raise `ConfigError` for an early stop by a metric that is not measured."""
-    stop = task.training.stop
-    if stop is None or not stop.metric.startswith("unseen"):
-        return
-    why = "there are no unseen clients (evaluation.unseen = 0)"
-    if evaluation.unseen:
-        rule = algorithm.newcomer(task.replace(device=HOST))
-        if not isinstance(rule, CannotJoin):
-            return
-        why = f"unseen clients are not tested: {rule.why}"
-    raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
+def check_stop(stop: EarlyStopConfig, evaluation: EvaluationConfig, trial: OneStep) -> None:
+    """Raise `ConfigError` for an early stop by a metric that is never measured."""
+    algorithm, task, why = trial.algorithm, trial.tasks[0], ""
+    if stop.metric.startswith("unseen"):
+        rule = algorithm.newcomer(task.replace(device=HOST)) if evaluation.unseen else None
+        why = "" if evaluation.unseen else "there are no unseen clients (evaluation.unseen = 0)"
+        why = f"unseen clients are not tested: {rule.why}" if isinstance(rule, CannotJoin) else why
+    elif stop.metric == "train_loss":
+        rounds = range(1, min(task.training.rounds, _TRIED) + 1)
+        if not any(trial.counts_loss(0, round) for round in rounds):
+            why = f"the local training of {type(algorithm).__name__} measures no loss"
+    if why:
+        raise ConfigError(f"training.stop.metric = {shown(stop.metric)}, but {why}; choose another metric")
 
 
 def _check_schedule(training: TrainingConfig) -> None:

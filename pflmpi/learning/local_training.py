@@ -67,6 +67,11 @@ class LocalTraining:
         """Count a step; 0 where `active` is."""
         self._steps = self._steps + active
 
+    @property
+    def counted(self) -> bool:
+        """Whether any step has counted, outside a vmapped call."""
+        return bool(self._steps)
+
     def mean_loss(self, like: Tensor) -> Tensor:
         """[] float64, the mean over the steps; NaN without any. `like` is on the device of the client."""
         if self._sum is None:

@@ -8,13 +8,16 @@ import yaml
 
 import processes
 import quick_run
+from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.table import entries
 from pflmpi.cluster.run_status import run_status
 from pflmpi.cluster.status_text import progress_lines, progress_summary
 from pflmpi.config.load import parse
 from pflmpi.errors import ConfigError
+from pflmpi.experiment.build import prepare
 from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
+from pflmpi.learning.task import HOST
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.pending import cell_task, run_state
@@ -153,6 +156,54 @@ def test_bad_values_are_refused(training: dict[str, Any], message: str, tmp_path
     with pytest.raises(ConfigError) as error:
         quick_run.run(quick_run.settings(training=training), tmp_path / "run")
     assert message in str(error.value)
+
+
+OWN_STEPS = """
+from dataclasses import dataclass
+
+from pflmpi import tree
+from pflmpi.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(FedAvg):
+    \"\"\"Steps of its own, by torch alone.\"\"\"
+
+    own_steps = "steps of its own"
+
+    def client_update(self, task, client, down, data):
+        model = tree.clone(down["model"])
+        for batch in data.passes["train"]:
+            model = tree.map(lambda leaf: leaf * (1 - 0.01 * batch.active), model)
+        return client, {"model": model}
+"""
+
+
+def test_a_training_loss_that_is_never_measured_is_refused_at_the_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_STEPS)
+    config, stop = tmp_path / "config.yaml", {"metric": "train_loss", "patience": 2}
+    config.write_text(yaml.safe_dump(settings(stop=stop, algorithm={"name": "./own.py:Own"})))
+    words = ["run", str(config), "--out", str(tmp_path / "run"), "--ranks", "1"]
+    assert quick_run.command(words) == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "training.stop.metric = 'train_loss', but the local training of Own measures no loss; choose another" in said
+    assert not (tmp_path / "run").exists()
+    assert quick_run.command([*words, "-s", "training.stop.metric=test_loss", "-s", "training.rounds=1"]) == 0
+
+
+def test_without_local_steps_there_is_no_training_loss() -> None:
+    with pytest.raises(ConfigError, match="the local training of FedGMH measures no loss"):
+        prepare(
+            parse(quick_run.settings(training={"epochs": 0, "stop": {"metric": "train_loss", "patience": 2}})), HOST
+        )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_can_be_stopped_by_its_training_loss(name: str) -> None:
+    training = {"stop": {"metric": "train_loss", "patience": 2}, "participation": 1.0}
+    assert prepare(parse(quick_run.settings(algorithm={"name": name}, training=training)), HOST).config.training.stop
 
 
 def test_a_stopped_run_is_a_finished_cell(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
         new, up = algorithm.client_update(batched, state, down, data)
         return {"state": new, "uplink": {**up}}
 
-    down = {name: _example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
+    down = {name: example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
     lanes = tree.stack([algorithm.init_client(task, client)])
     with calling(algorithm, "client_update", 0, [client]):
         inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
@@ -75,7 +75,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
         return torch.func.vmap(one)(lanes, received, *inputs)
 
 
-def _example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
+def example(kind: Downlink, task: Task, rng: np.random.Generator) -> Tree:
     """A message for one client: small random numbers, zeros for integers, true."""
     like = with_rows(kind.like, task.num_classes) if isinstance(kind, OwnClasses) else kind.like
 

@@ -1,0 +1,33 @@
+"""A trial of local training, before the first round."""
+
+import numpy as np
+
+from pflmpi import tree
+from pflmpi.learning.local_training import LocalTraining
+from pflmpi.learning.task import HOST
+from pflmpi.learning.training import Pass
+from pflmpi.rng import stream
+from pflmpi.runtime.contract import calling
+from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.padding_check import example
+from pflmpi.runtime.executors.update import as_messages
+from pflmpi.tree import Tree
+
+
+class OneStep(Loop):
+    """Client by client, each pass no longer than its first batch."""
+
+    def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
+        return super().order(client, round, name, length, state)[:1]
+
+    def counts_loss(self, client: int, round: int) -> bool:
+        """Whether a step of a client in a round counts for its training loss; what it has received is made up."""
+        task, passes = self.tasks[self.cohort[client]], self.passes(np.array([client]), round)
+        state = self.algorithm.init_client(task.replace(device=HOST), client)
+        rng, kinds = stream(task.seed, round, client, "one step"), self.algorithm.downlink(task)
+        received: Tree = {name: example(kind, task, rng) for name, kind in kinds.items()}
+        data, local = self._data(client, round, passes, state), LocalTraining(None, self.algorithm.measured)
+        state, received = (tree.to(each, self.device) for each in (state, received))
+        with calling(self.algorithm, "client_update", round, [client]):
+            self.algorithm.client_update(task.replace(local=local), state, as_messages(received), data)
+        return local.counted
