@@ -1,6 +1,6 @@
 """Values as text: numbers, ranks, bytes, names, errors."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -68,6 +68,16 @@ def some(names: Collection[str], most: int = 4, separator: str = ", ") -> str:
     """
     first = separator.join(list(names)[:most])
     return first if len(names) <= most else f"{first} and {len(names) - most} more"
+
+
+def figures(values: Sequence[float], most: int = 4) -> str:
+    """Numbers, the first few of many.
+
+    >>> figures([0.13066, 0.5]), figures(range(784))
+    ('0.1307 0.5', '0 1 2 3 ... (784 of them)')
+    """
+    text = " ".join(f"{value:.4g}" for value in values[:most])
+    return f"{text} ... ({len(values)} of them)" if len(values) > most else text
 
 
 def first_line(error: BaseException, most: int = 300) -> str:

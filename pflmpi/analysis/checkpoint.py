@@ -97,6 +97,11 @@ class Checkpoint:
         return run_folder.read_bytes(self.run, self.number)
 
     @cached_property
+    def normalisation(self) -> Mapping[str, np.ndarray]:
+        """Mean and deviation of the samples, `mean` and `std` [C] as models take them; empty in older files."""
+        return run_folder.read_normalisation(self.run, self.number)
+
+    @cached_property
     def attributes(self) -> Mapping[str, str | int | float]:
         """Attributes of the round file: the configuration, the algorithm, what describes the arrays."""
         return run_folder.read_attributes(self.run, self.number)

@@ -20,8 +20,9 @@ def run(options: argparse.Namespace) -> int:
     """Print a line for each; return the exit code."""
     import numpy as np
 
+    from pflmpi.data.dataset import standardised
     from pflmpi.data.own_files import read_own
-    from pflmpi.text import size
+    from pflmpi.text import figures, size
 
     if options.picture is not None and options.picture.suffix not in (".png", ".svg"):
         raise ConfigError(f"--picture {options.picture}: expected a name that ends with .png or .svg")
@@ -32,6 +33,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"samples  {len(x)}, {size(x.nbytes)}")
     print(f"shape    {' x '.join(map(str, x.shape[1:]))} ({what})")
     print(f"values   {x.min():g} to {x.max():g}, mean {x.mean(dtype=np.float64):.4g}")
+    standard = standardised(found)
+    print(f"standard mean {figures(standard.mean)}, deviation {figures(standard.std)} (data.normalize: standard)")
     print(f"classes  {len(classes)}, {counts.min()} to {counts.max()} samples each")
     print(f"test     {int(found.official_test.sum())} samples are marked as test (data.split: official)")
     if found.writers is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pflmpi import arguments
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.terminal import console
-from pflmpi.text import size, spans
+from pflmpi.text import figures, size, spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,11 +77,14 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
         f"{run}, round {chosen}",
         [
             (f"{group}/{path}", array.shape, array.dtype, array.nbytes, array.item() if array.ndim == 0 else None)
-            for group in ("server", "clients", "metrics", "bytes")
+            for group in ("server", "clients", "metrics", "bytes", "normalisation")
             for path, array in sorted(getattr(opened, group).items())
         ],
     )
     terminal = console()
+    if opened.normalisation:
+        mean, std = (figures(opened.normalisation[name].tolist()) for name in ("mean", "std"))
+        terminal.print(f"samples are normalised: mean {mean}, deviation {std}", highlight=False)
     terminal.print(f"checkpoints: {', '.join(map(str, there))}")
     if early := whole.stopped_early:
         terminal.print(f"stopped early: {early}", soft_wrap=True)

@@ -15,6 +15,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, assemble, prepare
 from pflmpi.experiment.execute import Paused, RankContext, run_rounds
+from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
 from pflmpi.experiment.retrying import from_root, together
 from pflmpi.runtime.progress import Observer
@@ -109,9 +110,7 @@ def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, chang
     """The experiment of a run, on the data that it was made with; for overrides see `stored_config`."""
     config = stored_config.stored_config(run, overrides)
     stored_config.changed_code(run, config, changed_code)
-    experiment = prepare(config, device)
-    stored_config.check_same_data(run, experiment)
-    return experiment
+    return on_recorded_data(run, prepare(config, device))
 
 
 def _prepare(
@@ -131,7 +130,7 @@ def _prepare(
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if run is None:
             return experiment
-        stored_config.check_same_data(run, experiment)
+        experiment = on_recorded_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
     return together(context.transport, make)

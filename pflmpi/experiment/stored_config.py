@@ -100,18 +100,6 @@ def check_round(run: Path, round: int, config: Config) -> None:
         raise CheckpointError(problem)
 
 
-def check_same_data(run: Path, experiment: Experiment) -> None:
-    """Raise `CheckpointError` unless the data and the partition are those that a run was made with."""
-    recorded = stored.read(run)["recorded"]
-    found = {"data": experiment.federation.dataset.digest, "partition": experiment.division.digest}
-    for key, value in found.items():
-        if recorded.get(key, value) != value:
-            raise CheckpointError(
-                f"the {key} has changed since {run} was written: hash {str(recorded[key])[:12]} then, "
-                f"{value[:12]} now; put back the same files, or start a new run"
-            )
-
-
 def devices_so_far(run: Path, experiment: Experiment) -> tuple[str, ...]:
     """The devices that have computed a run and those that will continue it.
 

@@ -183,6 +183,7 @@ def _content(save: RoundSchedule, server: dict[str, np.ndarray], messages: dict[
         server,
         received={"all": ReceivedMessage(messages, own=False)} if messages else {},
         partition={"train_samples": zero, "test_samples": zero},
+        normalisation=save.setup.task.normalisation,
         history=np.zeros(len(",".join(COLUMNS)) + _HISTORY_LINE * save.round, np.uint8),
     )
     if save.opening:

@@ -5,6 +5,7 @@ import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,11 @@ class Task:
     def local_stats(self) -> tuple[str, ...]:
         """The model part that stays with the client when batch-norm statistics are local."""
         return ("stats",) if self.architecture.has_batch_norm and self.training.bn == "local" else ()
+
+    @property
+    def normalisation(self) -> dict[str, np.ndarray]:
+        """Mean and deviation [C] by which `prepare` normalises, float64."""
+        return {"mean": np.array(self.mean), "std": np.array(self.std)}
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images [..., C, H, W] (uint8), or other samples (float32), as normalised floats."""

@@ -158,8 +158,7 @@ class Checkpoints:
     def _content(self, round: int, seen: ServerRound, progress: Progress | None) -> RoundContent:
         """Copies of what rank 0 stores; a tensor that is both in the server's state and published is copied once."""
         setup, copies = self._setup, dict[int, np.ndarray]()
-        messages = received(setup.algorithm, setup.task, setup.templates)
-        published = seen.published or {}
+        messages, published = received(setup.algorithm, setup.task, setup.templates), seen.published or {}
 
         def copied(state: Tree) -> Arrays:
             for _, leaf in tree.leaves(state):
@@ -174,7 +173,8 @@ class Checkpoints:
             bytes={} if progress is None else progress.bytes,
             received={name: ReceivedMessage(copied(published[name]), own) for name, own in messages.items()},
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
-            partition={"train_samples": self._setup.declared.num_train, "test_samples": self._setup.num_test},
+            partition={"train_samples": setup.declared.num_train, "test_samples": setup.num_test},
+            normalisation=setup.task.normalisation,
             history=np.frombuffer(metrics_file.text(self._run), np.uint8),
         )
 

@@ -13,6 +13,7 @@ GROUPS = {
     "bytes": "traffic of the round",
     "diagnostics": "values measured in the round; the attribute `diagnostics` of the file describes them",
     "partition": "number of samples of each client",
+    "normalisation": "what models take is (x - mean) / std; x of bytes is divided by 255 before",
     "history": "metrics.csv as it was after the round, bytes of text",
     "layout": "file and row with the newest state of each client",
 }
@@ -64,6 +65,10 @@ PARTITION = {
     "train_by_class": ("samples", "[N, K] training samples of each client and class"),
     "test_by_class": ("samples", "[N, K] test samples of each client and class"),
 }
+NORMALISATION = {
+    "mean": ("", "[C] of each channel or column, as configured or computed before the first round (data.normalize)"),
+    "std": ("", "[C] standard deviation of each channel or column, likewise"),
+}
 LAYOUT = {
     "file": ("", "[N] index into files: the shard with the newest state of each client; -1 for none"),
     "row": ("", "[N] row of each client in that shard, counted within its cohort; -1 for none"),
@@ -71,7 +76,13 @@ LAYOUT = {
     "bytes": ("bytes", "length of each shard without its first 512 bytes"),
     "crc32": ("", "CRC-32 of these bytes of each shard"),
 }
-_FIGURES = {"metrics": METRICS, "bytes": BYTES, "partition": PARTITION, "layout": LAYOUT}
+_FIGURES = {
+    "metrics": METRICS,
+    "bytes": BYTES,
+    "partition": PARTITION,
+    "normalisation": NORMALISATION,
+    "layout": LAYOUT,
+}
 _CLIENTS = "ascending ids of the clients of a cohort"
 _PLACES = ("server", "kept")  # where a diagnostic says that its values are
 

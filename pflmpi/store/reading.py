@@ -43,6 +43,11 @@ def read_diagnostics(run: Path, round: int) -> Arrays:
     return _section(run, round, "diagnostics")
 
 
+def read_normalisation(run: Path, round: int) -> Arrays:
+    """Means and deviations [C] of the samples, float64; empty in files that do not hold them."""
+    return _section(run, round, "normalisation")
+
+
 def read_history(run: Path, round: int) -> bytes | None:
     """metrics.csv as it was after the round; None in files of format 1."""
     with checked_hdf5.reading(round_path(run, round)) as file:

@@ -52,6 +52,7 @@ class RoundContent:
             the same object as one in `server` is stored as a link to it.
         diagnostics: measured values by name.
         partition: samples of each client, by name; see `descriptions.PARTITION`.
+        normalisation: how samples are normalised, by name; see `descriptions.NORMALISATION`.
         history: metrics.csv as it is after the round, uint8, so that a damaged one can be restored.
     """
 
@@ -62,6 +63,7 @@ class RoundContent:
     received: Mapping[str, ReceivedMessage] = field(default_factory=dict)
     diagnostics: Arrays = field(default_factory=dict)
     partition: Arrays = field(default_factory=dict)
+    normalisation: Arrays = field(default_factory=dict)
     history: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
 
 
@@ -108,6 +110,7 @@ def write_round(
             "bytes": content.bytes,
             "diagnostics": content.diagnostics,
             "partition": content.partition,
+            "normalisation": content.normalisation,
         }
         arrays = {f"{section}/{path}": array for section, each in sections.items() for path, array in each.items()}
         arrays |= {"history": content.history, **_put_received(file, content)}

@@ -70,8 +70,8 @@ def arrays(path: Path) -> list[Array]:
     with checked_hdf5.reading(path) as file:
         return [
             Array(f"{section}/{name}", found.shape, found.dtype, found.nbytes, _number(found))
-            for section in ("server", "clients", "metrics", "bytes")
-            for name in checked_hdf5.names(file[section])
+            for section in ("server", "clients", "metrics", "bytes", "normalisation")
+            for name in checked_hdf5.names(file.get(section, {}))
             for found in (file[section][name],)
         ]
 

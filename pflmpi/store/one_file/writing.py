@@ -63,7 +63,7 @@ def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[i
                     write_attribute(file.id, name, value)
             write_attribute(file.id, "content", COMPLETE)
             write_attribute(file.id, "content_description", _DESCRIPTION)
-            for section in ("server", "metrics", "bytes", "diagnostics", "partition"):
+            for section in ("server", "metrics", "bytes", "diagnostics", "partition", "normalisation"):
                 _copy(index.get(section, {}), file.create_group(section), compress)
             linked = _copy_received(index, file, compress)
             _put_texts(index, file, run)
