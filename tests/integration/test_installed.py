@@ -1,67 +1,76 @@
-"""pflmpi from a wheel, used from a folder outside the repository."""
+"""pflmpi from a wheel, in a folder that knows nothing of the repository: what issue 13 asks for, line by line.
+
+`same[NAME]` is test_one_process_three_ranks_and_a_resumed_run_agree[NAME], `python` is test_python_works_alone_under_a_
+launcher_and_resumed, `commands` is test_the_commands_work.
+
+Own code
+    algorithm, model, data, partition by ./file.py:name   same[own]
+    by package.module:Class, and by entry points          same[pictures], same[table], same[bytes], same[squares]
+    the examples FedALA, FedPAC; FedBABU                  same[table], same[divided]; python
+Models
+    torchvision, weights from a .pt; a .safetensors       same[pictures]; same[table]
+    group norm for batch norm; batch norm; unlike models  same[divided]; same[pictures]; same[bytes]
+Data
+    .npz with clients; .h5; pictures; PFLlib's folder     same[table]; same[bytes]; same[pictures]; same[divided]
+    normalisation; transforms, by name and own            same[table]; same[pictures]
+    text, `pflmpi data`                                   same[text], commands
+Training
+    adamw, kept moments, cosine, warm-up, clipping, label smoothing     same[pictures]
+    momentum, step; adam, decay by participations; early stop           same[table]; same[bytes]; same[table]
+Measures
+    before and after training, unseen clients             same[pictures]
+    all of it afterwards, from an old checkpoint          commands (evaluate)
+Trackers: TensorBoard; wandb and mlflow if installed      same[pictures]
+Python: run, Config, open_runs, samples, model            python
+Commands: compare, list, schema, sweep, plan, doctor, report, export, inspect, evaluate, data, status, submit   commands
+"""
 
 import os
 import re
-import shutil
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import own_code
 import pflmpi
-import processes
+from installed import OutsideWorld
+from outside_world import CONFIGURATIONS
+from pflmpi.analysis.run import open_run
 from pflmpi.store import run_folder
 from project import ROOT
 
 pytestmark = pytest.mark.slow
 
-PIP = [sys.executable, "-W", "ignore", "-m", "pip", "--quiet", "--disable-pip-version-check"]
-CLEAN = {key: value for key, value in processes.ENVIRONMENT.items() if not key.startswith("PYTHON")}
-SOURCE = ("pflmpi", "configs", "examples", "launch", "slurm", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+SCRIPT = """
+import sys
+import pflmpi
 
+config = pflmpi.Config(
+    data={"path": "table.npz", "normalize": "standard"},
+    partition={"name": "writers"},
+    model={"name": "mynet", "head": "fc"},
+    algorithm={"name": "examples/fedbabu.py:FedBABU"},
+    training={"rounds": int(sys.argv[2]), "lr": 0.05},
+    evaluation={"unseen": 0.2},
+)
+ranks = int(sys.argv[3]) if len(sys.argv) > 3 else None
+tell = lambda row: print(row["round"])
+run = pflmpi.run(config, out=sys.argv[1], ranks=ranks, resume=True, quiet=True, on_round=tell)
+print(run.round().digest())
+"""
+READING = """
+import torch
+import pflmpi
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel that is built from a copy of the checkout, without a network."""
-    folder = tmp_path_factory.mktemp("wheel")
-    for name in SOURCE:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True)
-        else:
-            shutil.copy(ROOT / name, folder / "source" / name)
-    words = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
-    built = processes.call([*PIP, *words, str(folder / "source")], env=CLEAN, cwd=folder)
-    assert built.returncode == 0, built.stderr
-    (path,) = folder.glob("*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
-def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An active virtual environment with the wheel. What pflmpi depends on, torch above all, is taken from the one
-    in which the tests run: its folder comes last in `sys.path`, where the links of editable packages have no effect.
-    """
-    folder = tmp_path_factory.mktemp("installed") / "env"
-    made = processes.call([sys.executable, "-m", "venv", "--without-pip", str(folder)])
-    assert made.returncode == 0, made.stderr
-    words = ["--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel)]
-    installed = processes.call([*PIP, *words], env=CLEAN)
-    assert installed.returncode == 0, installed.stderr
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "of_the_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    paths = [str(folder / "bin"), str(processes.BIN), CLEAN["PATH"]]
-    libraries = {"MPI4PY_LIBMPI": f"{sys.prefix}/lib"} if list(Path(sys.prefix).glob("lib/libmpi.so*")) else {}
-    return {**CLEAN, **libraries, "PATH": os.pathsep.join(paths), "VIRTUAL_ENV": str(folder)}
-
-
-def call(words: list[str], environment: dict[str, str], folder: Path) -> str:
-    done = processes.call(words, env=environment, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+frame = pflmpi.open_runs("runs/python-*").frame()
+assert sorted(set(frame["run"])) == ["runs/python-alone", "runs/python-mpi"] and len(frame) == 6, frame
+run = pflmpi.open_run("runs/python-alone")
+x, y = run.samples(1).test
+right = int((run.model(1)(torch.from_numpy(x)).argmax(1).numpy() == y).sum())
+assert right == run.round().metrics["correct"][1]
+"""
 
 
 def test_the_wheel_holds_what_the_commands_use_and_nothing_else(wheel: Path) -> None:
@@ -73,31 +82,85 @@ def test_the_wheel_holds_what_the_commands_use_and_nothing_else(wheel: Path) -> 
     assert {"pflmpi/included/configs/quickstart.yaml", "pflmpi/included/launch/srun", "pflmpi/py.typed"} <= found
 
 
-def test_own_code_runs_on_every_launcher_and_is_resumed(environment: dict[str, str], tmp_path: Path) -> None:
-    """Algorithm, model, data and partition by ./file.py:name, from a folder that knows nothing of the repository."""
-    own_code.write(tmp_path, training={"rounds": 2})
-    place = call(["python", "-c", "import pflmpi; print(pflmpi.__file__)"], environment, tmp_path)
-    assert place.startswith(environment["VIRTUAL_ENV"])
-
-    call(["pflmpi", "run", "own.yaml", "--out", "alone", "--ranks", "1", "--quiet"], environment, tmp_path)
-    start = ["mpirun", "-n", "3", "pflmpi", "run", "own.yaml", "--out", "mpi", "--quiet", "-s", "training.rounds=1"]
-    call(start, environment, tmp_path)
-    more = ["pflmpi", "resume", "mpi", "--ranks", "2", "-s", "training.rounds=2", "--quiet"]
-    call(more, environment, tmp_path)
-    digests = {run_folder.digest(tmp_path / name, 2) for name in ("alone", "mpi")}
-    assert len(digests) == 1
-    recorded = yaml.safe_load((tmp_path / "mpi" / "config.yaml").read_text())["recorded"]
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_one_process_three_ranks_and_a_resumed_run_agree(name: str, world: OutsideWorld) -> None:
+    place = world.call(["python", "-c", "import pflmpi; print(pflmpi.__file__)"])
+    assert place.startswith(world.environment["VIRTUAL_ENV"])
+    alone, run, rounds = world.alone(name), world.resumed(name), CONFIGURATIONS[name][1]
+    assert run_folder.rounds(alone)[-1] == run_folder.rounds(run)[-1] == rounds
+    assert run_folder.digest(run, rounds) == run_folder.digest(alone, rounds)
+    recorded = yaml.safe_load((run / "config.yaml").read_text())["recorded"]
     assert (recorded["transport"], recorded["ranks"]) == ("torch", 2)
     assert recorded["versions"]["pflmpi"] == pflmpi.__version__
 
 
+def test_what_these_runs_were_asked_to_measure_is_there(world: OutsideWorld) -> None:
+    for run in (world.alone("pictures"), world.resumed("pictures")):
+        columns = open_run(run).columns
+        for column in ("trained_accuracy_mean", "trained_test_loss", "unseen_accuracy_mean", "train_loss", "f1_macro"):
+            assert (columns[column] >= 0).all() and len(columns[column]) == 2, column
+        events = EventAccumulator(str(run / "tensorboard")).Reload()
+        assert [event.step for event in events.Scalars("accuracy_mean")] == [1, 2]
+    code = open_run(world.alone("pictures")).config["recorded"]["code"]
+    assert sorted(code) == ["algorithm", "model", "partition", "transform/1"], code
+    assert open_run(world.alone("table")).stopped_early.startswith("test_loss has not improved")
+
+
+def test_python_works_alone_under_a_launcher_and_resumed(world: OutsideWorld) -> None:
+    (world.folder / "script.py").write_text(SCRIPT)
+    (world.folder / "reading.py").write_text(READING)
+    alone = world.call(["python", "script.py", "runs/python-alone", "3", "1"])
+    world.call(["mpirun", "-n", "3", "python", "script.py", "runs/python-mpi", "1"])
+    resumed = world.call(["python", "script.py", "runs/python-mpi", "3", "2"])
+    assert alone.split()[:-1] == ["1", "2", "3"] and resumed.split() == ["2", "3", alone.split()[-1]]
+    world.call(["python", "reading.py"])
+
+
+COMMANDS = [
+    ("data table.npz", "clients 5"),
+    ("data bytes.h5", "shape 1 x 6 x 6"),
+    ("data divided", "clients 4"),
+    ("data pictures --picture pictures.png", "picture pictures.png"),
+    ("partition bytes.yaml", "clients"),
+    ("list fedmine", "shared body, personal head"),
+    ("list examples/fedbabu.py:FedBABU", "fine_tuning_epochs"),
+    ("schema my_package.squares:Squares", "samples"),
+    ("schema change.py:darker", "darker"),
+    ("plan table.yaml --ranks 2", "ranks"),
+    ("doctor --config bytes.yaml", ""),
+    ("submit pictures.yaml --out runs/new --ntasks=2 --dry-run", "-m pflmpi run"),
+    ("evaluate runs/table --round 1 -o clients.csv", "the run recorded the same accuracy for every client"),
+    ("evaluate runs/table --round 1 --data table.npz --unseen", "unseen clients, table.npz"),
+    ("evaluate runs/pictures --round 1 --unseen --updates 2", "unseen clients"),
+    ("evaluate runs/pictures --after-training", "after local training"),
+    ("compare runs/table runs/squares", "algorithm"),
+    ("report runs/table --out page", "page/report.html"),
+    ("export runs/table --client 1 -o client.npz", "client.npz"),
+    ("export runs/pictures --all -o one.h5", "one.h5"),
+    ("inspect runs/pictures --verify", "good"),
+    ("inspect one.h5", "digest"),
+    ("status runs/table", "stopped early"),
+    ("sweep small.yaml --ranks 2 --out sweep", ""),
+    ("report small.yaml --out sweep", "Mine"),
+]
+
+
+def test_the_commands_work(world: OutsideWorld) -> None:
+    for name in ("pictures", "table", "squares"):
+        world.alone(name)
+    for line, expected in COMMANDS:
+        said = " ".join(world.call(["pflmpi", *line.split()]).split())
+        assert expected in said, f"pflmpi {line}\n{said}"
+    headed = world.call(["bash", "-c", "set -o pipefail; pflmpi schema | head -n 1; echo ${PIPESTATUS[0]}"])
+    assert headed.split()[-1] == "0"
+
+
 def test_the_examples_work_where_they_are_written(environment: dict[str, str], tmp_path: Path) -> None:
-    call(["pflmpi", "examples", "work"], environment, tmp_path)
-    folder = tmp_path / "work"
+    OutsideWorld(tmp_path, environment).call(["pflmpi", "examples", "work"])
+    work = OutsideWorld(tmp_path / "work", environment)
     one = ["-s", "training.rounds=1", "--quiet"]
-    wrapped = ["launch/mpirun", "-n", "2", "pflmpi", "run", "configs/quickstart.yaml", "--out", "runs/mpi", *one]
-    call(wrapped, environment, folder)
-    assert "fine_tuning_epochs" in call(["pflmpi", "schema", "examples/fedbabu.py:FedBABU"], environment, folder)
-    assert "FedGMH" in call(["pflmpi", "sweep", "configs/papers/digits.yaml", "--dry-run"], environment, folder)
-    script = call(["pflmpi", "submit", "configs/quickstart.yaml", "--ntasks=2", "--dry-run"], environment, folder)
+    work.call(["launch/mpirun", "-n", "2", "pflmpi", "run", "configs/quickstart.yaml", "--out", "runs/mpi", *one])
+    assert "fine_tuning_epochs" in work.call(["pflmpi", "schema", "examples/fedbabu.py:FedBABU"])
+    assert "FedGMH" in work.call(["pflmpi", "sweep", "configs/papers/digits.yaml", "--dry-run"])
+    script = work.call(["pflmpi", "submit", "configs/quickstart.yaml", "--ntasks=2", "--dry-run"])
     assert re.search(rf"^srun .*{environment['VIRTUAL_ENV']}/bin/python\S* -m pflmpi run", script, re.MULTILINE)
