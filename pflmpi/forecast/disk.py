@@ -27,7 +27,7 @@ from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.shard import write_shard
 from pflmpi.transports.inprocess import InProcessTransport
 
-_HISTORY_LINE = 148  # bytes of a line of metrics.csv, about
+_HISTORY_LINE = 158  # bytes of a line of metrics.csv, about
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
 _WRITTEN = 6  # round files
 _RUN = "0" * 16  # in place of the id of the run
