@@ -24,6 +24,7 @@ class Dataset:
     mean: tuple[float, ...]  # per channel; of bytes, for values scaled to 0..1
     std: tuple[float, ...]
     digest: str  # SHA-256, hex
+    class_names: tuple[str, ...] = ()  # [K]; none where nobody has said
 
 
 def assemble(

@@ -83,7 +83,7 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         dataset.num_classes,
         None if dataset.writers is None else dataset.writers[kept],
     )
-    return replace(found, mean=dataset.mean, std=dataset.std)
+    return replace(found, mean=dataset.mean, std=dataset.std, class_names=dataset.class_names)
 
 
 def _from_folder(source: Source, config: DataConfig, cache: Path | None) -> Dataset:

@@ -1,9 +1,9 @@
 """Data of one's own: an .npz or .h5 file, a table as .csv, a folder of pictures, or one with files of each client."""
 
 import csv
-import warnings
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,15 @@ from pflmpi.data.dataset import Dataset, assemble
 from pflmpi.data.h5_file import read_h5
 from pflmpi.data.npz import read_npz
 from pflmpi.data.pfllib import is_split_by_client, read_folder
+from pflmpi.data.picture_folder import read_pictures
 from pflmpi.errors import DataError
 
 _HOW = (
-    "give an .npz or .h5 with x and y (and client, test), a .csv with a header and a column of labels, a folder with a "
-    "folder of pictures for each class, or one as PFLlib writes it"
+    "give an .npz or .h5 with x and y (and client, test, class_names), a .csv with a header and a column of labels, "
+    "a folder with a folder of pictures for each class, or one as PFLlib writes it"
 )
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
 _MOST_CLASSES = 10_000
+_OPTIONAL = ("client", "test", "class_names")  # arrays of a file
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class OwnArrays:
         client: [n] whose samples they are, of any kind; None: not said.
         test: bool [n], for `data.split: official`.
         num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
+        class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: as in y, if it has texts.
     """
 
     x: np.ndarray
@@ -39,6 +41,7 @@ class OwnArrays:
     client: np.ndarray | None
     test: np.ndarray
     num_classes: int | None = None
+    class_names: np.ndarray | None = None
 
 
 def read_own(path: Path, label: str | None = None, client: str | None = None) -> Dataset:
@@ -57,7 +60,7 @@ def read_own(path: Path, label: str | None = None, client: str | None = None) ->
         raise DataError(f"data.path = {str(path)!r} does not exist; {_HOW}")
     try:
         if path.is_dir():
-            arrays = OwnArrays(*read_folder(path)) if is_split_by_client(path) else _folder(path)
+            arrays = _folder(path)
         elif path.suffix == ".npz":
             arrays = _npz(path)
         elif path.suffix in (".h5", ".hdf5"):
@@ -84,7 +87,26 @@ def _dataset(name: str, arrays: OwnArrays) -> Dataset:
     if arrays.num_classes is not None:  # some of which no sample may be of
         classes, labels = np.arange(arrays.num_classes), arrays.y
     writers = None if arrays.client is None else np.unique(arrays.client, return_inverse=True)[1]
-    return assemble(name, x, labels.astype(np.int64), arrays.test.astype(bool), len(classes), writers)
+    dataset = assemble(name, x, labels.astype(np.int64), arrays.test.astype(bool), len(classes), writers)
+    return replace(dataset, class_names=_names(classes, arrays.class_names))
+
+
+def _names(classes: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
+    """What the classes [K] are called."""
+    if given is None:
+        return () if classes.dtype.kind in "biuf" else _texts(classes)
+    if given.ndim == 1 and len(given) == len(classes):
+        return _texts(given)
+    if given.ndim == 1 and classes.dtype.kind in "iuf" and classes.min() >= 0 and classes.max() < len(given):
+        return _texts(given[classes.astype(np.int64)])
+    raise ValueError(
+        f"class_names has the shape {list(given.shape)}, and y has {len(classes)} classes, up to {classes[-1]}; "
+        "give one name for each class, in the order of the labels"
+    )
+
+
+def _texts(values: np.ndarray) -> tuple[str, ...]:
+    return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist())
 
 
 def _samples(x: np.ndarray) -> np.ndarray:
@@ -105,19 +127,21 @@ def _samples(x: np.ndarray) -> np.ndarray:
 def _npz(path: Path) -> OwnArrays:
     x, y = read_npz(path, ("x", "y"))
     with zipfile.ZipFile(path) as archive:
-        others = {
-            name: read_npz(path, (name,))[0] for name in ("client", "test") if f"{name}.npy" in archive.namelist()
-        }
-    return OwnArrays(x, y, others.get("client"), others.get("test", np.zeros(len(x), bool)))
+        others = {name: read_npz(path, (name,))[0] for name in _OPTIONAL if f"{name}.npy" in archive.namelist()}
+    return _with(x, y, others)
 
 
 def _h5(path: Path) -> OwnArrays:
-    found = read_h5(path, ("x", "y", "client", "test"))
+    found = read_h5(path, ("x", "y", *_OPTIONAL))
     for name in ("x", "y"):
         if name not in found:
             raise ValueError(f"no array {name!r} in it")
-    x = found["x"]
-    return OwnArrays(x, found["y"], found.get("client"), found.get("test", np.zeros(len(x), bool)))
+    return _with(found["x"], found["y"], found)
+
+
+def _with(x: np.ndarray, y: np.ndarray, others: Mapping[str, np.ndarray]) -> OwnArrays:
+    test = others.get("test", np.zeros(len(x), bool))
+    return OwnArrays(x, y, others.get("client"), test, class_names=others.get("class_names"))
 
 
 def _csv(path: Path, label: str | None, client: str | None) -> OwnArrays:
@@ -156,38 +180,7 @@ def _numbers(labels: np.ndarray) -> np.ndarray:
 
 
 def _folder(path: Path) -> OwnArrays:
-    sides = [path / name for name in ("train", "test")] if (path / "train").is_dir() else [path]
-    found = [
-        (file, file.parent.name, side.name == "test" and len(sides) > 1) for side in sides for file in _files(side)
-    ]
-    if not found:
-        raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
-    pictures = [_picture(file) for file, _, _ in found]
-    for (file, _, _), picture in zip(found, pictures, strict=True):
-        if picture.shape != pictures[0].shape:
-            size, first = ("x".join(map(str, one.shape)) for one in (picture, pictures[0]))
-            raise ValueError(f"{file} is {size} and {found[0][0]} {first}; make all pictures of one size and kind")
-    labels, test = np.array([label for _, label, _ in found]), np.array([side for _, _, side in found])
-    return OwnArrays(np.stack(pictures), labels, None, test)
-
-
-def _files(side: Path) -> list[Path]:
-    return sorted(file for file in side.glob("*/*") if file.suffix.lower() in _PICTURES)
-
-
-def _picture(file: Path) -> np.ndarray:
-    from PIL import Image  # comes with torchvision
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        try:
-            with Image.open(file) as image:
-                return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            Image.DecompressionBombWarning,
-            Image.DecompressionBombError,
-        ) as error:
-            raise ValueError(f"{file} cannot be read as a picture: {error}") from error
+    if is_split_by_client(path):
+        return OwnArrays(*read_folder(path))
+    pictures, labels, test = read_pictures(path)
+    return OwnArrays(pictures, labels, None, test)

@@ -13,6 +13,7 @@ from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import by_key, override
 from pflmpi.data.class_names import CLASS_NAMES
+from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.code import changes, code_hashes, renamed
@@ -42,10 +43,15 @@ def attributes(experiment: Experiment, transport: Transport, run_id: str) -> dic
         "summary": algorithm.summary,
         "paper": algorithm.paper,
         "personal": personal.to_json(algorithm.personal(task)),
-        "class_names": list(CLASS_NAMES.get(experiment.config.data.name, ())),
+        "class_names": list(experiment.federation.dataset.class_names or _names_of(experiment.config.data)),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
     }
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
+
+
+def _names_of(data: DataConfig) -> tuple[str, ...]:
+    """What the classes of a dataset of the package are called."""
+    return CLASS_NAMES.get(data.name, ()) if data.path is None else ()
 
 
 def stored_config(run: Path, overrides: Sequence[str]) -> Config:

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 import quick_run
+from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.data.own_files import read_own
@@ -43,6 +45,41 @@ def test_labels_and_clients_of_any_kind_are_numbered_in_order(tmp_path: Path) ->
     found = read_own(tmp_path / "my.npz")
     assert found.labels.tolist() == [1, 0, 1, 2, 0, 0] and found.writers is not None
     assert found.writers.tolist() == [1, 0, 1, 2, 0, 0] and found.official_test.tolist() == test.tolist()
+
+
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+def test_classes_are_called_as_the_file_says(suffix: str, tmp_path: Path) -> None:
+    path, x, names = tmp_path / f"my.{suffix}", RNG.normal(size=(6, 2)), ["cat", "dog", "owl"]
+
+    def written(y: list[Any], **others: Any) -> tuple[str, ...]:
+        if suffix == "npz":
+            np.savez(path, x=x, y=np.array(y), **others)
+        else:
+            with h5py.File(path, "w") as file:
+                for name, value in {"x": x, "y": y, **others}.items():
+                    file[name] = value
+        return read_own(path).class_names
+
+    assert written([0, 1, 2, 0, 1, 2], class_names=names) == ("cat", "dog", "owl")
+    assert written([0, 2, 2, 0, 0, 2], class_names=names) == ("cat", "owl"), "no sample is of class 1"
+    assert written([5, 7, 9, 5, 7, 9], class_names=names) == ("cat", "dog", "owl"), "in the order of the labels"
+    assert written([0, 1, 2, 0, 1, 2]) == () and written(["b", "a", "b", "a", "b", "a"]) == ("a", "b")
+    with pytest.raises(DataError, match=r"class_names has the shape \[3\], and y has 4 classes, up to 3; give"):
+        written([0, 1, 2, 3, 0, 1], class_names=names)
+
+
+def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path: Path) -> None:
+    y = np.arange(60) % 3
+    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(60, 4)), y=y, class_names=["cat", "dog", "<owl>"])
+    raw = quick_run.settings(training={"rounds": 1}, model={"name": "mlp", "hidden": 4})
+    raw["data"] = {"path": str(tmp_path / "my.npz"), "limit": 50}
+    raw["partition"] = {"name": "iid", "clients": 3}
+    quick_run.run(raw, tmp_path / "run")
+    assert open_run(tmp_path / "run").round().attributes["class_names"] == '["cat", "dog", "<owl>"]'
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report")]) == 0
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.count("&lt;owl&gt;</text>") == 2 and "\\u003cowl>" in page and "<owl>" not in page
+    assert ",dog," in (tmp_path / "report" / "figures" / "01-fedgmh" / "partition.csv").read_text()
 
 
 def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

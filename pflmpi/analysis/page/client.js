@@ -76,11 +76,11 @@
           .map(({ rounds, values }) => ({ x: rounds, y: values[client], label: run.label, style: run.style })));
       chart(title, curves, parts);
     }
-    data.counts.forEach(({ train, test }, place) => {
+    data.counts.forEach(({ classes, train, test }, place) => {
       const runs = data.runs.filter((run) => run.counts === place).map((run) => run.label);
       const most = Math.max(...train[client]);
       const held = train[client].map((number, label) => [label, number, test[client][label]]).filter(([, a, b]) => a || b);
-      const named = held.map(([label, ...numbers]) => [data.classes?.[label] ?? label, ...numbers]);
+      const named = held.map(([label, ...numbers]) => [classes[label], ...numbers]);
       const title = data.counts.length > 1 ? `Samples (${runs.join(", ")})` : "Samples";
       const body = tabulated(title, ["class", "training", "test"], named, parts);
       held.forEach(([, number], i) => {

@@ -7,7 +7,7 @@ import numpy as np
 
 from pflmpi.analysis.plots import Matrices, Panel
 from pflmpi.analysis.series.across.multiples import Figures
-from pflmpi.analysis.series.partition import counts_of
+from pflmpi.analysis.series.partition import class_names, counts_of
 from pflmpi.analysis.series.scores import client_accuracy
 from pflmpi.analysis.series.selection import NamedRun, spread_over
 
@@ -51,7 +51,12 @@ def _counts(one: NamedRun) -> dict[str, Any] | None:
     found = counts_of(one.run)
     if found is None:
         return None
-    return {"train": found.train[:_MOST_CLIENTS].tolist(), "test": found.test[:_MOST_CLIENTS].tolist()}
+    names = class_names(one.run, found.train.shape[1])
+    return {
+        "classes": names,
+        "train": found.train[:_MOST_CLIENTS].tolist(),
+        "test": found.test[:_MOST_CLIENTS].tolist(),
+    }
 
 
 def _numbers(figures: Figures) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """The partition: samples of each client and class."""
 
+import json
+
 import numpy as np
 
 from pflmpi.analysis.plots import Matrices, Missing, Panel
@@ -19,6 +21,15 @@ def counts_of(run: Run) -> Counts | None:
         return None
 
 
+def class_names(run: Run, count: int) -> list[str]:
+    """What the classes are called in the newest checkpoint; their numbers where it does not say."""
+    try:
+        found = json.loads(str(run.round(run.rounds[-1]).attributes.get("class_names", "[]"))) if run.rounds else []
+    except (CheckpointError, ValueError):
+        found = []
+    return [str(name) for name in found] if len(found) == count else [str(label) for label in range(count)]
+
+
 def partition(run: Run) -> Matrices | Missing:
     """Training and test samples of each client (rows) and class (columns)."""
     try:
@@ -32,6 +43,7 @@ def partition(run: Run) -> Matrices | Missing:
             "`pflmpi partition` draws it from the configuration",
         )
     clients, classes = counts.train.shape
+    names = class_names(run, classes)
     parts = {"training samples": counts.train, "test samples": counts.test}
     return Matrices(
         name="partition",
@@ -41,7 +53,7 @@ def partition(run: Run) -> Matrices | Missing:
         column_label="class",
         value_label="samples",
         panels=tuple(
-            Panel(name, np.where(held > 0, held, np.nan).astype(np.float64), range(clients), range(classes))
+            Panel(name, np.where(held > 0, held, np.nan).astype(np.float64), range(clients), names)
             for name, held in parts.items()
         ),
     )

@@ -1,0 +1,51 @@
+"""A folder with a folder of pictures for each class, or two such folders, train and test."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
+
+
+def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The pictures [n, ...], the names of their folders [n], and whether they are for testing [n].
+
+    Raises:
+        ValueError: there are none, they are not of one size and kind, or one cannot be read.
+    """
+    sides = [path / name for name in ("train", "test")] if (path / "train").is_dir() else [path]
+    found = [
+        (file, file.parent.name, side.name == "test" and len(sides) > 1) for side in sides for file in _files(side)
+    ]
+    if not found:
+        raise ValueError(f"there are no pictures in CLASS/*{{{','.join(_PICTURES)}}}")
+    pictures = [_picture(file) for file, _, _ in found]
+    for (file, _, _), picture in zip(found, pictures, strict=True):
+        if picture.shape != pictures[0].shape:
+            size, first = ("x".join(map(str, one.shape)) for one in (picture, pictures[0]))
+            raise ValueError(f"{file} is {size} and {found[0][0]} {first}; make all pictures of one size and kind")
+    labels, test = np.array([label for _, label, _ in found]), np.array([side for _, _, side in found])
+    return np.stack(pictures), labels, test
+
+
+def _files(side: Path) -> list[Path]:
+    return sorted(file for file in side.glob("*/*") if file.suffix.lower() in _PICTURES)
+
+
+def _picture(file: Path) -> np.ndarray:
+    from PIL import Image  # comes with torchvision
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(file) as image:
+                return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
+        except (
+            OSError,
+            ValueError,
+            SyntaxError,
+            Image.DecompressionBombWarning,
+            Image.DecompressionBombError,
+        ) as error:
+            raise ValueError(f"{file} cannot be read as a picture: {error}") from error
