@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pflmpi.analysis.drawing.figure import drawing
+from pflmpi.analysis.drawing.scene import Boxes, Text
 from pflmpi.analysis.page import contents
 from pflmpi.analysis.page.html import Section
 from pflmpi.analysis.page.report import _missing
-from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
+from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.series import class_vectors, client_weights, scores, seeds
-from pflmpi.analysis.series.ordering import by_class
+from pflmpi.analysis.series.across.multiples import side_by_side
+from pflmpi.analysis.series.ordering import by_class, without_single_class
 from pflmpi.analysis.series.selection import NamedRun, named
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
@@ -106,6 +109,75 @@ def test_clients_with_one_main_class_are_side_by_side(tmp_path: Path) -> None:
     assert panel.rows == panel.columns == [1, 3, 0, 2] and panel.values[0].tolist() == [5, 7, 4, 6]
     other = replace(matrix, column_label="class")
     assert by_class(other, Run(tmp_path, {}, "a")) is other
+
+
+def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_path: Path) -> None:
+    train = np.array([[0, 9], [9, 1], [1, 9]])
+    partition_file.write(tmp_path, Counts(train, train))
+    panel = Panel("", np.arange(9.0).reshape(3, 3), [0, 1, 2], [0, 1, 2])
+    words = {"row_label": "client", "column_label": "client", "value_label": "v", "title": "A", "caption": "Pairs."}
+    matrix = Matrices(name="critical_overlap", panels=(panel,), **words)  # type: ignore[arg-type]
+    found = without_single_class(matrix, Run(tmp_path, {}, "a"))
+    assert isinstance(found, Matrices) and found.panels[0].rows == [1, 2]
+    assert found.panels[0].values.tolist() == [[4, 5], [7, 8]] and "are left out (0)" in found.caption
+    other = replace(matrix, name="layer_cosines")
+    assert without_single_class(other, Run(tmp_path, {}, "a")) is other
+
+
+def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each_label() -> None:
+    x = np.array([1, 2])
+    words = {"title": "T", "x_label": "round", "y_label": "mean cosine"}
+
+    def cosines(caption: str, **values: float) -> Curves:
+        curves = tuple(Curve(name, x, x * value, style=i) for i, (name, value) in enumerate(values.items()))
+        return Curves(name="layer_cosines_over_rounds", caption=caption, curves=curves, **words)  # type: ignore[arg-type]
+
+    beta = Matrices(
+        name="beta",
+        title="B",
+        caption="B.",
+        row_label="client",
+        column_label="round",
+        value_label="beta",
+        panels=(Panel("", np.full((2, 2), 0.25), range(2), [1, 2]),),
+    )
+    other = replace(beta, panels=(Panel("", np.full((2, 2), 0.75), range(2), [1, 2]),))
+    runs = [("a", [cosines("Mean. Few.", body=1, head=2), beta]), ("b", [cosines("Mean.", head=9), other])]
+    together, rest = side_by_side([*runs, ("c", [Missing("x", "y")])])
+    assert [plot.name for plot in together] == ["layer_cosines_over_rounds_of_runs", "beta_of_runs"]
+    assert [len(figures) for figures in rest] == [0, 0, 1] and together[0].caption == "Mean. a: Few."
+    first, second = (part for _, part in together[0].parts)
+    assert isinstance(first, Curves) and isinstance(second, Curves)
+    assert [curve.style for curve in first.curves] == [0, 1] and second.curves[0].style == 1, "head, in both"
+    drawn = drawing(together[0])
+    assert [scene.title for scene in drawn.scenes] == ["a", "b"] and len({str(s.hover["y"]) for s in drawn.scenes}) == 1
+    assert [key.label for key in drawn.keys] == ["body", "head"]
+    scale = drawing(together[1]).scale
+    assert scale is not None and (scale.low, scale.high) == ("0.25", "0.75")
+
+
+def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_named() -> None:
+    panel = Panel("", np.array([[0.0, 2.0, 2.0], [9.0, 0.0, np.nan]]), range(2), range(3))
+    words = {"row_label": "client", "column_label": "round", "value_label": "cluster", "title": "A", "caption": "C."}
+    plot = Matrices(name="a", panels=(panel,), categories=tuple(map(str, range(10))), **words)  # type: ignore[arg-type]
+    drawn = drawing(plot)
+    assert [(key.label, key.colour) for key in drawn.keys] == [
+        ("cluster 0", "c0"),
+        ("cluster 2", "c2"),
+        ("cluster 9", "c1"),
+    ]
+    assert drawn.keys[2].opacity < 1 and drawn.scale is None
+    boxes = [(shape.colour, len(shape.boxes)) for shape in drawn.scenes[0].shapes if isinstance(shape, Boxes)]
+    assert boxes == [("c0", 2), ("c2", 1), ("c1", 1)], "neighbours are one box"
+
+
+def test_names_of_classes_do_not_lie_over_each_other() -> None:
+    points = np.array([[0.0, 0.0], [0.001, 0.001], [1.0, 1.0]])
+    cloud = Cloud("round 1", points, np.array([0, 1, 2]), np.full(3, -1))
+    plot = Clouds(name="a", title="A", caption="C.", x_label="x", y_label="y", clouds=(cloud,))
+    (scene,) = drawing(plot).scenes
+    inside = [shape.text for shape in scene.shapes[-4:] if isinstance(shape, Text)]
+    assert inside == ["0", "2"]
 
 
 def test_what_single_runs_lack_is_said_in_one_line() -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from pflmpi.analysis.drawing import clouds, curves, dots, matrices, stack, style
 from pflmpi.analysis.drawing.frame import Axis, common, frame
 from pflmpi.analysis.drawing.scene import Drawing, Scene
@@ -64,8 +62,7 @@ def _axes(part: Part) -> tuple[Axis, Axis]:
 def _matrices(parts: Sequence[tuple[str, Matrices]]) -> Drawing:
     """Matrices on one scale of colours."""
     width = _width([panel for _, part in parts for panel in part.panels])
-    ends = np.array([matrices.limits(part) for _, part in parts])
-    limits = float(ends[:, 0].min()), float(ends[:, 1].max())
+    limits = matrices.limits([part for _, part in parts])
     scenes: list[Scene] = []
     keys = {}
     for title, part in parts:

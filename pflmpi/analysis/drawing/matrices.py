@@ -1,6 +1,7 @@
 """Matrices as coloured cells."""
 
 import base64
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,13 +38,13 @@ def shown(panel: Panel, hide_diagonal: bool) -> np.ndarray:
     return values
 
 
-def limits(plot: Matrices) -> tuple[float, float]:
-    """The values of the first and the last colour."""
-    if plot.categories:
-        return 0.0, float(max(len(plot.categories) - 1, 1))
-    if plot.limits is not None:
-        return plot.limits
-    known = np.concatenate([values[np.isfinite(values)] for values in _all_shown(plot)])
+def limits(plots: Sequence[Matrices]) -> tuple[float, float]:
+    """The values of the first and the last colour of all of some figures."""
+    if plots[0].categories:
+        return 0.0, float(max(len(plots[0].categories) - 1, 1))
+    if plots[0].limits is not None:
+        return plots[0].limits
+    known = np.concatenate([values[np.isfinite(values)] for plot in plots for values in _all_shown(plot)])
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     return low, high if high > low else low + 1
 

@@ -9,7 +9,7 @@ from pflmpi.analysis.series import diagnostics, final, partition, probes, rounds
 from pflmpi.analysis.series.across import bands
 from pflmpi.analysis.series.across.multiples import Figures
 from pflmpi.analysis.series.final import Final
-from pflmpi.analysis.series.ordering import by_class
+from pflmpi.analysis.series.ordering import by_class, without_single_class
 from pflmpi.analysis.series.selection import NamedRun, some_of, spread_over
 from pflmpi.errors import CheckpointError
 
@@ -61,7 +61,7 @@ def detailed(one: NamedRun, with_partition: bool) -> tuple[Figures, list[str]]:
     }
     for title, make in makers.items():
         try:
-            found += [by_class(figure, one.run) for figure in make()]
+            found += [by_class(without_single_class(figure, one.run), one.run) for figure in make()]
         except OlderFormatError as error:
             found.append(Missing(title, str(error)))
         except CheckpointError as error:
