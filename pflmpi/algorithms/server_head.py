@@ -7,9 +7,7 @@ from torch.nn import functional as F
 from pflmpi.tree import Tree, leaf
 
 
-def train_head(
-    head: Tree, up: Tree, rng: np.random.Generator, *, lr: float, epochs: int = 1, batch_size: int = 1
-) -> Tree:
+def train_head(head: Tree, up: Tree, rng: np.random.Generator, *, lr: float, epochs: int, batch_size: int) -> Tree:
     """A head after SGD with cross-entropy on uploaded pairs of class mean and label; the argument stays as is.
 
     The gradient of the mean over a minibatch of pairs (c, y) is, with p = softmax(W c + b), mean((p - e_y) c^T) by W

@@ -45,18 +45,18 @@ def test_a_step_is_the_one_that_the_losss_own_gradient_gives() -> None:
     weight, bias = (start[name].clone().requires_grad_(True) for name in ("weight", "bias"))
     loss = torch.nn.functional.cross_entropy(up["means"] @ weight.mT + bias, up["labels"].long())
     slopes = torch.autograd.grad(loss, (weight, bias))
-    found = train_head(start, up, np.random.default_rng(0), lr=0.5, batch_size=len(LABELS))
+    found = train_head(start, up, np.random.default_rng(0), lr=0.5, epochs=1, batch_size=len(LABELS))
     for name, leaf, slope in zip(("weight", "bias"), (weight, bias), slopes, strict=True):
         torch.testing.assert_close(found[name], (leaf - 0.5 * slope).detach(), rtol=0, atol=1e-6)
 
 
 def test_the_given_head_stays_as_it_is() -> None:
     start, up = head(1), upload(2, LABELS)
-    found = train_head(start, up, np.random.default_rng(0), lr=0.5)
+    found = train_head(start, up, np.random.default_rng(0), lr=0.5, epochs=1, batch_size=1)
     assert not torch.equal(found["weight"], start["weight"])
     assert torch.equal(start["weight"], head(1)["weight"]) and torch.equal(start["bias"], head(1)["bias"])
 
 
 def test_without_uploads_a_head_stays_as_it_is() -> None:
-    found = train_head(head(1), upload(2, []), np.random.default_rng(0), lr=0.5, batch_size=4)
+    found = train_head(head(1), upload(2, []), np.random.default_rng(0), lr=0.5, epochs=1, batch_size=4)
     assert torch.equal(found["weight"], head(1)["weight"]) and torch.equal(found["bias"], head(1)["bias"])
