@@ -328,6 +328,10 @@ def test_critical_entries_break_ties_by_lower_index_weight_first() -> None:
     everything, nothing = critical_entries(before, after, 1.0), critical_entries(before, after, 0.0)
     assert all(leaf.all() for _, leaf in tree.leaves(everything))
     assert not any(leaf.any() for _, leaf in tree.leaves(nothing))
+    # In a head of the paper's size, where a sort may be unstable.
+    large = {"weight": torch.ones(10, 512), "bias": torch.ones(10)}
+    found = critical_entries(tree.map(torch.zeros_like, large), large, 0.5)
+    assert found["weight"].flatten().tolist() == [True] * 2565 + [False] * 2555 and not found["bias"].any()
 
 
 def test_fedgmh_without_critical_entries_keeps_the_local_head() -> None:
