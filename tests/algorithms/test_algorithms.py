@@ -14,6 +14,7 @@ from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.critical import critical_entries
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
+from pflmpi.algorithms.fedfcd import FedFCD
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.fedproto import FedProto
@@ -101,14 +102,14 @@ def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
     small_task.assert_close(new["model"], step(w, numpy_network.gradients(w, x, y, pull)))
 
 
-@pytest.mark.parametrize("algorithm", [FedProto(), FedProto(loss_on="means"), PFedPM()], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [FedProto(), FedProto(loss_on="means"), PFedPM(), FedFCD(alternation="batch")], ids=repr
+)
 def test_batch_norm_is_in_training_mode_under_losses_of_class_means(algorithm: Algorithm) -> None:
-    task, one = normed_model.task(), small_task.batch(0)
-    (name,) = algorithm.downlink(task)
-    state, _ = algorithm.client_update(
-        task, algorithm.init_client(task, 0), {name: no_means(task)}, small_task.data([one])
-    )
-    assert not torch.equal(tree.at(state, "model/stats/mean"), tree.at(task.init(), "stats/mean"))
+    task, client = normed_model.task(), algorithm.init_client(normed_model.task(), 0)
+    down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
+    state, _ = algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
+    assert not torch.equal(tree.at(state, "model/stats/mean"), tree.at(client, "model/stats/mean"))
 
 
 def test_fedproto_draws_the_mean_of_each_class_of_a_batch_where_asked() -> None:
