@@ -59,7 +59,7 @@ class LeafRows:
     def __getitem__(self, index: Any) -> Any:
         """The same as NumPy for the whole array; only the rows that the first index names are read."""
         first, *rest = index if isinstance(index, tuple) else (index,)
-        if not isinstance(first, int | np.integer | slice | list | np.ndarray) or isinstance(first, bool | np.bool):
+        if not isinstance(first, int | np.integer | slice | list | np.ndarray) or isinstance(first, bool | np.bool_):
             return np.asarray(self)[index]  # an ellipsis, a new axis
         wanted = np.arange(len(self))[first]
         needed, positions = np.unique(wanted, return_inverse=True)
