@@ -109,6 +109,8 @@ def wire_bytes(calls: Sequence[Call], transport: TransportName) -> tuple[int, in
     for call in calls:
         if call.operation in ("broadcast", "scatter"):
             down += sum(call.sizes[1:])
+        elif call.operation == "all-to-all":
+            up += sum(call.sizes)
         elif call.operation == "sum" and transport == "torch":
             up += ring.sum_bytes(call.sizes[0], len(call.sizes))
         else:

@@ -74,7 +74,7 @@ def communication_seconds(calls: Sequence[Call], network: Network, transport: Tr
     if network.ranks == 1 or transport == "inprocess":
         return 0.0
     seconds = _open_mpi if transport == "mpi" else _gloo
-    return sum(seconds(call, network) for call in calls if any(call.sizes[1:]))
+    return sum(seconds(call, network) for call in calls if any((*call.sizes[1:], *call.received)))
 
 
 def _gloo(call: Call, network: Network) -> float:
@@ -90,6 +90,8 @@ def _gloo(call: Call, network: Network) -> float:
         links = [network.between] if network.nodes == ranks else [network.within, network.slowest]
         step = max(link.seconds(part, part, 2) for link in links)
         return pieces * ((ranks - 1) * step + _star(network, [part] * ranks, 1))
+    if call.operation == "all-to-all":
+        return _all_to_all(network, call, 1)
     return _star(network, call.sizes, 1)
 
 
@@ -98,6 +100,8 @@ def _open_mpi(call: Call, network: Network) -> float:
     ranks, size = network.ranks, max(call.sizes[1:])
     delays = 1 if size <= _EAGER else 3
     barrier = _up_tree(network, 0, 1)
+    if call.operation == "all-to-all":
+        return barrier + _all_to_all(network, call, delays)
     if call.operation == "maximum":  # up a tree, and down
         return barrier + _up_tree(network, size, delays) + _tree(network, size, delays)
     if call.operation == "broadcast" and ranks > _FLAT_BROADCAST:
@@ -130,6 +134,18 @@ def _star(network: Network, sizes: Sequence[float], delays: int) -> float:
     near, far = sizes[1 : network.per_node], sizes[network.per_node :]
     parts = [(network.within, near), (network.between, far)]
     return max(link.seconds(sum(part), max(part), delays) for link, part in parts if any(part))
+
+
+def _all_to_all(network: Network, call: Call, delays: int) -> float:
+    """All parts at once, from each rank to each that receives, as much to one as to another."""
+    part = max(call.sizes) / max(sum(map(bool, call.received)) - 1, 1)
+    within = network.within.seconds(part, part, delays) if network.per_node > 1 else 0.0
+    if network.nodes == 1:
+        return within
+    away = (network.ranks - network.per_node) / (network.ranks - 1)  # the share that leaves a node, or enters it
+    nodes = range(0, network.ranks, network.per_node)
+    most = max(sum(way[first : first + network.per_node]) for way in (call.sizes, call.received) for first in nodes)
+    return max(within, network.between.seconds(most * away, part, delays))
 
 
 def _small_ring(network: Network, values: int) -> float:

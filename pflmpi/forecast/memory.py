@@ -103,13 +103,14 @@ def _fullest(
     """Bytes of a round at its fullest moment on the host and on the GPU, besides what stays; `up` [N] of a message."""
     messages = float(sum(up[group].sum() for group in now.training[rank]))
     reply = float(sum(call.sizes[rank] for call in now.downlink))
-    fold, serve = 2.0 * sum(call.sizes[rank] for call in now.uplink), reply  # parts, or sums, and what is sent
+    # Parts, or sums, and what is sent.
+    fold, serve = sum(2.0 * call.sizes[rank] + sum(call.received[rank : rank + 1]) for call in now.uplink), reply
     train, test = (0.0, 0.0), (0.0, 0.0)
     if costs:
         train = _largest(map(costs.train, now.training[rank]), on_gpu)
         test = _largest(map(costs.test, now.testing[rank]), on_gpu)
     if costs and rank == 0:
-        folded = sum(sum(call.sizes) if call.operation == "gather" else call.sizes[0] / 2 for call in now.uplink)
+        folded = now.setup.declared.folded_bytes(now.participants)
         fold, serve = costs.calibrations[0].fold.memory, folded + costs.calibrations[0].serve.memory
     return reply + max(messages + train[0], messages + fold, serve, test[0]), max(train[1], test[1])
 

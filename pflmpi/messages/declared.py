@@ -10,7 +10,7 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages import kinds
-from pflmpi.messages.kinds import ClassMeans, Messages, Own, OwnClasses, Shared, Uplink
+from pflmpi.messages.kinds import ClassMeans, Messages, Own, OwnClasses, Rows, Shared, Sum, Uplink
 from pflmpi.tree import Tree
 
 
@@ -36,6 +36,12 @@ class Declared:
     def down_bytes(self, clients: np.ndarray) -> np.ndarray:
         """Logical downlink bytes [m] of the given clients."""
         return self._bytes(self.down, clients)
+
+    def folded_bytes(self, participants: np.ndarray) -> int:
+        """Bytes of the messages of a round on rank 0, once those that are folded are."""
+        folded = {name: kind for name, kind in self.up.items() if isinstance(kind, Sum) and not isinstance(kind, Rows)}
+        rows = {name: kind for name, kind in self.up.items() if name not in folded}
+        return sum(tree.num_bytes(kind.like) for kind in folded.values()) + int(self._bytes(rows, participants).sum())
 
     def check_up(self, messages: Messages, clients: int) -> None:
         """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""

@@ -4,22 +4,19 @@ Float addition is not associative, so a tree reduction over ranks would change b
 are: every value becomes a multiple of one common power of two, small enough that no sum overflows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.messages.declared import Declared
-from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Mean, Messages, Sum
 from pflmpi.messages.packing import to_numpy
-from pflmpi.transports.base import Transport
-from pflmpi.tree import Tree
 
 _BITS = 62
-_BLOCK = 2**16  # entries of a leaf at a time
+_MOST = 960  # of a shift: with a weight or a divisor before it, 2.0**shift stays a number
+_BLOCK = 2**14  # entries at a time, so that all steps find them in the cache
+
+Terms = tuple[np.ndarray, np.ndarray]  # values [m, n] of m clients, of any type, and their weights [m] float64
 
 
 def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
@@ -30,76 +27,33 @@ def common_shift(largest: np.ndarray, terms: int) -> np.ndarray:
         terms: the number of participants, over all ranks.
     """
     _, exponent = np.frexp(largest)
-    shift: np.ndarray = _BITS - int(np.ceil(np.log2(max(terms, 2)))) - exponent.astype(np.int64)
+    shift: np.ndarray = np.minimum(_BITS - int(np.ceil(np.log2(max(terms, 2)))) - exponent.astype(np.int64), _MOST)
     return shift
 
 
-def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
-    """`values` (float64, overwritten) as int64 multiples of 2**-shift, rounded to nearest even."""
-    values *= 2.0**shift  # exact
-    fixed: np.ndarray = np.rint(values, out=values).astype(np.int64)
-    return fixed
+def add_fixed(total: np.ndarray, terms: Sequence[Terms], shift: int) -> None:
+    """Add values times weights to int64 sums [n] of multiples of 2**-shift, each rounded to nearest even."""
+    scratch = _Scratch()
+    for block in _blocks(len(total)):
+        scratch.add(total[block], terms, block, shift)
 
 
-def add_fixed(total: np.ndarray, values: np.ndarray, weight: float, shift: int) -> None:
-    """Add `values` times a weight to int64 sums of multiples of 2**-shift; in blocks that stay in the cache."""
-    for block in _blocks(len(values)):
-        total[block] += to_fixed(values[block].astype(np.float64) * weight, shift)
+def finish(total: np.ndarray, shift: int, divisor: float, out: np.ndarray) -> None:
+    """Write the values of int64 multiples [n] of 2**-shift, divided, to `out` [n] of any type."""
+    scratch = _Scratch()
+    for block in _blocks(len(total)):
+        scratch.finish(total[block], shift, divisor, out[block])
 
 
-def from_fixed(values: np.ndarray, shift: int) -> np.ndarray:
-    """The float64 values of int64 multiples of 2**-shift."""
-    floats: np.ndarray = values.astype(np.float64) * 2.0**-shift
-    return floats
-
-
-def fold(
-    transport: Transport,
-    declared: Declared,
-    kinds: dict[str, Sum],
-    ups: list[tuple[ClientGroup, Messages]],
-    participants: np.ndarray,
-) -> Messages | None:
-    """The sums and means of the participants' messages on rank 0, None on the others; the same bits on any ranks.
-
-    Args:
-        kinds: the messages to fold, by name.
-        ups: for each group computed here, the clients and their messages with a leading client axis.
-        participants: [P] ascending ids, over all ranks.
-    """
-    template: Tree = {name: kind.like for name, kind in kinds.items()}
-    paths = [(path, leaf) for path, leaf in tree.leaves(template)]
-    largest = np.zeros(len(paths))
-    for clients, messages in ups:
-        values = dict(tree.leaves({name: messages[name] for name in kinds}))
-        for i, (path, _) in enumerate(paths):
-            each = magnitudes(values[path]) * _weights(kinds[_name(path)], declared, clients)
-            largest[i] = max(largest[i], each.max())
-    with transport.channel("data"):
-        largest = transport.maximum(largest)
-    shifts = common_shift(largest, len(participants)).tolist()
-    total = np.zeros(sum(leaf.numel() for _, leaf in paths), np.int64)
-    for clients, messages in ups:
-        values, offset = dict(tree.leaves({name: messages[name] for name in kinds})), 0
-        for (path, leaf), shift in zip(paths, shifts, strict=True):
-            weights = _weights(kinds[_name(path)], declared, clients)
-            for row, weight in zip(to_numpy(tree.flat_rows(values[path])), weights.tolist(), strict=True):
-                add_fixed(total[offset : offset + leaf.numel()], row, weight, shift)
-            offset += leaf.numel()
-    with transport.channel("data"):
-        summed = transport.sum_int64(total)
-    if summed is None:
-        return None
-    flat, offset = {}, 0
-    for (path, leaf), shift in zip(paths, shifts, strict=True):
-        kind, fixed = kinds[_name(path)], summed[offset : offset + leaf.numel()]
-        terms = _weights(kind, declared, participants).sum() if isinstance(kind, Mean) else 1.0
-        folded = torch.empty(leaf.numel(), dtype=leaf.dtype)
-        for block in _blocks(leaf.numel()):
-            folded[block] = torch.from_numpy(from_fixed(fixed[block], shift) / terms)
-        flat[path] = folded.reshape(leaf.shape)
-        offset += leaf.numel()
-    return tree.unflatten(flat)  # type: ignore[return-value]
+def fold_exactly(terms: Sequence[Terms], shift: int, divisor: float, out: np.ndarray) -> None:
+    """Write the sums of values times weights, divided, to `out` [n]: `add_fixed` and `finish`, a block at a time."""
+    scratch = _Scratch()
+    total = np.empty(min(_BLOCK, len(out)), np.int64)
+    for block in _blocks(len(out)):
+        part = total[: len(out[block])]
+        part.fill(0)
+        scratch.add(part, terms, block, shift)
+        scratch.finish(part, shift, divisor, out[block])
 
 
 def magnitudes(leaf: Tensor) -> np.ndarray:
@@ -111,14 +65,35 @@ def magnitudes(leaf: Tensor) -> np.ndarray:
     return found
 
 
+class _Scratch:
+    """Memory for the steps of a block, used again for the next one: new memory costs as much as the arithmetic."""
+
+    def __init__(self) -> None:
+        self._floats = np.empty(_BLOCK)
+
+    def add(self, total: np.ndarray, terms: Sequence[Terms], block: slice, shift: int) -> None:
+        """Add a block of values times weights to the sums of that block."""
+        width = len(total)
+        together = max(1, _BLOCK // max(width, 1))  # clients at a time
+        for values, weights in terms:
+            factors = weights * 2.0**shift  # exact
+            for first in range(0, len(values), together):
+                chunk = values[first : first + together, block]
+                floats = self._floats[: chunk.size].reshape(chunk.shape)
+                np.copyto(floats, chunk)
+                floats *= factors[first : first + len(chunk), np.newaxis]
+                np.rint(floats, out=floats)
+                if len(chunk) == 1:
+                    np.add(total, floats[0], out=total, dtype=np.int64, casting="unsafe")  # converts and adds at once
+                else:
+                    total += floats.astype(np.int64).sum(0)
+
+    def finish(self, total: np.ndarray, shift: int, divisor: float, out: np.ndarray) -> None:
+        """Write the values of a block of sums."""
+        floats = self._floats[: len(total)]
+        np.divide(total, divisor * 2.0**shift, out=floats)
+        np.copyto(out, floats, casting="unsafe")
+
+
 def _blocks(count: int) -> Iterator[slice]:
-    return (slice(start, start + _BLOCK) for start in range(0, count, _BLOCK))
-
-
-def _name(path: str) -> str:
-    return path.split("/")[0]
-
-
-def _weights(kind: Sum, declared: Declared, clients: np.ndarray) -> np.ndarray:
-    samples = isinstance(kind, Mean) and kind.by == "samples"
-    return declared.num_train[clients].astype(np.float64) if samples else np.ones(len(clients))
+    return (slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))

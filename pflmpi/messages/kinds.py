@@ -103,7 +103,7 @@ def with_rows(like: Tree, rows: int) -> Tree:
 
 # --- the collective calls that move them ---------------------------------------------------------------------
 
-Operation = Literal["broadcast", "scatter", "gather", "maximum", "sum"]
+Operation = Literal["broadcast", "scatter", "gather", "maximum", "sum", "all-to-all"]
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,10 @@ class Call:
 
     Attributes:
         operation: its name.
-        sizes: [R] bytes of each rank's buffer or part.
+        sizes: [R] bytes of each rank's buffer or part; of an all-to-all, what it sends to all others.
+        received: [R] bytes that each rank receives in an all-to-all.
     """
 
     operation: Operation
     sizes: tuple[int, ...]
+    received: tuple[int, ...] = ()

@@ -24,6 +24,11 @@ def to_numpy(leaf: Tensor) -> np.ndarray:
     return leaf.detach().contiguous().cpu().numpy()
 
 
+def numpy_type(leaf: Tensor) -> np.dtype[Any]:
+    """The type that a leaf's values have in numpy."""
+    return _NUMPY[leaf.dtype]
+
+
 def pack(value: Tree) -> np.ndarray:
     """All leaves of a tree, in sorted order of their paths, as one uint8 array."""
     parts = [to_numpy(leaf).reshape(-1).view(np.uint8) for _, leaf in tree.leaves(value)]
@@ -36,7 +41,7 @@ def unpack(buffer: np.ndarray, like: Tree) -> Tree:
     for path, leaf in tree.leaves(like):
         size = leaf.numel() * leaf.element_size()
         # A copy: memory that starts at an odd address would change the bits of some kernels.
-        values = buffer[offset : offset + size].copy().view(_NUMPY[leaf.dtype])
+        values = buffer[offset : offset + size].copy().view(numpy_type(leaf))
         flat[path] = torch.from_numpy(values).reshape(leaf.shape)
         offset += size
     assert offset == len(buffer), f"buffer of {len(buffer)} bytes, template of {offset}"

@@ -7,7 +7,8 @@ import torch
 
 from pflmpi import tree
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.exact_fold import fold
+from pflmpi.messages.entries import Entries
+from pflmpi.messages.folding import Fold
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import (
     Call,
@@ -19,10 +20,9 @@ from pflmpi.messages.kinds import (
     tensor,
 )
 from pflmpi.messages.packing import pack, unpack
+from pflmpi.messages.routes import Route, route
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
-
-_WORD = 8  # bytes of a float64 or int64
 
 
 def send_up(
@@ -43,30 +43,31 @@ def send_up(
     participants = np.sort(np.concatenate([clients_of(groups) for groups in assigned]))
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
-    folded, gathered = _by_way(declared)
+    folded, gathered, way = _by_way(declared, assigned)
     result: Messages = {}
-    if folded:
-        result.update(fold(transport, declared, folded, ups, participants) or {})
+    fold = Fold(declared, folded, way, assigned)
+    if folded and way.way != "gather":
+        result.update(fold.over(transport, ups) or {})
     if gathered:
         result.update(_gather(transport, declared, gathered, ups, assigned, participants) or {})
-    return result if transport.rank == 0 else None
+    if transport.rank != 0:
+        return None
+    if folded and way.way == "gather":
+        result.update(fold.over(transport, [(participants, result)]) or {})
+    return result
 
 
 def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
     """The collective calls of `send_up`, with the bytes of each rank."""
-    folded, gathered = _by_way(declared)
-    calls = []
-    if folded:
-        leaves = [leaf for kind in folded.values() for _, leaf in tree.leaves(kind.like)]
-        calls.append(Call("maximum", (_WORD * len(leaves),) * len(assigned)))
-        calls.append(Call("sum", (_WORD * sum(leaf.numel() for leaf in leaves),) * len(assigned)))
+    folded, gathered, way = _by_way(declared, assigned)
+    calls = way.calls if folded else []
     if gathered:
         calls.append(Call("gather", tuple(_gathered_bytes(declared, gathered, assigned))))
     return calls
 
 
-def _by_way(declared: Declared) -> tuple[dict[str, Sum], dict[str, Uplink]]:
-    """The messages that are folded, and those that are gathered."""
+def _by_way(declared: Declared, assigned: list[list[ClientGroup]]) -> tuple[dict[str, Sum], dict[str, Uplink], Route]:
+    """The messages that are folded, those that are gathered, and the way of the former, which may be to be gathered."""
     folded: dict[str, Sum] = {}
     gathered: dict[str, Uplink] = {}
     for name, kind in sorted(declared.up.items()):
@@ -74,7 +75,8 @@ def _by_way(declared: Declared) -> tuple[dict[str, Sum], dict[str, Uplink]]:
             gathered[name] = kind
         else:
             folded[name] = kind
-    return folded, gathered
+    way = route(Entries.of(folded), assigned)
+    return folded, dict(sorted(declared.up.items())) if folded and way.way == "gather" else gathered, way
 
 
 def _gathered_bytes(declared: Declared, gathered: dict[str, Uplink], assigned: list[list[ClientGroup]]) -> list[int]:
@@ -149,6 +151,5 @@ def _client_template(kinds: dict[str, Uplink], holds: np.ndarray) -> Tree:
                 like["counts"] = tensor(count, dtype=torch.int32)
             result[name] = like
         else:
-            assert isinstance(kind, Rows)
             result[name] = kind.like
     return result

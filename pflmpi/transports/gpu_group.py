@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 Backend = Literal["nccl", "gloo"]
+Parts = dict[int, np.ndarray]  # bytes on the host, by the rank at the other end
 
 _LEAST = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
 _NEVER = timedelta(days=7)  # nccl's own time limit ends the process silently; the transport has one of its own
@@ -41,7 +43,10 @@ class GpuGroup:
         group = dist.new_group(list(ranks), timeout=_NEVER, backend=backend)
         self._group = None if isinstance(group, int) else group  # a number on ranks that are not in it
         self._rank, self._first, self._is_member = rank, ranks[0], rank in ranks
+        self._members = frozenset(ranks)
         self._device, self._wait, self._wait_for_gpu = device, wait, wait_for_gpu
+        # NCCL connects in the first call, which all members must make; not all of them have something to exchange.
+        self._on_device(torch.zeros(1), lambda staged: dist.all_reduce(staged, group=self._group, async_op=True), False)
 
     def carries(self, size: int) -> bool:
         """Whether a message of so many bytes takes this way; the same on every rank."""
@@ -70,6 +75,25 @@ class GpuGroup:
             if self._rank == 0:
                 values += total
 
+    def exchange(self, sent: Parts, received: Parts) -> tuple[Parts, Parts]:
+        """Move the large parts between members, by the rank at the other end; gives the others of both."""
+        outgoing, sent = self._split(sent)
+        incoming, received = self._split(received)
+        staged = {rank: torch.empty_like(part, device=self._device) for rank, part in incoming.items()}
+        moves = [dist.P2POp(dist.isend, part.to(self._device), rank, self._group) for rank, part in outgoing.items()]
+        moves += [dist.P2POp(dist.irecv, part, rank, self._group) for rank, part in staged.items()]
+        for work in dist.batch_isend_irecv(moves) if moves else ():
+            self._wait_for_gpu(work)
+        for rank, part in incoming.items():
+            part.copy_(staged[rank])
+        return sent, received
+
+    def _split(self, parts: Parts) -> tuple[dict[int, Tensor], Parts]:
+        """The parts that take this way, and the others."""
+        mine = self._members if self._is_member else frozenset()
+        large = {rank: as_tensor(part) for rank, part in parts.items() if rank in mine and self.carries(part.nbytes)}
+        return large, {rank: part for rank, part in parts.items() if rank not in large}
+
     def _pass(self, buffer: Tensor, source: int, target: int) -> None:
         """Move a buffer between two ranks' hosts."""
         if self._rank == source:
@@ -84,3 +108,8 @@ class GpuGroup:
             self._wait_for_gpu(start(staged))
             if changed and staged is not buffer:
                 buffer.copy_(staged)
+
+
+def as_tensor(chunk: np.ndarray) -> Tensor:
+    """The chunk as a tensor on the same memory."""
+    return torch.from_numpy(chunk if chunk.flags.writeable else chunk.copy())  # torch warns of read-only memory

@@ -9,7 +9,8 @@ from typing import NoReturn, cast
 import numpy as np
 
 from pflmpi.errors import RankLost, TransportError
-from pflmpi.transports.base import Transport, chunks
+from pflmpi.transports.base import Transport
+from pflmpi.transports.collectives import chunks
 from pflmpi.transports.mpi_start import MPI
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.process_exit import finalize, flush_output

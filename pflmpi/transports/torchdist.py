@@ -14,9 +14,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from pflmpi.errors import TransportError
-from pflmpi.transports.base import Transport, chunks
+from pflmpi.transports.base import Transport
+from pflmpi.transports.collectives import chunks
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.gpu_group import Backend, GpuGroup
+from pflmpi.transports.gpu_group import Backend, GpuGroup, as_tensor
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.ring import piece, sum_bytes
@@ -112,23 +113,30 @@ class TorchTransport(Transport):
         """Start a collective call on each chunk of the array."""
         with self._call(operation):
             for chunk in chunks(array, size or self.max_message):
-                self._wait(start(_tensor(chunk)))
+                self._wait(start(as_tensor(chunk)))
 
     def _through_gpus(self, operation: str, array: np.ndarray, call: Callable[[Tensor], None]) -> None:
         with self._call(operation):
             for chunk in chunks(array, self.max_message):
-                call(_tensor(chunk))
+                call(as_tensor(chunk))
 
     def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         with self._call(operation):
-            works = [
-                move(_tensor(chunk), rank)
-                for move, parts in ((dist.isend, sent), (dist.irecv, received))
-                for rank, part in parts.items()
-                for chunk in chunks(part, self.max_message)
-            ]
-            for work in works:
-                self._wait(work)
+            self._move(sent, received)
+
+    def _all_to_all(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+        with self._call("all-to-all"):
+            self._move(*(self._gpus.exchange(sent, received) if self._gpus else (sent, received)))
+
+    def _move(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+        works = [
+            move(as_tensor(chunk), rank)
+            for move, parts in ((dist.isend, sent), (dist.irecv, received))
+            for rank, part in parts.items()
+            for chunk in chunks(part, self.max_message)
+        ]
+        for work in works:
+            self._wait(work)
 
     def _wait(self, work: dist.Work | None) -> None:
         assert work is not None, "only ranks of a group call it"
@@ -170,11 +178,6 @@ class TorchTransport(Transport):
         else:  # the start: all wait for rank 0, where it hosts the store
             absent = [0] if self.rank != 0 and self._hosted else []
         return timed_out(operation, waited, names(absent, self.peers))
-
-
-def _tensor(chunk: np.ndarray) -> Tensor:
-    """The chunk as a tensor on the same memory."""
-    return torch.from_numpy(chunk if chunk.flags.writeable else chunk.copy())  # torch warns of read-only memory
 
 
 def _start_gloo(store: Store, launch: Launch, timeout: float) -> None:

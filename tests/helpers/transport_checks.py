@@ -53,6 +53,21 @@ def check_gather(transport: Transport, sizes: list[int] | None = None, seed: int
         same(part, right)
 
 
+def check_all_to_all(transport: Transport, sizes: np.ndarray | None = None, seed: int = 5) -> None:
+    """Every rank has something else, of another size, for every rank."""
+    count, rank = transport.size, transport.rank
+    sizes = 10 + np.arange(count * count).reshape(count, count) if sizes is None else sizes
+
+    def between(sender: int, receiver: int) -> np.ndarray:
+        return payload(seed + sender * count + receiver, int(sizes[sender, receiver]))
+
+    mine = [between(rank, other) for other in range(count)]
+    found = transport.all_to_all(mine, sizes)
+    assert found[rank] is mine[rank]
+    for sender, part in enumerate(found):
+        same(part, between(sender, rank))
+
+
 def check_some_ranks_have_nothing(transport: Transport) -> None:
     for sizes in (
         [0] * transport.size,
@@ -61,6 +76,8 @@ def check_some_ranks_have_nothing(transport: Transport) -> None:
     ):
         check_scatter(transport, sizes)
         check_gather(transport, sizes)
+        check_all_to_all(transport, np.outer(sizes, np.ones(transport.size, np.int64)))
+        check_all_to_all(transport, np.outer(np.ones(transport.size, np.int64), sizes))
 
 
 def check_empty_messages(transport: Transport) -> None:
@@ -117,12 +134,14 @@ def check_counters(transport: Transport) -> None:
     with transport.channel("data"):
         check_broadcast(transport, 100)
         check_gather(transport, [7] * transport.size)
+        check_all_to_all(transport, np.full((transport.size, transport.size), 3))
         with transport.channel("control"):
             transport.maximum(np.zeros(3))
         transport.sum_int64(np.zeros(4, np.int64))
     check_scatter(transport, [9] * transport.size)
     transport.barrier()
-    assert transport.counter.take("data") == (100 * others, 7 * others + sum_bytes(transport, 4))
+    exchanged = 3 * transport.size * others
+    assert transport.counter.take("data") == (100 * others, 7 * others + exchanged + sum_bytes(transport, 4))
     down, up = transport.counter.take("control")
     assert up == 24 * others
     assert down == (9 * others if transport.rank == 0 else 9)  # the others know their own part only
@@ -141,6 +160,7 @@ def check_large_messages(transport: Transport) -> None:
     check_broadcast(transport, LARGE)
     check_scatter(transport, [LARGE] * transport.size)
     check_gather(transport, [LARGE] * transport.size)
+    check_all_to_all(transport, np.full((transport.size, transport.size), LARGE // 4))
     values = payload(9, LARGE).view(np.int64) >> 8
     found = transport.sum_int64(values.copy())
     if found is not None:
@@ -153,7 +173,7 @@ def check_a_random_sequence(transport: Transport) -> None:
     transport.counter.take("control")
     moved = np.zeros(2, np.int64)
     for step in range(200):
-        kind = random.integers(6)
+        kind = random.integers(7)
         sizes = [int(size) for size in random.integers(0, 3000, transport.size) * random.integers(0, 2, transport.size)]
         own = sizes[transport.rank]
         if kind == 0:
@@ -175,6 +195,10 @@ def check_a_random_sequence(transport: Transport) -> None:
             if found is not None:
                 same(found, numbers.sum(0))
             moved[1] += sum_bytes(transport, sizes[0])
+        elif kind == 5:
+            matrix = random.integers(0, 3000, (transport.size, transport.size)) * random.integers(0, 2, transport.size)
+            check_all_to_all(transport, matrix, step)
+            moved[1] += matrix.sum() - np.trace(matrix)
         else:
             transport.barrier()
     assert transport.counter.take("control") == tuple(moved)

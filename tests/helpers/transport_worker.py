@@ -45,13 +45,18 @@ def check_messages_between_gpus(transport: Transport) -> None:
     from pflmpi.transports.torchdist import TorchTransport
 
     assert isinstance(transport, TorchTransport)
+    batch = torch.distributed.batch_isend_irecv
     for ranks in (range(transport.size), range(1, transport.size)):
         transport.use_gpus(ranks, torch.device("cpu"), backend="gloo")
-        with mock.patch.object(GpuGroup, "broadcast", autospec=True, side_effect=GpuGroup.broadcast) as carried:
+        with (
+            mock.patch.object(GpuGroup, "broadcast", autospec=True, side_effect=GpuGroup.broadcast) as carried,
+            mock.patch.object(torch.distributed, "batch_isend_irecv", wraps=batch) as moved,
+        ):
             for name, one in transport_checks.CHECKS.items():
                 if name != "a_random_sequence":  # it counts the bytes of gloo's ring
                     one(transport)
         assert carried.call_count == 1, "only the large one"
+        assert moved.call_count == (transport.rank in ranks), "likewise"
 
 
 def go_wrong(transport: Transport, how: str) -> None:

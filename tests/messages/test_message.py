@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pflmpi.messages.exact_fold import add_fixed, common_shift, from_fixed, magnitudes, to_fixed
+from pflmpi.messages.exact_fold import add_fixed, common_shift, finish, magnitudes
 from pflmpi.messages.kinds import (
     ClassMeans,
     Mean,
@@ -21,9 +21,21 @@ from pflmpi.messages.kinds import (
 )
 
 
+def to_fixed(values: np.ndarray, shift: int) -> np.ndarray:
+    fixed = np.zeros(len(values), np.int64)
+    add_fixed(fixed, [(values[np.newaxis], np.ones(1))], shift)
+    return fixed
+
+
+def from_fixed(fixed: np.ndarray, shift: int) -> np.ndarray:
+    values = np.empty(len(fixed))
+    finish(fixed, shift, 1.0, values)
+    return values
+
+
 def fixed_sum(terms: np.ndarray) -> float:
     shift = int(common_shift(np.array([np.abs(terms).max()]), len(terms))[0])
-    return float(from_fixed(to_fixed(terms.copy(), shift).sum(keepdims=True), shift)[0])
+    return float(from_fixed(to_fixed(terms, shift).sum(keepdims=True), shift)[0])
 
 
 def test_sizes_are_the_papers() -> None:
@@ -74,9 +86,9 @@ def test_zeros_stay_zero() -> None:
 def test_a_large_message_is_added_in_blocks_that_need_little_memory() -> None:
     values = np.random.default_rng(0).normal(0, 0.1, 2**20 + 3).astype(np.float32)
     total = np.arange(len(values))
-    expected = total + to_fixed(values.astype(np.float64) * 3.0, 50)
+    expected = total + np.rint(values.astype(np.float64) * 3.0 * 2.0**50).astype(np.int64)
     tracemalloc.start()
-    add_fixed(total, values, 3.0, 50)
+    add_fixed(total, [(values[np.newaxis], np.array([3.0]))], 50)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert np.array_equal(total, expected)

@@ -30,7 +30,7 @@ from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder, run_identity
 from pflmpi.transports.base import Transport
-from pflmpi.transports.order import from_keys
+from pflmpi.transports.collectives import from_keys
 from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
@@ -109,12 +109,10 @@ def expected_up(run: Recorded) -> int:
         for kind in run.experiment.config.algorithm.uplink(task).values():
             if isinstance(kind, ClassMeans):
                 total += sum(int(held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
-            elif isinstance(kind, Rows):
-                total += len(away) * size(kind.like)
             else:
-                assert type(kind) in (Sum, Mean)
-                leaves = [leaf.numel() for _, leaf in tree.leaves(kind.like)]
-                total += (RANKS - 1) * 8 * (sum(leaves) + len(leaves))  # the sums, and a largest value for each leaf
+                assert type(kind) in (Rows, Sum, Mean)
+                folded_there = type(kind) is not Rows and len(set(rank_of(run, chosen).values())) == 1
+                total += min(len(away), 1 if folded_there else len(away)) * size(kind.like)
     return total
 
 

@@ -15,8 +15,8 @@ import processes
 import transport_checks
 from pflmpi.errors import TransportError
 from pflmpi.transports.base import Transport
+from pflmpi.transports.collectives import from_keys, to_keys
 from pflmpi.transports.inprocess import InProcessTransport
-from pflmpi.transports.order import from_keys, to_keys
 from pflmpi.transports.peers import Peer, names
 from pflmpi.transports.waiting import TimeIsUp, lost, timed_out, wait
 from project import HELPERS, ROOT
@@ -204,6 +204,8 @@ def test_results_come_in_rank_order() -> None:
         lambda transport: transport.scatter([np.zeros(4, np.uint8)], 5),
         lambda transport: transport.scatter([np.zeros(4, np.uint8)] * 2, 4),
         lambda transport: transport.gather(np.zeros(4, np.uint8), [5]),
+        lambda transport: transport.all_to_all([np.zeros(4, np.uint8)], np.array([[5]])),
+        lambda transport: transport.all_to_all([np.zeros(4, np.uint8)], np.array([4])),
         lambda transport: transport.maximum(np.zeros(4, np.float32)),
         lambda transport: transport.sum_int64(np.zeros(4)),
         lambda transport: transport.channel("dta").__enter__(),

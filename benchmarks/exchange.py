@@ -1,0 +1,96 @@
+"""Seconds of an exchange of ResNet-18 and bytes up: the sum on rank 0 against slices over the ranks, interleaved.
+
+    python benchmarks/exchange.py [--repeats N]       on this machine, over MPI and gloo
+
+2 ranks with 2 participants each, 4 ranks with 1 each, 2 ranks with 8 each. An exchange folds the participants'
+models and sends the mean back to all ranks; nothing is trained. Seconds are medians on rank 0, from the moment when
+all ranks are ready. Sent: by the busiest rank on the way up; moved: by all ranks on the way up; both in models.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+LAYOUTS = ((2, 2), (4, 1), (2, 8))  # ranks, and participants of each
+NEVER = 2**62
+LIMITS = {"sum": (0, NEVER), "slices": (0, 2**16)}  # of `routes`, that lead to each way
+
+
+def worker(participants: int, repeats: int) -> None:
+    """Measure on this rank; rank 0 prints a line of the table for each way."""
+    import numpy as np
+    import torch
+
+    from pflmpi import tree
+    from pflmpi.learning.task import Task
+    from pflmpi.learning.training import TrainingConfig
+    from pflmpi.messages import routes
+    from pflmpi.messages.declared import Declared
+    from pflmpi.messages.downlink import send_down
+    from pflmpi.messages.kinds import Mean, Shared
+    from pflmpi.messages.uplink import send_up, up_calls
+    from pflmpi.models import MODELS
+    from pflmpi.transports import open_transport
+    from pflmpi.transports.detect import detect
+    from pflmpi.transports.process_exit import exit_process
+
+    torch.set_num_threads(1)
+    transport = open_transport("auto", detect(os.environ), 600.0)
+    clients = np.arange(transport.size * participants)
+    assigned = [list(part.reshape(-1, 1)) for part in np.split(clients, transport.size)]
+    task = Task(MODELS["resnet18"]().bind((3, 32, 32), 10), TrainingConfig(), 4, 0, (0.5,), (0.5,))
+    model = task.init()
+    like, size = tree.like(model), tree.num_bytes(model)
+    holds = np.ones((len(clients), 1), bool)
+    declared = Declared({"model": Mean(like)}, {"model": Shared(like)}, holds, 100 + clients)
+    mine = assigned[transport.rank]
+    values = [(group, {"model": tree.map(lambda leaf: leaf.clone().unsqueeze(0), model)}) for group in mine]
+    seconds: dict[str, list[float]] = {way: [] for way in LIMITS}
+    shares: dict[str, tuple[float, float]] = {}
+    for _ in range(repeats + 1):
+        for way, (gathered, least) in LIMITS.items():
+            with mock.patch.object(routes, "_GATHERED", gathered), mock.patch.object(routes, "_LEAST_SLICE", least):
+                transport.barrier()
+                transport.counter.take("data")
+                began = time.perf_counter()
+                folded = send_up(transport, declared, values, assigned)
+                moved = transport.counter.take("data")[1] / size
+                send_down(transport, declared, folded, assigned)
+                seconds[way].append(time.perf_counter() - began)
+                sent = np.sum([call.sizes for call in up_calls(declared, assigned)], axis=0).max() / size
+                shares[way] = sent, moved
+    for way, found in seconds.items() if transport.rank == 0 else ():
+        low, middle, high = statistics.quantiles(found[1:], n=4)  # the first connects
+        spread, (sent, moved) = (high - low) / middle, shares[way]
+        columns = [transport.name, transport.size, participants, way, f"{middle:.3f}", f"{spread:.0%}"]
+        print("|", *columns, f"{sent:.2f}", f"{moved:.2f}", "|", sep=" | ", flush=True)
+    exit_process(transport, 0)
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return worker(options.worker, options.repeats)
+    print(
+        "| transport | ranks | participants each | way | seconds | spread | sent | moved |", "|---" * 8 + "|", sep="\n"
+    )
+    programs = Path(sys.executable).parent
+    for ranks, participants in LAYOUTS:
+        words = [__file__, "--worker", str(participants), "--repeats", str(options.repeats)]
+        mpi = [str(programs / "mpirun"), "-n", str(ranks), sys.executable, *words]
+        torch = [str(programs / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", *words]
+        for command in (mpi, torch):
+            subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The participants' messages become their sums and means on rank 0, with the same bits on any number of ranks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.entries import Piece
+from pflmpi.messages.exact_fold import Terms, add_fixed, common_shift, finish, fold_exactly, magnitudes
+from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.kinds import Mean, Messages, Sum
+from pflmpi.messages.packing import to_numpy
+from pflmpi.messages.routes import Route
+from pflmpi.transports.base import Transport
+
+_NOTHING = np.empty(0, np.uint8)
+
+Updates = list[tuple[ClientGroup, Messages]]  # of each group, its clients and their messages with a leading client axis
+Rows = list[tuple[ClientGroup, list[np.ndarray]]]  # of each group, its clients [m] and their values [m, n] by leaf
+Write = Callable[[Piece, np.ndarray], None]  # what is folded of a piece to an array
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What is folded, and which way.
+
+    Attributes:
+        kinds: the messages, by name.
+        assigned: the groups of participants of each rank.
+    """
+
+    declared: Declared
+    kinds: dict[str, Sum]
+    route: Route
+    assigned: list[list[ClientGroup]]
+
+    def over(self, transport: Transport, ups: Updates) -> Messages | None:
+        """The sums and means on rank 0, None on the others.
+
+        Args:
+            ups: of the groups computed here; if messages are gathered, all on rank 0, which calls this alone.
+        """
+        with transport.channel("data"):
+            if self.route.way in ("sum", "sums of slices"):
+                write = self._from_sums(transport, ups)
+            else:
+                write = self._from_rows(transport, ups)
+            return self._finished(transport, write)
+
+    def _from_rows(self, transport: Transport, ups: Updates) -> Write:
+        """What folds pieces of this rank's slice, of which the other ranks have sent it their participants' entries."""
+        entries, sizes = self.route.entries, self.route.exchanged
+        rows, largest = self._rows(ups), self._largest(ups)
+        others = []
+        if sizes.any():
+            head = self.route.head
+            parts = [
+                self._part(rows, largest, rank, size) if size else _NOTHING
+                for rank, size in enumerate(sizes[transport.rank].tolist())
+            ]
+            for groups, part in zip(self.assigned, transport.all_to_all(parts, sizes), strict=True):
+                if len(part):
+                    clients = clients_of(groups)
+                    others.append((clients, part[head:].reshape(len(clients), -1)))
+                    largest = np.maximum(largest, part[:head].view(np.float64))
+        shifts = self._shifts(largest)
+
+        def write(piece: Piece, out: np.ndarray) -> None:
+            terms = self._terms(rows, piece)
+            for clients, sent in others:
+                terms.append((entries.cut_bytes(sent, piece), self._weights(piece.leaf, clients)))
+            fold_exactly(terms, shifts[piece.leaf], self._divisor(piece.leaf), out)
+
+        return write
+
+    def _from_sums(self, transport: Transport, ups: Updates) -> Write:
+        """What finishes pieces of this rank's slice, of which it has the sum over all ranks."""
+        route, entries, rows = self.route, self.route.entries, self._rows(ups)
+        shifts = self._shifts(transport.maximum(self._largest(ups)))
+        total = np.zeros(entries.count, np.int64)
+        for piece in entries.pieces(0, entries.count):
+            add_fixed(entries.cut(total, piece), self._terms(rows, piece), shifts[piece.leaf])
+        if route.way == "sum":
+            transport.sum_int64(total)
+        else:
+            sizes = route.exchanged
+            parts = [
+                total[slice(*route.slice(rank))].view(np.uint8) if size else _NOTHING
+                for rank, size in enumerate(sizes[transport.rank])
+            ]
+            mine = total[slice(*route.slice(transport.rank))]
+            for part in transport.all_to_all(parts, sizes):
+                if len(part):
+                    mine += part.view(np.int64)
+
+        def write(piece: Piece, out: np.ndarray) -> None:
+            finish(entries.cut(total, piece), shifts[piece.leaf], self._divisor(piece.leaf), out)
+
+        return write
+
+    def _finished(self, transport: Transport, write: Write) -> Messages | None:
+        """Write this rank's slice; the slices of all on rank 0, None on the others."""
+        entries, finished = self.route.entries, self.route.finished
+        mine = entries.pieces(*self.route.slice(transport.rank))
+        if transport.rank != 0:
+            buffer = np.empty(finished[transport.rank], np.uint8)
+            for piece in mine:
+                write(piece, entries.cut_bytes(buffer, piece))
+            if any(finished):
+                transport.gather(buffer, finished)
+            return None
+        leaves = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in entries.like]
+        flat = [to_numpy(leaf.view(-1)) for leaf in leaves]
+        for piece in mine:
+            write(piece, flat[piece.leaf][piece.start : piece.stop])
+        if any(finished):
+            for rank, buffer in enumerate(transport.gather(_NOTHING, finished) or ()):
+                for piece in entries.pieces(*self.route.slice(rank)) if rank else ():
+                    flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffer, piece)
+        return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
+
+    def _part(self, rows: Rows, largest: np.ndarray, rank: int, size: int) -> np.ndarray:
+        """What the owner of a slice gets: largest magnitudes, and the participants' entries, client by client."""
+        entries, head = self.route.entries, self.route.head
+        clients, pieces = np.sort(np.concatenate([ids for ids, _ in rows])), entries.pieces(*self.route.slice(rank))
+        part = np.empty(size, np.uint8)
+        part[:head].view(np.float64)[:] = largest
+        body = part[head:].reshape(len(clients), -1)
+        for ids, values in rows:
+            for row, at in enumerate(np.searchsorted(clients, ids).tolist()):
+                for piece in pieces:
+                    entries.cut_bytes(body[at], piece)[:] = values[piece.leaf][row, piece.start : piece.stop]
+        return part
+
+    def _rows(self, ups: Updates) -> Rows:
+        return [
+            (clients, [to_numpy(tree.flat_rows(leaf)) for leaf in self._leaves(messages)]) for clients, messages in ups
+        ]
+
+    def _terms(self, rows: Rows, piece: Piece) -> list[Terms]:
+        return [
+            (values[piece.leaf][:, piece.start : piece.stop], self._weights(piece.leaf, clients))
+            for clients, values in rows
+        ]
+
+    def _largest(self, ups: Updates) -> np.ndarray:
+        """[M] the largest magnitude in each leaf of the participants here, times their weights."""
+        largest = np.zeros(len(self.route.entries.paths))
+        for clients, messages in ups:
+            for i, leaf in enumerate(self._leaves(messages)):
+                largest[i] = max(largest[i], (magnitudes(leaf) * self._weights(i, clients)).max())
+        return largest
+
+    def _leaves(self, messages: Messages) -> list[Tensor]:
+        return [leaf for _, leaf in tree.leaves({name: messages[name] for name in self.kinds})]
+
+    def _shifts(self, largest: np.ndarray) -> list[int]:
+        shifts: list[int] = common_shift(largest, int(self.route.participants.sum())).tolist()
+        return shifts
+
+    def _weights(self, leaf: int, clients: np.ndarray) -> np.ndarray:
+        kind = self._kind(leaf)
+        samples = isinstance(kind, Mean) and kind.by == "samples"
+        return self.declared.num_train[clients].astype(np.float64) if samples else np.ones(len(clients))
+
+    def _divisor(self, leaf: int) -> float:
+        """What the sum of a leaf is divided by."""
+        if not isinstance(self._kind(leaf), Mean):
+            return 1.0
+        return float(self._weights(leaf, self._participants).sum())
+
+    @cached_property
+    def _participants(self) -> np.ndarray:
+        return np.sort(np.concatenate([clients_of(groups) for groups in self.assigned]))
+
+    def _kind(self, leaf: int) -> Sum:
+        return self.kinds[self.route.entries.paths[leaf].split("/")[0]]

@@ -1,0 +1,228 @@
+"""Sums and means in slices over the ranks have the bits of a plain sum in one place, whichever way they take."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import quick_run
+from every_algorithm import MESSAGE_KINDS, every_algorithm
+from pflmpi import tree
+from pflmpi.forecast.bytes import wire_bytes
+from pflmpi.messages import routes
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.entries import Entries
+from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Mean, Messages, Rows, Sum, tensor
+from pflmpi.messages.packing import to_numpy
+from pflmpi.messages.uplink import send_up, up_calls
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+from thread_transport import run_ranks
+
+NEVER = 2**62
+LIMITS = {"gather": (NEVER, NEVER), "sum": (0, NEVER), "slices": (0, 4)}  # that lead to each way
+NUM_TRAIN = np.array([3, 50, 7, 1, 900, 12, 33, 4, 60, 5, 5, 21])
+LEAVES = {"a": (7,), "b": (3, 5), "c": (), "d": (0, 4), "e": (70001,), "f": (1, 1, 2)}
+ASSIGNED = {  # clients of each rank, in groups
+    1: [[[0, 3], [1, 2, 7]]],
+    2: [[[0, 4]], [[1, 2]]],
+    3: [[], [[5]], [[2, 9]]],
+    5: [[[0]], [], [[1]], [[2], [3]], []],
+    4: [[], [[1, 2], [0]], [], []],
+}
+MANY = {2: [[[0, 4], [5, 6, 7]], [[1]]], 3: [[[3]], [], [[0, 1, 2, 4, 5, 6, 7, 8]]]}
+
+
+def likes(number: torch.dtype) -> Tree:
+    return {name: tensor(*shape, dtype=number) for name, shape in LEAVES.items()}
+
+
+def declared() -> Declared:
+    whole: Tree = {
+        "n": tensor(5, dtype=torch.int32),
+        "o": tensor(2, dtype=torch.int64),
+        "p": tensor(37, dtype=torch.uint8),
+    }
+    up = {
+        "mean": Mean(likes(torch.float32)),
+        "plain": Mean({"double": tensor(11, dtype=torch.float64)}, by="clients"),
+        "sum": Sum({"float": tensor(9), **whole}),
+    }
+    return Declared(up, {}, np.ones((len(NUM_TRAIN), 2), bool), NUM_TRAIN)
+
+
+def message(kinds: Mapping[str, Sum], client: int) -> Messages:
+    random = np.random.default_rng(client)
+
+    def values(leaf: torch.Tensor) -> torch.Tensor:
+        if not leaf.is_floating_point():
+            return torch.from_numpy(random.integers(0, 20, tuple(leaf.shape))).to(leaf.dtype)
+        scale = 10.0 ** random.integers(-30, 30)
+        return torch.as_tensor(random.standard_normal(tuple(leaf.shape)) * scale).to(leaf.dtype)
+
+    return {name: tree.map(values, kind.like) for name, kind in kinds.items()}
+
+
+def ups(kinds: Mapping[str, Sum], groups: list[ClientGroup]) -> list[tuple[ClientGroup, Messages]]:
+    return [
+        (group, {name: tree.stack([message(kinds, client)[name] for client in group.tolist()]) for name in kinds})  # type: ignore[misc]
+        for group in groups
+    ]
+
+
+def taken_by(what: Declared, layout: list[list[list[int]]]) -> routes.Way:
+    assigned = [[np.array(group) for group in groups] for groups in layout]
+    return routes.route(
+        Entries.of({name: kind for name, kind in what.up.items() if isinstance(kind, Sum)}), assigned
+    ).way
+
+
+def plain_sum(kind: Sum, rows: list[np.ndarray], clients: np.ndarray) -> np.ndarray:
+    """What the fold is, written out: multiples of a power of two as integers, added, and divided."""
+    samples = isinstance(kind, Mean) and kind.by == "samples"
+    weights = NUM_TRAIN[clients].astype(np.float64) if samples else np.ones(len(clients))
+    terms = [row.astype(np.float64) * weight for row, weight in zip(rows, weights, strict=True)]
+    largest = max(np.abs(term).max(initial=0) for term in terms)
+    shift = 62 - int(np.ceil(np.log2(max(len(clients), 2)))) - int(np.frexp(largest)[1])
+    total = sum(np.rint(term * 2.0**shift).astype(np.int64) for term in terms)
+    found: np.ndarray = total.astype(np.float64) * 2.0**-shift / (weights.sum() if isinstance(kind, Mean) else 1.0)
+    return found.astype(rows[0].dtype)
+
+
+def lead(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    for name, value in zip(("_GATHERED", "_LEAST_SLICE"), LIMITS[way], strict=True):
+        monkeypatch.setattr(routes, name, value)
+
+
+def check(what: Declared, layout: list[list[list[int]]]) -> None:
+    kinds: dict[str, Sum] = {name: kind for name, kind in what.up.items() if isinstance(kind, Sum)}
+    assigned = [[np.array(group) for group in groups] for groups in layout]
+
+    def work(transport: Transport) -> tuple[Messages | None, tuple[int, int]]:
+        found = send_up(transport, what, ups(kinds, assigned[transport.rank]), assigned)
+        return found, transport.counter.take("data")
+
+    results = run_ranks(len(assigned), work)
+    assert [found is None for found, _ in results] == [rank > 0 for rank in range(len(assigned))]
+    found = results[0][0]
+    assert found is not None and found.keys() == kinds.keys()
+    clients = np.sort(np.concatenate([group for groups in assigned for group in groups]))
+    messages = [message(kinds, client) for client in clients.tolist()]
+    for name, kind in kinds.items():
+        for path, leaf in tree.leaves(found[name]):
+            rows = [to_numpy(tree.at(each[name], path)) for each in messages]
+            right = np.stack(rows) if isinstance(kind, Rows) else plain_sum(kind, rows, clients)
+            assert (leaf.dtype, tuple(leaf.shape)) == (tree.at(kind.like, path).dtype, right.shape), path
+            assert leaf.numpy().tobytes() == right.tobytes(), path
+    assert results[0][1] == wire_bytes(up_calls(what, assigned), "mpi")[::-1]
+
+
+@pytest.mark.parametrize("way", LIMITS)
+@pytest.mark.parametrize("ranks", ASSIGNED)
+def test_every_way_has_the_bits_of_a_plain_sum(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead(monkeypatch, way)
+    assert taken_by(declared(), ASSIGNED[ranks]) == ("slices" if ranks in (1, 4) else way)  # where one rank has all
+    check(declared(), ASSIGNED[ranks])
+
+
+@pytest.mark.parametrize("way", LIMITS)
+@pytest.mark.parametrize("ranks", MANY)
+def test_likewise_with_many_participants_on_a_rank(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead(monkeypatch, way)
+    assert taken_by(declared(), MANY[ranks]) == ("sums of slices" if way == "slices" else way)
+    check(declared(), MANY[ranks])
+
+
+@pytest.mark.parametrize("way", LIMITS)
+def test_what_is_gathered_goes_beside_what_is_folded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead(monkeypatch, way)
+    what = declared()
+    rows = {"each": Rows({"x": tensor(3), "y": tensor(2, dtype=torch.int32)}), "zero": Rows({"x": tensor()})}
+    check(Declared({**what.up, **rows}, {}, what.holds, what.num_train), ASSIGNED[3])
+
+
+@pytest.mark.parametrize("way", LIMITS)
+def test_messages_without_entries(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lead(monkeypatch, way)
+    empty: Tree = {"x": tensor(0), "y": tensor(3, 0)}
+    check(Declared({"mean": Mean(empty)}, {}, np.ones((12, 2), bool), NUM_TRAIN), ASSIGNED[2])
+
+
+def test_very_small_doubles_are_summed() -> None:
+    """2.0**shift would not be a number."""
+    what = Declared({"sum": Sum({"x": tensor(2, dtype=torch.float64)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
+    tiny = torch.tensor([[2.0**-1000, 0.0], [2.0**-960, -(2.0**-950)]], dtype=torch.float64)
+
+    def work(transport: Transport) -> Messages | None:
+        return send_up(transport, what, [(np.array([0, 1]), {"sum": {"x": tiny}})], [[np.array([0, 1])]])
+
+    (found,) = run_ranks(1, work)
+    assert found is not None
+    assert tree.leaf(tree.part(found, "sum"), "x").tolist() == [2.0**-960, -(2.0**-950)]
+
+
+# --- which way -----------------------------------------------------------------------------------------------
+
+RESNET = 11_181_642  # entries
+MODEL = 4 * RESNET
+
+
+def taken(layout: list[int], entries: int = RESNET) -> routes.Route:
+    """The route where each rank has so many participants."""
+    ends = np.cumsum(layout)
+    assigned = [[np.arange(end - count, end)] if count else [] for count, end in zip(layout, ends, strict=True)]
+    return routes.route(
+        Entries.of({"model": Mean({"a": tensor(entries // 3), "b": tensor(entries - entries // 3)})}), assigned
+    )
+
+
+def sent(route: routes.Route) -> np.ndarray:
+    """Bytes that each rank sends, as a share of the model."""
+    found: np.ndarray = (route.exchanged.sum(1) + route.finished) / (4 * route.entries.count)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layout", "way", "most"),
+    [
+        ([2, 2], "slices", 1.5),
+        ([1, 1], "slices", 1.0),
+        ([1, 1, 1, 1], "slices", 1.0),
+        ([0, 1, 1, 1, 1], "slices", 1.0),
+        ([50, 50], "sums of slices", 1.5),
+        ([1] * 100, "slices", 1.0),
+        ([1, 0, 0, 0], "slices", 0.0),  # one rank has all
+        ([0, 0, 7, 0], "slices", 1.0),
+    ],
+)
+def test_a_rank_sends_at_most_one_and_a_half_models(layout: list[int], way: str, most: float) -> None:
+    route = taken(layout)
+    assert route.way == way
+    assert sent(route).max() == pytest.approx(most, abs=1e-3)
+
+
+def test_slices_are_equal_and_not_too_small() -> None:
+    assert np.ptp(taken([1] * 7).slice_bytes) <= 4
+    owners = taken([1] * 1000, 200_000).slice_bytes
+    assert owners[0] >= routes._LEAST_SLICE
+    assert owners.sum() == 800_000 and np.count_nonzero(owners) == 12
+
+
+def test_small_messages_make_one_call_or_the_two_of_a_sum() -> None:
+    assert taken([5, 5], 500).way == "gather"
+    assert [call.operation for call in taken([5000, 5000], 500).calls] == ["maximum", "sum"]
+    assert taken([9, 0, 0], 500).calls == []
+
+
+@pytest.mark.parametrize("name", MESSAGE_KINDS)
+@pytest.mark.parametrize("way", ["sum", "slices"])
+def test_a_run_in_slices_has_the_bits_of_one_rank(
+    way: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = quick_run.settings(every_algorithm()[name])
+    expected = quick_run.run(raw, tmp_path / "one", 1)
+    lead(monkeypatch, way)
+    assert quick_run.run(raw, tmp_path / "three", 3) == expected
