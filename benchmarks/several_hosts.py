@@ -3,7 +3,7 @@
     python benchmarks/several_hosts.py --netns DIR [--out FILE]       as root; DIR has the tools that `hosts.py` names
 
 Three hosts are network namespaces of this machine. FedAvg on digits with a wide MLP: 4.2 MB of parameters, so a round
-moves 4.2 MB to each other rank and, as exact sums in int64, 8.4 MB back.
+moves 4.2 MB to each other rank, and as much back from each: slices of its model, and the slice that it has folded.
 
 Bytes: what the hosts' interfaces have sent in a run of many rounds less that of a run of few, by the same difference of
 what metrics.csv counts; and the same for single calls of a transport. Seconds: `exchange_seconds` of metrics.csv, the
@@ -26,12 +26,17 @@ from dataclasses import astuple
 from pathlib import Path
 
 import hosts
+import numpy as np
 from hosts import Network, Sent
 
 from pflmpi.config.yaml_file import dump
-from pflmpi.forecast.communication import Call, Link, communication_seconds
+from pflmpi.forecast.communication import Link, communication_seconds
 from pflmpi.forecast.communication import Network as Ranks
 from pflmpi.machine import cores
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.downlink import down_calls
+from pflmpi.messages.kinds import Mean, Shared, tensor
+from pflmpi.messages.uplink import up_calls
 from pflmpi.store import metrics_file
 from pflmpi.transports.base import Transport
 
@@ -118,8 +123,6 @@ def bytes_of_calls(tools: Path, folder: Path) -> Iterator[list[str]]:
 
 def worker(out: Path) -> None:
     """Make calls on this rank; rank 0 writes for each the counted bytes, and what all hosts have sent."""
-    import numpy as np
-
     from pflmpi.transports import open_transport
     from pflmpi.transports.detect import detect
     from pflmpi.transports.process_exit import exit_process
@@ -130,6 +133,7 @@ def worker(out: Path) -> None:
         "broadcast": lambda: transport.broadcast(payload),
         "sum": lambda: transport.sum_int64(values),
         "gather": lambda: transport.gather(payload, [SIZE] * transport.size),
+        "all-to-all": lambda: transport.all_to_all([payload] * transport.size, np.full((transport.size,) * 2, SIZE)),
         "scatter": lambda: transport.scatter([payload] * transport.size, SIZE),
     }
     found = []
@@ -186,10 +190,13 @@ def seconds_of_rounds(tools: Path, folder: Path) -> Iterator[list[str]]:
 
 def predicted(network: Network, hidden: int, transport: str) -> float:
     """Return the seconds that `pflmpi plan` has for the calls of an exchange of FedAvg, with a rank on each host."""
-    count, size = len(SPREAD), parameters(hidden)
-    calls = {"maximum": 8 * 4, "sum": 8 * size, "broadcast": 4 * size}  # the model has four leaves
+    count, model = len(SPREAD), {"all": tensor(parameters(hidden))}
+    declared = Declared(
+        {"model": Mean(model)}, {"model": Shared(model)}, np.ones((count, 1), bool), np.ones(count, int)
+    )
+    clients = [[np.array([rank])] for rank in range(count)]
     link = Link(network.delay / 1e3, (network.rate or FORWARDED) * 1e6 / 8)
-    exchange = [Call(name, (size,) * count) for name, size in calls.items()]
+    exchange = [*up_calls(declared, clients), *down_calls(declared, clients)]
     return communication_seconds(exchange, Ranks(count, count, link, link), transport)
 
 

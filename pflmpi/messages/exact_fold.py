@@ -14,7 +14,7 @@ from pflmpi.messages.packing import to_numpy
 
 _BITS = 62
 _MOST = 960  # of a shift: with a weight or a divisor before it, 2.0**shift stays a number
-_BLOCK = 2**14  # entries at a time, so that all steps find them in the cache
+_BLOCK = 2**15  # entries at a time, so that all steps find them in the cache
 
 Terms = tuple[np.ndarray, np.ndarray]  # values [m, n] of m clients, of any type, and their weights [m] float64
 
@@ -69,7 +69,7 @@ class _Scratch:
     """Memory for the steps of a block, used again for the next one: new memory costs as much as the arithmetic."""
 
     def __init__(self) -> None:
-        self._floats = np.empty(_BLOCK)
+        self._floats, self._integers = np.empty(_BLOCK), np.empty(_BLOCK, np.int64)
 
     def add(self, total: np.ndarray, terms: Sequence[Terms], block: slice, shift: int) -> None:
         """Add a block of values times weights to the sums of that block."""
@@ -83,10 +83,9 @@ class _Scratch:
                 np.copyto(floats, chunk)
                 floats *= factors[first : first + len(chunk), np.newaxis]
                 np.rint(floats, out=floats)
-                if len(chunk) == 1:
-                    np.add(total, floats[0], out=total, dtype=np.int64, casting="unsafe")  # converts and adds at once
-                else:
-                    total += floats.astype(np.int64).sum(0)
+                integers = self._integers[: chunk.size].reshape(chunk.shape)
+                np.copyto(integers, floats, casting="unsafe")
+                total += integers[0] if len(chunk) == 1 else integers.sum(0)
 
     def finish(self, total: np.ndarray, shift: int, divisor: float, out: np.ndarray) -> None:
         """Write the values of a block of sums."""

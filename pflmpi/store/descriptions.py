@@ -56,7 +56,7 @@ METRICS = {
 BYTES = {
     "up": ("bytes", "[N] from each client, as papers count them"),
     "down": ("bytes", "[N] to each client, as papers count them"),
-    "wire_up": ("bytes", "moved to rank 0 by collective calls"),
+    "wire_up": ("bytes", "moved between ranks on the way to rank 0"),
     "wire_down": ("bytes", "moved from rank 0 by collective calls"),
 }
 PARTITION = {

@@ -129,6 +129,21 @@ def test_ranks_of_one_node_need_not_cross_the_slow_link(transport: str) -> None:
     assert seconds[0] < 1e-3 < seconds[1] < seconds[2]
 
 
+@pytest.mark.parametrize(("transport", "barrier"), [("mpi", 2), ("torch", 0)])
+def test_an_all_to_all_takes_one_delay_after_its_barrier(transport: str, barrier: int) -> None:
+    everyone = Call("all-to-all", (30,) * 4, (30,) * 4)
+    assert communication_seconds([everyone], network(4, SLOW), transport) == pytest.approx(barrier + 1, rel=CLOSE)
+
+
+@pytest.mark.parametrize("transport", ["mpi", "torch"])
+def test_bytes_of_an_all_to_all_on_the_busiest_link(transport: str) -> None:
+    few = Call("all-to-all", (0, 600, 600, 600), (900, 300, 300, 300))  # rank 0 has nothing to send
+    assert communication_seconds([few], network(4, NARROW), transport) == pytest.approx(900)
+    pairs = Network(4, 2, NARROW, NARROW)  # two of the three others are on the other node
+    assert communication_seconds([few], pairs, transport) == pytest.approx(1200 * 2 / 3)
+    assert communication_seconds([few], network(4, NARROW, 1), transport) == pytest.approx(200)  # each pair has a link
+
+
 def test_parts_of_no_bytes_are_not_sent() -> None:
     calls = [Call("gather", (0, 0, 8)), Call("sum", (0, 0, 0)), Call("scatter", (8, 0, 0))]
     assert communication_seconds(calls, network(3, SLOW), "torch") == pytest.approx(1.0, rel=CLOSE)

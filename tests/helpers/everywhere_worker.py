@@ -34,6 +34,7 @@ ROUNDS = 5
 TRAINING = {"rounds": ROUNDS, "participation": 0.4}
 LANES = {"executor": "lanes", "lanes": 3, "device": "cpu"}
 LOOP = {"executor": "loop", "device": "cpu"}
+WIDE = {"name": "mlp", "hidden": 1300}  # large enough to be folded in slices, by up to 5 ranks
 CONVOLUTIONS = {"name": "cnn", "first_channels": 3, "second_channels": 4, "hidden": 8}
 
 
@@ -54,6 +55,10 @@ def cases(algorithms: str, data_root: str | None) -> dict[str, dict[str, Any]]:
                 common, runtime=LOOP, data=fashion, model=CONVOLUTIONS
             )
             result[f"fashion_mnist lanes {name}"] = quick_run.settings(common, runtime=LANES, data=fashion)
+    for participation in (0.4, 1.0):  # each rank sends its participants' entries, or sums
+        wide = {"algorithm": {"name": "fedavg"}, "model": WIDE, "checkpoint": {"every": ROUNDS}}
+        raw = quick_run.settings(wide, training={**TRAINING, "participation": participation}, runtime=LOOP)
+        result[f"slices {participation}"] = raw
     return result
 
 

@@ -69,11 +69,22 @@ def test_state_and_scores_have_the_bits_of_a_run_in_process(
         assert {name: found[name][key] for name in names} == {name: expected[name][key] for name in names}, key
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("way", ["mpirun", "torchrun"])
+def test_models_folded_in_slices_have_the_bits_of_a_run_in_process(
+    way: str, ranks: int, results: Callable[[str, int], Results]
+) -> None:
+    expected, found = results("in process", 1), results(way, ranks)
+    names = [name for name in found if name.startswith("slices")]
+    assert len(names) == 2
+    assert {name: found[name]["digest"] for name in names} == {name: expected[name]["digest"] for name in names}
+
+
 def test_clients_are_uneven_and_few_of_them_take_part(results: Callable[[str, int], Results]) -> None:
     for name, result in results("in process", 1).items():
         assert max(result["samples"]) > 2 * min(result["samples"]), name
         chosen = {tuple(one["participants"]) for one in result["rounds"]}
-        if name != "digits lanes l2gd":  # which needs all of them
+        if name not in ("digits lanes l2gd", "slices 1.0"):  # which all take part in
             assert {len(one) for one in chosen} == {3} and len(chosen) > 1, name
 
 

@@ -3,7 +3,9 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from mortal_transport import Died, MortalTransport, run_mortal
 from pflmpi.config import load as configuration
 from pflmpi.experiment import start as starting
 from pflmpi.experiment.execute import RankContext
+from pflmpi.messages import routes
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.lock import taking
@@ -37,9 +40,9 @@ def dying_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "take", take)
 
 
-def run(folder: Path, last: dict[int, int]) -> list[MortalTransport]:
+def run(folder: Path, last: dict[int, int], raw: dict[str, Any] = RAW) -> list[MortalTransport]:
     """Run on threads of which some die; only ranks that are 0 at the time may observe rounds."""
-    config = configuration.parse(RAW)
+    config = configuration.parse(raw)
     torch.set_num_threads(1)
 
     def work(transport: MortalTransport) -> None:
@@ -73,6 +76,31 @@ def test_the_others_go_on_to_the_same_bits(
 ) -> None:
     expected, calls = whole
     check(tmp_path / "run", {rank: int(share * calls[rank])}, expected)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("participation", [0.4, 1.0])  # each rank sends its participant's entries, or sums
+def test_a_death_in_a_fold_in_slices(
+    participation: float, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has sent the others their slices, and before it hands over its own."""
+    monkeypatch.setattr(routes, "_GATHERED", 0)
+    monkeypatch.setattr(routes, "_LEAST_SLICE", 4)
+    raw = quick_run.settings(RAW, algorithm={"name": "fedavg"}, training={"participation": participation})
+    exchanges = []  # the number of each such call of the rank
+
+    def noting(self: MortalTransport, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+        if self.rank == rank:
+            exchanges.append(self.made)
+        self._exchange("all-to-all", sent, received)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(MortalTransport, "_all_to_all", noting)
+        run(tmp_path / "whole", {}, raw)
+    assert len(exchanges) == 2, "one in each round"
+    for last in (exchanges[0], exchanges[1] + 1):
+        run(tmp_path / str(last), {rank: last}, raw)
+        assert quick_run.digest(tmp_path / str(last)) == quick_run.digest(tmp_path / "whole")
 
 
 def test_two_of_three_die_one_after_the_other(whole: tuple[str, list[int]], tmp_path: Path) -> None:
