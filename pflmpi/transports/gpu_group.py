@@ -45,6 +45,7 @@ class GpuGroup:
         self._rank, self._first, self._is_member = rank, ranks[0], rank in ranks
         self._members = frozenset(ranks)
         self._device, self._wait, self._wait_for_gpu = device, wait, wait_for_gpu
+        self._wait_for_message = wait_for_gpu if backend == "nccl" else wait  # gloo's ends in `wait` alone
         # NCCL connects in the first call, which all members must make; not all of them have something to exchange.
         self._on_device(torch.zeros(1), lambda staged: dist.all_reduce(staged, group=self._group, async_op=True), False)
 
@@ -83,7 +84,7 @@ class GpuGroup:
         moves = [dist.P2POp(dist.isend, part.to(self._device), rank, self._group) for rank, part in outgoing.items()]
         moves += [dist.P2POp(dist.irecv, part, rank, self._group) for rank, part in staged.items()]
         for work in dist.batch_isend_irecv(moves) if moves else ():
-            self._wait_for_gpu(work)
+            self._wait_for_message(work)
         for rank, part in incoming.items():
             part.copy_(staged[rank])
         return sent, received
