@@ -6,6 +6,7 @@ from pflmpi.analysis.plots import Curve, Curves
 from pflmpi.scaling.model import Model, fit
 from pflmpi.scaling.results import Results
 
+EXTRAPOLATION = "extrapolation"  # how the names of the figures begin
 _POINTS = 40  # of the curve
 
 
@@ -35,7 +36,7 @@ def _figure(results: Results, model: Model, to: int, ending: str, name: str) -> 
         f"{key} {one.value:.3g} ({one.low:.3g} to {one.high:.3g})" for key, one in model.coefficients().items()
     )
     return Curves(
-        name=f"extrapolation{ending}",
+        name=f"{EXTRAPOLATION}{ending}",
         title=f"Extrapolation to {to} ranks{f': {name}' if ending else ''}",
         caption=f"Markers: measured. Dotted: the model fitted to them, with its 95 % interval. At {to} ranks: "
         f"{last.value:.3g} s ({last.low:.3g} to {last.high:.3g}).{far} Coefficients in seconds: {said}.",

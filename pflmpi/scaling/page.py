@@ -10,7 +10,7 @@ from pflmpi.analysis.page.html import PageFigure, PageTable, Section
 from pflmpi.analysis.plots import Missing
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling.experiment import WARM_UP
-from pflmpi.scaling.extrapolation import extrapolations
+from pflmpi.scaling.extrapolation import EXTRAPOLATION, extrapolations
 from pflmpi.scaling.figures import figures
 from pflmpi.scaling.results import Results
 from pflmpi.scaling.surroundings import hardware
@@ -43,6 +43,8 @@ def write_page(
     problems = [f"{name}: {problem}" for name, found in named.items() for problem in found.problems]
     try:
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
+        for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
+            path.unlink()
         plots = [*figures(named), *models]
         for number, plot in enumerate(plots, 1):
             if isinstance(plot, Missing):

@@ -84,6 +84,7 @@ def test_the_page_draws_the_model_apart_from_what_was_measured(
     with open(out / "figures" / "extrapolation.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     assert {line["curve"] for line in lines} == {"measured", "model, and its 95 % interval"}
-    assert max(float(line["ranks"]) for line in lines) == 1000 and lines[-1]["low"] <= lines[-1]["high"]
+    assert max(float(line["ranks"]) for line in lines) == 1000 and float(lines[-1]["low"]) <= float(lines[-1]["high"])
     assert main(["report", str(out), "--to", "3"]) == 2 and "--to 3: must be more than 4" in capfd.readouterr().err
     assert main(["report", str(out)]) == 0 and "Extrapolation" not in (out / "scale.html").read_text()
+    assert not list((out / "figures").glob("extrapolation*")), "nor beside the page"
