@@ -6,15 +6,19 @@ import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves, Missing, Plot, Stack
 from pflmpi.scaling.results import PARTS, Point, Results
-from pflmpi.text import scaled_bytes
+from pflmpi.text import counted, scaled_bytes
 
 _WIDE = 8  # times the first number of ranks: from here on the axis is logarithmic
 _PLAN = "predicted by plan"
 
 
 def figures(among: dict[str, Results]) -> list[Plot | Missing]:
-    """All figures, each over all experiments by name."""
-    return [_seconds(among), _speed_up(among), _efficiency(among), _split(among), _memory(among), _bytes(among)]
+    """All figures, each over all experiments by name, but for the parts of a round: a figure for each."""
+    splits = [
+        _split(name, found, "" if len(among) == 1 else f"_{number}")
+        for number, (name, found) in enumerate(among.items(), 1)
+    ]
+    return [_seconds(among), _speed_up(among), _efficiency(among), *splits, _memory(among), _bytes(among)]
 
 
 def _seconds(among: dict[str, Results]) -> Curves:
@@ -70,20 +74,19 @@ def _relative(
     return _over_ranks(among, curves, name, title, caption, title.lower(), zero=True)
 
 
-def _split(among: dict[str, Results]) -> Stack:
-    shown = [(name, point) for name, found in among.items() for point in found.measured]
-    names = [f"{_named(among, name, '')}{point.ranks} rank{'s' * (point.ranks > 1)}" for name, point in shown]
+def _split(name: str, found: Results, ending: str) -> Stack:
+    points = found.measured
     return Stack(
-        name="split",
-        title="Where the seconds go",
+        name=f"split{ending}",
+        title=f"Where the seconds go{f': {name}' if ending else ''}",
         caption="Means over all rounds that count. Compute (local training), evaluation and waiting for the slowest "
         "rank are means over the ranks that compute; checkpoint is the time for which training stopped for one; "
         "exchange is the rest: messages, the server's update, reports of the ranks.",
         x_label="",
         y_label="seconds per round",
-        x=np.arange(len(names), dtype=np.float64),
-        names=tuple(names),
-        parts={part: np.array([point.parts[part] for _, point in shown]) for part in PARTS},
+        x=np.arange(len(points), dtype=np.float64),
+        names=tuple(counted(point.ranks, "rank") for point in points),
+        parts={part: np.array([point.parts[part] for point in points]) for part in PARTS},
     )
 
 

@@ -56,6 +56,7 @@ def test_experiments_lie_over_each_other_and_faults_stand_out(
     shown = capfd.readouterr()
     assert "other: OTHER BITS on 4 ranks" in shown.err and "other: 2 ranks, repeat 1: no memory is left" in shown.err
     assert (tmp_path / "both" / "scale.html").read_text().count("class=wrong") == 2
+    assert "Where the seconds go: other" in (tmp_path / "both" / "scale.html").read_text(), "a figure for each"
     with open(tmp_path / "both" / "figures" / "speed_up.csv", newline="") as file:
         assert {line["curve"] for line in csv.DictReader(file)} == {"strong", "other", "ideal"}
 
