@@ -62,6 +62,11 @@ class Run:
         """The columns of metrics.csv, each [rounds], as they are at the first use; see `columns`."""
         return columns(self.path)
 
+    @cached_property
+    def accuracies(self) -> dict[int, np.ndarray | None]:
+        """Accuracy [N] of the clients by round, of the rounds that a report has read; None where one has none."""
+        return {}
+
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
 

@@ -155,15 +155,19 @@ def accuracy_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
 
 def client_accuracy(run: Run, rounds: Sequence[int]) -> dict[int, np.ndarray]:
     """Accuracy [N] of each client, for those of the rounds that have a good checkpoint with scores."""
-    found = {}
+    known = run.accuracies  # each file is read once for all figures
     for number in rounds:
-        try:
-            metrics = run.round(number).metrics
-        except CheckpointError:
-            continue  # `analysis.comparable` reports damaged files
-        if "accuracy" in metrics and not np.isnan(metrics["accuracy"]).all():
-            found[number] = metrics["accuracy"]
-    return found
+        if number not in known:
+            known[number] = _accuracy(run, number)
+    return {number: accuracy for number in rounds if (accuracy := known[number]) is not None}
+
+
+def _accuracy(run: Run, number: int) -> np.ndarray | None:
+    try:
+        found = run.round(number).metrics.get("accuracy")
+    except CheckpointError:
+        return None  # `analysis.comparable` reports damaged files
+    return None if found is None or np.isnan(found).all() else found
 
 
 def evaluated(run: Run) -> np.ndarray:
