@@ -107,6 +107,6 @@
     show(detail);
     panel.scrollIntoView({ behavior: "smooth" });
   });
-  document.getElementById("s1").after(panel);
+  document.getElementById("s2").after(panel);
   show(0);
 })();
