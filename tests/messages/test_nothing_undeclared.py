@@ -186,14 +186,15 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
         assert [len(one) for one in (*agreed, same)] == [AGREE] * 5
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
-        sizes = [2 + (2 * k + 1) * len(tested) + len(own) for tested, own in zip(lists, trained[rank], strict=True)]
+        sizes = [4 + (2 * k + 1) * len(tested) + len(own) for tested, own in zip(lists, trained[rank], strict=True)]
         assert [len(one) for one in scores] == [8 * one for one in sizes]
         for content in ends:
             longest, wish = from_keys(np.frombuffer(content, np.int64))
             assert 0 <= longest < 60 and wish == 0
         for round, (content, tested) in enumerate(zip(scores, lists, strict=True), start=1):
-            (microseconds, written), rest = np.split(np.frombuffer(content), [2])
-            assert 0 <= microseconds < 60e6 and -1 <= written < round
+            (trained_for, tested_for, memory, written), rest = np.split(np.frombuffer(content), [4])
+            assert 0 <= trained_for < 60e6 and 0 <= tested_for < 60e6  # microseconds
+            assert 0 < memory < 2**40 and -1 <= written < round
             counts, losses = np.split(rest, [(2 * k + 1) * len(tested)])
             hits, predicted, loss = np.split(counts.reshape(-1, 2 * k + 1), [k, 2 * k], axis=1)
             found = known[round].scores
