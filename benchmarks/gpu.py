@@ -64,23 +64,30 @@ class Workload:
 
 WORKLOADS = {
     "cifar10-1000": Workload(
-        "pfl-research's CIFAR-10 benchmark",
+        "pfl-research's CIFAR-10 benchmark, which has 1,500 rounds",
         CIFAR,
         10,
-        {"name": "cnn"},
+        {"name": "dropout_cnn"},
         clients=1000,
         samples=50,
         participants=50,
         batch=10,
     ),
     "femnist-3400": Workload(
-        "FLUTE's FEMNIST experiment", FEMNIST, 62, {"name": "cnn"}, clients=3400, samples=200, participants=10, batch=20
+        "FLUTE's FEMNIST experiment",
+        FEMNIST,
+        62,
+        {"name": "dropout_cnn"},
+        clients=3400,
+        samples=200,
+        participants=10,
+        batch=20,
     ),
-    "cifar10-100-cnn": Workload(
+    "cifar10-100-lenet": Workload(
         "BlazeFL's CIFAR-10 benchmark",
         CIFAR,
         10,
-        {"name": "cnn"},
+        {"name": "lenet"},
         clients=100,
         samples=500,
         participants=100,
@@ -224,13 +231,15 @@ def bare(experiment: Experiment, workload: Workload) -> float:
     chosen = training.participants(0, 1, workload.clients)
     steps = sum(training.num_steps(int(experiment.federation.num_train[client])) for client in chosen)
     model = tree.to(task.init(), task.device)
+    key = torch.zeros((), dtype=torch.int64, device=task.device)  # of dropout, where the network has any
     leaves = [leaf.requires_grad_() for path, leaf in tree.leaves(model) if not path.startswith("stats")]
+    noisy = {**model, "noise": {"key": key}} if task.architecture.draws_noise else model
     synchronise(task)
     began = time.perf_counter()
     for step in range(steps):
         first = step % 10 * workload.batch
         x, y = task.prepare(images[first : first + workload.batch]), labels[first : first + workload.batch]
-        gradients = torch.autograd.grad(F.cross_entropy(task.predict(model, x, training=True), y), leaves)
+        gradients = torch.autograd.grad(F.cross_entropy(task.predict(noisy, x, training=True), y), leaves)
         with torch.no_grad():
             torch._foreach_add_(leaves, gradients, alpha=-training.lr)
     synchronise(task)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pflmpi import tree
+from pflmpi.learning.distance import squared_distance as squared_distance
 from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.task import Task
 from pflmpi.models.noise import uniform as uniform
@@ -88,11 +88,6 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 def model_loss(task: Task) -> Loss:
     """The plain loss: cross-entropy of the model's own logits."""
     return lambda model, batch: cross_entropy(task.predict(model, batch.x, training=True), batch)
-
-
-def squared_distance(a: Tree, b: Tree) -> Tensor:
-    """||a - b||^2 over all leaves of `b` (a may have more parts)."""
-    return torch.stack([(tree.at(a, path) - leaf).square().sum() for path, leaf in tree.leaves(b)]).sum()
 
 
 def class_means(task: Task, model: Tree, data: ClientData) -> Tree:

@@ -100,6 +100,19 @@ def test_squared_distance_by_hand() -> None:
     assert squared_distance(a, b).item() == 5.0
 
 
+def test_the_squared_distance_has_the_bits_of_autograds_own_formula() -> None:
+    rng = torch.Generator().manual_seed(0)
+    mine = [torch.randn(shape, generator=rng, requires_grad=True) for shape in ((33, 7), (101,))]
+    others = [torch.randn(leaf.shape, generator=rng) for leaf in mine]
+    a, b = ({"x": x, "part": {"y": y}} for x, y in (mine, others))
+    formula = torch.stack([(x - y).square().sum() for x, y in zip(mine, others, strict=True)]).sum()
+    plain = (mine[0] ** 3).sum()
+    expected = torch.autograd.grad(plain + 0.37 * formula, mine, retain_graph=True)
+    found = squared_distance(a, b)
+    assert torch.equal(found, formula)
+    assert all(map(torch.equal, torch.autograd.grad(plain + 0.37 * found, mine), expected))
+
+
 def test_batches_of_an_epoch_hold_every_sample_once() -> None:
     training = TrainingConfig(batch_size=4, epochs=2)
     order = batch_order(np.random.default_rng(0), 10, training)
