@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,10 @@ from pflmpi.store.target import Target
 FORMAT_VERSION = 3
 
 _HEAD_BYTES = 512
+_WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
 _CHUNK = 1 << 24
+_SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 
 
@@ -40,12 +42,24 @@ class NewerFormatError(CheckpointError):
     """A file in a format of a newer pflmpi."""
 
 
-def write(path: Path, fill: Callable[[File], None]) -> None:
+def write(path: Path, fill: Callable[[File], None], size: int | None = None) -> None:
     """Write an HDF5 file atomically; `fill` writes the content.
+
+    Args:
+        size: bytes of the arrays, if known. A small file is made in memory, which takes less of the processor.
 
     Raises:
         OSError: see `atomic.replacing`.
     """
+    if size is not None and size <= _SMALL:
+        memory = {"driver": "core", "backing_store": False}
+        with h5py.File(path, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY, **memory) as file:
+            write_attribute(file.id, "format_version", FORMAT_VERSION)
+            fill(file)
+            file.flush()
+            content = file.id.get_file_image()  # without the user block
+        atomic.write(path, (_WRITTEN % (len(content), zlib.crc32(content))).ljust(_HEAD_BYTES, b"\0") + content)
+        return
     with atomic.replacing(path) as descriptor:
         target = Target(descriptor)
         try:
@@ -54,8 +68,7 @@ def write(path: Path, fill: Callable[[File], None]) -> None:
                 fill(file)
         finally:
             target.finish()  # raises a disk error rather than what followed from it
-        size, checksum = _measure(descriptor)
-        atomic.write_at(descriptor, b"pflmpi bytes=%d crc32=%08x\n" % (size, checksum), 0)
+        atomic.write_at(descriptor, _WRITTEN % _measure(descriptor), 0)
 
 
 def _measure(descriptor: int) -> tuple[int, int]:
@@ -67,13 +80,7 @@ def _measure(descriptor: int) -> tuple[int, int]:
 
 
 def put(group: Group, path: str, array: np.ndarray) -> Identifier:
-    """Store an array with the CRC-32 of its bytes; its identifier.
-
-    >>> with h5py.File("example", "w", driver="core", backing_store=False) as file:
-    ...     _ = put(file, "head/weight", np.zeros(4, np.uint8))
-    ...     int(file["head/weight"].attrs["crc32"])
-    558161692
-    """
+    """Store an array with the CRC-32 of its bytes; its identifier."""
     array = np.asarray(array, order="C")
     assert array.dtype.kind in "biufcS", f"{path}: arrays of {array.dtype} cannot be stored"
     dataset = write_array(group.id, path, array)
@@ -133,7 +140,8 @@ def reading(path: Path) -> Iterator[File]:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
     except Exception as error:  # of a file of another form there may be any kind
-        raise CheckpointError(f"{path} cannot be read: {_line(error)}") from error
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise CheckpointError(f"{path} cannot be read: {' '.join(str(text).split())}") from error
 
 
 def recorded_checksum(path: Path) -> Checksum:
@@ -189,8 +197,3 @@ def _head(path: Path) -> tuple[Checksum | None, str]:
     if head is None:
         return None, f"{path} is damaged: it does not begin like a file of pflmpi"
     return Checksum(int(head[1]), int(head[2], 16)), ""
-
-
-def _line(error: Exception) -> str:
-    text: Any = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return " ".join(str(text).split())

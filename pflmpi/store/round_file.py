@@ -132,7 +132,9 @@ def write_round(
         datasets |= {path: checked_hdf5.put(file, path, arrays[path]) for path in sorted(arrays)}
         describe(file, datasets, several_cohorts=len(layout.cohorts) > 1)
 
-    checked_hdf5.write(round_path(run, content.round), fill)
+    messages = [message.arrays for message in content.received.values()]
+    size = sum(array.nbytes for arrays in (content.server, content.metrics, *messages) for array in arrays.values())
+    checked_hdf5.write(round_path(run, content.round), fill, size)
     return shards
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute
+from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute, write_group
 from pflmpi.store.once import leaf as once
 from pflmpi.store.once.checksums import followed
 
@@ -42,15 +42,15 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for name, value in (attributes or {}).items():
             write_attribute(file.id, name, value)
         for cohort, (clients, leaves) in sorted(rows.items()):
-            group = file.create_group(cohort)
+            group = write_group(file.id, cohort)
+            write_group(group.id, "rows")
             ids = clients.astype(np.int64)
             checked_hdf5.put(group, "client", ids)
             checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves))
-            group.create_group("rows")
             for leaf in sorted(leaves):
                 once.put(group, leaf, leaves[leaf])
 
-    checked_hdf5.write(path, fill)
+    checked_hdf5.write(path, fill, sum(array.nbytes for _, leaves in rows.values() for array in leaves.values()))
 
 
 def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> Arrays:

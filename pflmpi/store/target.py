@@ -1,4 +1,4 @@
-"""A file object through which HDF5 writes.
+"""A file object through which HDF5 writes files that are too large to be made in memory.
 
 HDF5's own drivers hold Python's global lock while they write, and its memory driver needs the content three times over.
 With this object large writes go straight from the arrays to the file while other threads compute; small ones are

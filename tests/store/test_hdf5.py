@@ -1,11 +1,13 @@
 """Datasets and attributes that are written quickly are the bytes that h5py's own functions write."""
 
+import os
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from pflmpi.store import checked_hdf5, run_folder
 from pflmpi.store.hdf5 import write_array, write_attribute
 from store_world import World
 
@@ -50,3 +52,28 @@ def test_what_a_checkpoint_has_written_it_does_not_open_again(tmp_path: Path, mo
     monkeypatch.setattr(h5py.Dataset, "__init__", lambda *given, **named: opened.append(0) or make(*given, **named))
     world.save(0, ranks=2)
     assert not opened
+
+
+def test_a_small_file_is_written_at_once_and_is_the_same_as_one_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, sizes = os.pwrite, list[int]()
+
+    def counted(descriptor: int, content: bytes, position: int) -> int:
+        sizes.append(len(content))
+        return write(descriptor, content, position)
+
+    monkeypatch.setattr(os, "pwrite", counted)
+    worlds = [World(tmp_path / name, [0, 1, 0, 1], 0) for name in ("small", "pieces")]
+    worlds[0].save(0, ranks=2)
+    files = sorted(worlds[0].run.rglob("*.h5"))
+    assert sorted(sizes) == sorted(path.stat().st_size for path in files)
+    monkeypatch.setattr(checked_hdf5, "_SMALL", -1)
+    worlds[1].save(0, ranks=2)
+    assert len(sizes) > 2 * len(files)
+    for world in worlds:
+        assert run_folder.verify(world.run, 0) == [] and run_folder.digest(world.run, 0) == worlds[0].digest()
+    for path in files:
+        with h5py.File(path) as small, h5py.File(worlds[1].run / path.relative_to(worlds[0].run)) as pieces:
+            assert small.userblock_size == pieces.userblock_size == 512
+            assert checked_hdf5.names(small) == checked_hdf5.names(pieces)

@@ -32,8 +32,19 @@ def files(world: World) -> list[str]:
     return ["round_00001.h5", *run_folder.read_layout(world.run, 1).files]
 
 
-def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_continues(tmp_path: Path) -> None:
+@pytest.fixture
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files are written as large ones are: in pieces."""
+    monkeypatch.setattr(checked_hdf5, "_SMALL", -1)
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_continues(
+    tmp_path: Path, small: bool, request: pytest.FixtureRequest
+) -> None:
     outcomes = []
+    if not small:
+        request.getfixturevalue("on_disk")
     for step in range(200):
         world = World(tmp_path / f"run{step}", COHORTS, 0)
         world.save(0, ranks=2)
@@ -59,7 +70,8 @@ def test_killed_at_any_step_of_a_checkpoint_the_last_one_is_intact_and_the_run_c
         if not dying.dead:
             break
     # Three files: writes, flush, rename, flush of the folder; the checkpoint is there from the last rename on.
-    assert len(outcomes) > 20 and outcomes == [0] * (len(outcomes) - 2) + [1, 1]
+    assert outcomes == [0] * (len(outcomes) - 2) + [1, 1]
+    assert len(outcomes) == 3 * 4 + 1 if small else len(outcomes) > 20
 
 
 def test_a_file_cut_anywhere_is_named(world: World) -> None:
@@ -152,8 +164,18 @@ def test_the_newest_good_round_is_used_and_the_damaged_ones_are_reported(world: 
         run_folder.newest_good(world.run)
 
 
+@pytest.mark.parametrize("call", range(3))
+def test_a_full_disk_at_a_small_file_damages_nothing(world: World, call: int) -> None:
+    check_full_disk(world, call)
+
+
 @pytest.mark.parametrize("call", range(6))
+@pytest.mark.usefixtures("on_disk")
 def test_a_full_disk_damages_nothing_and_leaves_nothing_behind(world: World, call: int) -> None:
+    check_full_disk(world, call)
+
+
+def check_full_disk(world: World, call: int) -> None:
     before = {path: path.read_bytes() for path in world.run.rglob("*.h5")}
     world.train(np.arange(world.n))
     calls = iter(range(100))
