@@ -42,14 +42,14 @@ def run(words: list[str], folder: Path, threads: int, log: Path, limit: float) -
         process = subprocess.Popen(
             words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         )
-        most = [0]
-        threading.Thread(target=_watch, args=(process, most), daemon=True).start()
-        timer = threading.Timer(limit, _kill, (process.pid,))
+        most, seen = [0], {process.pid}
+        threading.Thread(target=_watch, args=(process, most, seen), daemon=True).start()
+        timer = threading.Timer(limit, _kill, (process.pid, seen))
         timer.start()
         assert process.stdout is not None
         line = next((line for line in process.stdout if line.startswith('{"ends"')), None)
         timer.cancel()
-        _kill(process.pid)
+        _kill(process.pid, seen)
         process.wait()
     if line is None:
         raise RuntimeError(f"{' '.join(words)} did not finish; see {log}")
@@ -57,9 +57,11 @@ def run(words: list[str], folder: Path, threads: int, log: Path, limit: float) -
     return Measured(ends[0] - began, [end - start for start, end in itertools.pairwise(ends)], most[0])
 
 
-def _watch(process: "subprocess.Popen[str]", most: list[int]) -> None:
+def _watch(process: "subprocess.Popen[str]", most: list[int], seen: set[int]) -> None:
     while process.poll() is None:
-        most[0] = max(most[0], sum(map(_memory, _family(process.pid))))
+        family = [*_family(process.pid)]
+        seen.update(family)
+        most[0] = max(most[0], sum(map(_memory, family)))
         time.sleep(_INTERVAL)
 
 
@@ -80,11 +82,11 @@ def _memory(process: int) -> int:
     return 0
 
 
-def _kill(process: int) -> None:
-    """End a run with all that it has started, also what left its session."""
-    family = [*_family(process)]
+def _kill(process: int, seen: set[int]) -> None:
+    """End a run with all that it has started: what is there, and what was `seen` and has outlived its parent."""
+    family = seen | {*_family(process)}
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
-    for one in family[1:]:
+    for one in family:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
