@@ -31,7 +31,7 @@ _HISTORY_LINE = 158  # bytes of a line of metrics.csv, about
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
 _WRITTEN = 6  # round files
 _RUN = "0" * 16  # in place of the id of the run
-_FEW = 256  # values of a leaf that are written instead of all
+_FEW = 1024  # values of a leaf that are written instead of all; more than a block that HDF5 shares between small arrays
 
 
 @dataclass(frozen=True)
