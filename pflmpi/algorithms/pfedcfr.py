@@ -57,7 +57,7 @@ class PFedCFR(Algorithm):
     summary: ClassVar[str] = "feature layers fused by distance, decision layers averaged"
     paper: ClassVar[str] = "Yang et al., 2023"
 
-    num_personal_layers: Annotated[int | None, Field(ge=0, description="averaged layers (r); null: the head")] = None
+    num_personal_layers: Annotated[int | None, Field(ge=0, description="the fused layers (r); null: the body")] = None
     layer_unit: Annotated[Literal["module", "tensor"], Field(description="what counts as a layer")] = "module"
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False, description="step size of the fusion (alpha_t)")] = 1e4
     sigma: Annotated[float, Field(gt=0, allow_inf_nan=False, description="scale of squared distances")] = 1e6
