@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--strict-skips", action="store_true", help="fail on a skip whose reason is not a known one")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers (`pytest -n 2 --dist loadgroup`) a file is one worker's, and so is all of the test bed."""
     for item in items:

@@ -56,7 +56,7 @@ def check_messages_between_gpus(transport: Transport) -> None:
                 if name != "a_random_sequence":  # it counts the bytes of gloo's ring
                     one(transport)
         assert carried.call_count == 1, "only the large one"
-        assert moved.call_count == (transport.rank in ranks), "likewise"
+        assert moved.call_count == (transport.rank in ranks and len(ranks) > 1), "likewise"
 
 
 def go_wrong(transport: Transport, how: str) -> None:

@@ -170,7 +170,7 @@ def test_an_unknown_mode_is_refused(config: str, capfd: pytest.CaptureFixture[st
 @pytest.mark.slow
 def test_it_measures_goes_on_after_ctrl_c_and_reports_what_fails(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
-    environment = {**processes.ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {**processes.ENVIRONMENT, "COLUMNS": "200", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [
         *processes.PFLMPI,
         "scale",
@@ -211,7 +211,7 @@ def test_it_measures_goes_on_after_ctrl_c_and_reports_what_fails(tmp_path: Path)
 def test_a_point_that_cannot_run_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:
     partition = {"name": "exdir", "clients": 7, "classes_per_client": 3, "alpha": 0.7, "min_samples": 40}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings(partition=partition)))
-    environment = {**processes.ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {**processes.ENVIRONMENT, "COLUMNS": "200", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     words = ["scale", "small.yaml", "--ranks", "1,2", "--mode", "weak", "--repeats", "1", "--rounds", "2", "--out", "s"]
     done = processes.call([*processes.PFLMPI, *words], cwd=tmp_path, env=environment)
     assert done.returncode == 1 and "2 ranks, repeat 1: " in done.stderr and "min_samples" in done.stderr, done.stderr
