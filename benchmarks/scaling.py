@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from pflmpi import machine
+from pflmpi.scaling.environment import hardware
 from pflmpi.scaling.results import Results, results
-from pflmpi.scaling.surroundings import hardware
 
 WORK: dict[str, dict[str, Any]] = {
     "digits-mlp": {

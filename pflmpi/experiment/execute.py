@@ -28,7 +28,7 @@ from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.state.space import folder_of
+from pflmpi.runtime.state.storage import folder_of
 from pflmpi.runtime.stopping import Joining, Stop
 from pflmpi.runtime.trackers.base import Tracked
 from pflmpi.runtime.trackers.tracking import tracked

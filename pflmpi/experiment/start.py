@@ -19,7 +19,7 @@ from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
 from pflmpi.experiment.retrying import from_root, together
 from pflmpi.runtime.progress import Observer
-from pflmpi.runtime.state.space import check_scratch
+from pflmpi.runtime.state.storage import check_scratch
 from pflmpi.runtime.trackers.tracking import check_installed
 from pflmpi.store import config_file, metrics_file, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock

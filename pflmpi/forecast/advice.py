@@ -8,7 +8,7 @@ from pflmpi import text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
 from pflmpi.runtime import idle_ranks
-from pflmpi.runtime.state.space import folder_of
+from pflmpi.runtime.state.storage import folder_of
 from pflmpi.text import size
 
 

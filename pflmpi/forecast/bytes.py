@@ -18,7 +18,7 @@ from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.state.first import of_anyone
+from pflmpi.runtime.state.initial import of_anyone
 from pflmpi.transports import ring
 from pflmpi.tree import Tree
 

@@ -17,7 +17,7 @@ from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.contract import RECEIVED
-from pflmpi.runtime.state.first import fill
+from pflmpi.runtime.state.initial import fill
 from pflmpi.runtime.state.rows import Rows, empty_rows
 from pflmpi.store.names import cohort_name
 from pflmpi.tree import Tree

@@ -9,11 +9,11 @@ from pflmpi.analysis.page import html
 from pflmpi.analysis.page.html import PageFigure, PageTable, Section
 from pflmpi.analysis.plots import Missing
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.scaling.environment import hardware
 from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.extrapolation import EXTRAPOLATION, extrapolations
 from pflmpi.scaling.figures import figures
 from pflmpi.scaling.results import Results
-from pflmpi.scaling.surroundings import hardware
 from pflmpi.scaling.tables import TITLES, readable
 
 PAGE, _TABLE, _FIGURES = "scale.html", "scale.tex", "figures"

@@ -21,8 +21,8 @@ from pflmpi.scaling.points import ScaleRun
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the points are measured.
+class Machines:
+    """The machines that the points are measured on.
 
     Attributes:
         nodes: that a number of ranks is spread over.
@@ -43,18 +43,18 @@ class Place:
         return Resources(ranks, nodes, self.gpus, cores, machine.memory().total, memory, delay=None, rate=None)
 
 
-def predict_points(some: Sequence[ScaleRun], out: Path, place: Place) -> None:
+def predict_points(some: Sequence[ScaleRun], out: Path, machines: Machines) -> None:
     """Write what is predicted for each number of ranks among some runs, beside them, unless it is known."""
     for one in some:
         path = records.plan_file(out, one.ranks)
         if "seconds" not in records.read(path):
-            _predict_apart(one.config(out), path, place.resources(one.ranks), place)
+            _predict_apart(one.config(out), path, machines.resources(one.ranks), machines)
 
 
-def _predict_apart(config: Path, out: Path, resources: Resources, place: Place) -> None:
+def _predict_apart(config: Path, out: Path, resources: Resources, machines: Machines) -> None:
     """Write the prediction, or why there is none, to `out`."""
-    overrides = [f"runtime.transport={place.transport}"] if resources.ranks > 1 else []
-    words = [str(config), str(out), json.dumps(asdict(resources)), str(place.cache), *overrides]
+    overrides = [f"runtime.transport={machines.transport}"] if resources.ranks > 1 else []
+    words = [str(config), str(out), json.dumps(asdict(resources)), str(machines.cache), *overrides]
     done = subprocess.run(
         [sys.executable, "-m", __name__, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

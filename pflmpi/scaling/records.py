@@ -8,8 +8,8 @@ from typing import Any
 from pflmpi import atomic
 from pflmpi.config import stored
 from pflmpi.errors import ConfigError, UserError
+from pflmpi.scaling.environment import environment
 from pflmpi.scaling.points import ScaleRun, folder
-from pflmpi.scaling.surroundings import surroundings
 from pflmpi.store import run_folder
 from pflmpi.store.digest import digest
 
@@ -33,7 +33,7 @@ def record(one: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> 
             "digest": digest(run, last),
             "nodes": nodes,
             **{name: found[name] for name in ("device", "transport", "data")},
-            **surroundings(environ, on_gpu=found["device"] != "cpu"),
+            **environment(environ, on_gpu=found["device"] != "cpu"),
         }
     except UserError as error:
         return str(error)

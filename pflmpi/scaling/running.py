@@ -6,7 +6,7 @@ from pathlib import Path
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import Scaling
 from pflmpi.scaling.points import ScaleRun
-from pflmpi.scaling.prediction import Place, predict_points
+from pflmpi.scaling.prediction import Machines, predict_points
 from pflmpi.sweep.pending import CellTask, prepare, unless_written
 from pflmpi.sweep.runs import SweepOutcome, run_cells
 
@@ -15,7 +15,7 @@ def measure(
     some: Sequence[ScaleRun],
     scaling: Scaling,
     out: Path,
-    place: Place,
+    machines: Machines,
     launcher: Callable[[int], Sequence[str]],
     environ: Mapping[str, str],
     held: Sequence[int],
@@ -29,14 +29,14 @@ def measure(
 
     def record(done: CellTask) -> str:
         assert isinstance(done.cell, ScaleRun)
-        return records.record(done.cell, out, place.nodes(done.cell.ranks), environ)
+        return records.record(done.cell, out, machines.nodes(done.cell.ranks), environ)
 
     tasks = [unless_written(task(one, scaling, out), out) for one in some]
     waiting = [one for one, each in zip(some, tasks, strict=True) if each.command]
     for each in tasks:
         if each.command:
             prepare(each, out)
-    predict_points(waiting, out, place)
+    predict_points(waiting, out, machines)
     by_name = {one.name: one.ranks for one in some}
     outcome = run_cells(tasks, out, lambda each: launcher(by_name[each.cell.name]), [environ], held, record)
     for one in waiting:

@@ -13,7 +13,7 @@ from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.learning.task import Task
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.state.first import of_anyone
+from pflmpi.runtime.state.initial import of_anyone
 from pflmpi.runtime.state.rows import Rows, empty_rows
 from pflmpi.tree import Tree
 from planned_run import planned

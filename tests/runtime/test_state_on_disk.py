@@ -40,8 +40,8 @@ def test_the_file_has_no_name_and_takes_room_only_for_clients_that_trained(tmp_p
     rows.begin(rows.clients, "model", torch.ones(1, 250_000))
     rows.put(np.array([7, 99_999]), {"model": torch.full((2, 250_000), 2.0)})
     assert rows.get(np.array([6, 7, 99_999]))["model"].sum(1).tolist() == [250_000.0, 500_000.0, 500_000.0]
-    assert rows.space._file is not None
-    taken = os.fstat(rows.space._file)
+    assert rows.storage._file is not None
+    taken = os.fstat(rows.storage._file)
     assert 6_000_000 <= 512 * taken.st_blocks < 8_000_000 and taken.st_size > 100e9
     assert not list(tmp_path.iterdir())
 
@@ -115,7 +115,7 @@ def test_a_file_system_that_cannot_map_files_is_named(
 
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(on_disk()))
-    monkeypatch.setattr("pflmpi.runtime.state.space.mmap", mmap_that(refused))
+    monkeypatch.setattr("pflmpi.runtime.state.storage.mmap", mmap_that(refused))
     assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--quiet", "--ranks", "1"]) == 2
     error = capfd.readouterr().err
     assert f"cannot be kept in {tmp_path / 'run'}: No such device; name another folder as runtime.scratch" in error

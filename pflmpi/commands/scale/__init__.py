@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure or submit what is not measured yet; return the exit code."""
-    from pflmpi.commands.scale.here import measure
-    from pflmpi.commands.scale.jobs import submit
+    from pflmpi.commands.scale.measure import measure
+    from pflmpi.commands.scale.submit import submit
 
     _check_alone()
     if options.submit and options.to is not None:

@@ -7,10 +7,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from pflmpi.errors import PflmpiError, show
+from pflmpi.scaling.environment import hardware
 from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.model import MEANINGS, Estimate, fit
 from pflmpi.scaling.results import Results
-from pflmpi.scaling.surroundings import hardware
 from pflmpi.scaling.tables import TITLES, readable
 from pflmpi.terminal import console
 

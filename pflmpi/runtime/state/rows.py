@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.state.space import Space
+from pflmpi.runtime.state.storage import Storage
 from pflmpi.tree import Tree
 
 _ALIGNED = 64  # bytes
@@ -23,15 +23,15 @@ class Rows:
     Attributes:
         clients: [m] ascending ids.
         rows: tree of [m, ...]; a row takes no room before it is written.
-        space: where the rows lie, one client's after another's.
+        storage: where the rows lie, one client's after another's.
         changed: by path, [m] bool, the clients whose rows were written.
-        places: by path, where in a row of `space` the leaf begins and ends.
+        places: by path, where in a row of `storage` the leaf begins and ends.
         common: by path, the row [1, ...] that all other clients have; zeros where there is none.
     """
 
     clients: np.ndarray
     rows: Tree
-    space: Space
+    storage: Storage
     changed: dict[str, np.ndarray]
     places: dict[str, tuple[int, int]]
     common: dict[str, Tensor] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Rows:
             return
         first = ~np.all([self.changed[path][positions] for path in new], axis=0)
         starts, ends = zip(*(self.places[path] for path in new), strict=True)
-        self.space.reserve(positions[first], min(starts), max(ends))
+        self.storage.reserve(positions[first], min(starts), max(ends))
         for path, rows in new.items():
             self.changed[path][positions] = True
             leaves[path].index_copy_(0, torch.from_numpy(positions), rows)
@@ -92,18 +92,18 @@ class Rows:
 
 
 def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) -> Rows:
-    """Rows not yet filled, for clients that each keep what the template says; see `Space`."""
+    """Rows not yet filled, for clients that each keep what the template says; see `Storage`."""
     leaves, places, end = dict(tree.leaves(template)), dict[str, tuple[int, int]](), 0
     for path, leaf in leaves.items():
         places[path] = end, end + leaf.numel() * leaf.element_size()
         end = -(-places[path][1] // _ALIGNED) * _ALIGNED
-    space = Space(len(clients), max(end, _ALIGNED), folder)
+    storage = Storage(len(clients), max(end, _ALIGNED), folder)
     rows = (
-        space.bytes[:, slice(*places[path])].view(leaf.dtype).view(len(clients), *leaf.shape)
+        storage.bytes[:, slice(*places[path])].view(leaf.dtype).view(len(clients), *leaf.shape)
         for path, leaf in leaves.items()
     )
     changed = {path: np.zeros(len(clients), bool) for path in leaves}
-    return Rows(clients, tree.map(lambda _: next(rows), template), space, changed, places)
+    return Rows(clients, tree.map(lambda _: next(rows), template), storage, changed, places)
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pflmpi import arguments
 from pflmpi.cluster import sbatch, submission
 from pflmpi.cluster.script import script
-from pflmpi.commands.scale.asked import asked_for
+from pflmpi.commands.scale.requested import requested_experiment
 from pflmpi.config.load import load
 from pflmpi.scaling import experiment, slurm
 from pflmpi.scaling.experiment import Scaling
@@ -27,7 +27,7 @@ def submit(options: argparse.Namespace) -> int:
     sbatch.refuse_unknown(unknown, _OURS, "scale takes one CONFIG")
     slurm.check(given, options.setup)
     config = load(options.config, options.overrides)
-    scaling, out = asked_for(options, config, slurm.asks_for_gpus(given), None)
+    scaling, out = requested_experiment(options, config, slurm.asks_for_gpus(given), None)
     jobs = slurm.jobs(scaling, out, _words(options, scaling, out), given, options.mpi, options.setup)
     if options.dry_run:
         print("\n".join(script(job) for job in jobs.values()), end="")

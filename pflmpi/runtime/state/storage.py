@@ -15,7 +15,7 @@ from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.text import size
 
 
-class Space:
+class Storage:
     """Bytes that are zero until they are written.
 
     A file has no name, so that it is gone when the process is, however that ends.

@@ -1,4 +1,4 @@
-"""What seconds depend on besides the work: hardware, driver, versions, commit."""
+"""The environment of a measurement: hardware, driver, versions, commit."""
 
 import platform
 import re
@@ -15,7 +15,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _PACKAGES = ("torch", "numpy", "mpi4py", "h5py")
 
 
-def surroundings(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
+def environment(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
     """This machine and the software on it; "" for what is not known or not used.
 
     Args:

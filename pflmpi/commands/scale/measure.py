@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pflmpi import machine
 from pflmpi.commands.ranks.launch import num_gpus
-from pflmpi.commands.scale.asked import asked_for
+from pflmpi.commands.scale.requested import requested_experiment
 from pflmpi.commands.scale.table import show_model, show_results
 from pflmpi.config.load import load
 from pflmpi.errors import PflmpiError, Stopped, show
@@ -16,7 +16,7 @@ from pflmpi.forecast.cache import cache_folder
 from pflmpi.scaling import experiment, model, slurm
 from pflmpi.scaling.page import PAGE, write_page
 from pflmpi.scaling.points import folder, runs
-from pflmpi.scaling.prediction import Place
+from pflmpi.scaling.prediction import Machines
 from pflmpi.scaling.results import results
 from pflmpi.scaling.running import measure as measure_runs
 from pflmpi.scaling.tables import write_tables
@@ -30,14 +30,14 @@ def measure(options: argparse.Namespace) -> int:
     """Measure what is not measured yet, here or in the Slurm job that this is in."""
     config, only = load(options.config, options.overrides), options.only
     gpus, job = num_gpus(config.runtime) or 0, slurm.allocation(os.environ, options.mpi)
-    scaling, out = asked_for(options, config, bool(gpus), None if job else len(machine.cores()))
+    scaling, out = requested_experiment(options, config, bool(gpus), None if job else len(machine.cores()))
     if options.to is not None:
         model.check(scaling.mode, scaling.ranks, options.to)
     if job:
         job.check(scaling.ranks[-1] if only is None else only)
-        place = Place(job.nodes_of, gpus, "torch" if options.mpi == "none" else "mpi", cache_folder(os.environ))
+        machines = Machines(job.nodes_of, gpus, "torch" if options.mpi == "none" else "mpi", cache_folder(os.environ))
     else:
-        place = Place(lambda _: 1, gpus, "torch", cache_folder(os.environ))
+        machines = Machines(lambda _: 1, gpus, "torch", cache_folder(os.environ))
     some = [one for one in runs(scaling) if only in (None, one.ranks)]
     with ExitStack() as stack:
         held = [stack.enter_context(locked(out, shared=only is not None))]
@@ -46,7 +46,7 @@ def measure(options: argparse.Namespace) -> int:
         else:
             held.append(stack.enter_context(cell_locked(folder(out, only))))
         launcher = partial(job.launcher, scaling.cores) if job else lambda _: ()
-        outcome = measure_runs(some, scaling, out, place, launcher, os.environ, held)
+        outcome = measure_runs(some, scaling, out, machines, launcher, os.environ, held)
     return _conclude(out, outcome, only is None, options.to)
 
 
