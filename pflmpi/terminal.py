@@ -19,6 +19,12 @@ def console(**settings: Any) -> "Console":
     return Console(markup=False, emoji=False, **settings)
 
 
+def table_console(width: int, **settings: Any) -> "Console":
+    """A console for tables, which has `width` characters in a line where neither a terminal nor COLUMNS says it."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return console(width=None if known else width, **settings)
+
+
 class _Stream(io.FileIO):
     """A standard stream; once it cannot be written, as after `| head`, what is written is dropped."""
 

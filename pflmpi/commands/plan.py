@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,14 +46,13 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.forecast import advice
     from pflmpi.forecast.cache import Cache, cache_folder
     from pflmpi.forecast.forecast import predict
-    from pflmpi.terminal import console
+    from pflmpi.terminal import table_console
 
     resources, cache = _resources(options), Cache(cache_folder(os.environ), renew=options.calibrate)
     config, imports = load(options.config, options.overrides), time.perf_counter() - began
     forecast = predict(config, resources, cache)
     problems = advice.problems(forecast, Path("runs"))
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    terminal = console(width=None if known else _WIDTH)
+    terminal = table_console(_WIDTH)
     terminal.print(_ranks_table(forecast))
     terminal.print(_run_table(forecast, imports))
     for problem in problems:

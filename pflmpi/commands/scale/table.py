@@ -1,8 +1,5 @@
 """A scaling experiment on the terminal."""
 
-import os
-import sys
-
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -12,7 +9,7 @@ from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.model import MEANINGS, Estimate, fit
 from pflmpi.scaling.results import Results
 from pflmpi.scaling.tables import TITLES, readable
-from pflmpi.terminal import console
+from pflmpi.terminal import table_console
 
 _WIDTH = 190  # characters of a line where no terminal says it
 
@@ -21,8 +18,7 @@ def show_results(found: Results) -> None:
     """Print a line for each point, where it was measured, and what is wrong."""
     mode, rounds = found.scaling.mode, found.scaling.rounds - WARM_UP
     columns, rows = readable(found)
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    terminal = console(width=None if known else _WIDTH, highlight=False)
+    terminal = table_console(_WIDTH, highlight=False)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right")
