@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
+import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
@@ -16,28 +16,12 @@ from pflmpi.cluster.jobs import cells_file
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.table import load
 
-QUEUED = """JobId=7 JobName=a
-   JobState=PENDING Reason=Priority Dependency=(null)
-   Comment=pflmpi:{out}
-"""
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder where `submit` is started, with a configuration and a Slurm whose queue is empty."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
-    program("sbatch", 'printf "%s\\n" "$@" > words; cat > script; echo "42;here"')
-    program("squeue", ":")
-    return tmp_path
-
-
-def program(name: str, text: str) -> None:
-    path = Path("bin") / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/bash\n{text}\n")
-    path.chmod(0o755)
+    sbatch = 'printf "%s\\n" "$@" > words; cat > script; echo "42;here"'
+    return fake_slurm.enter(tmp_path, monkeypatch, sbatch)
 
 
 def directives(text: str) -> list[str]:
@@ -111,7 +95,7 @@ def test_a_warning_that_fits_the_time_limit_is_taken(folder: Path) -> None:
 def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder: Path) -> None:
     (folder / "modules.sh").write_text("python=/other/python; echo loaded")
     assert main(["submit", "small.yaml", "--setup", "modules.sh"]) == 0
-    program("srun", 'echo "$@"')
+    fake_slurm.program("srun", 'echo "$@"')
     text = (folder / "script").read_text()
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown[0] == "loaded" and " /other/python -m pflmpi run small.yaml " in shown[1]
@@ -169,8 +153,8 @@ def test_a_run_of_another_configuration_is_not_submitted(folder: Path, capfd: py
 
 def test_a_second_job_for_a_folder_must_wait_for_the_first(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     comment = f"pflmpi:{folder}/runs/small"
-    program("squeue", f'printf "7\\x1fa\\x1f{comment}\\n"')
-    program("scontrol", f"cat <<'END'\n{QUEUED.format(out=folder / 'runs' / 'small')}END")
+    fake_slurm.program("squeue", f'printf "7\\x1fa\\x1f{comment}\\n"')
+    fake_slurm.program("scontrol", f"cat <<'END'\n{fake_slurm.QUEUED.format(out=folder / 'runs' / 'small')}END")
     assert main(["submit", "small.yaml"]) == 2
     assert "job 7 is PENDING and works in runs/small already" in capfd.readouterr().err
     assert not (folder / "script").exists()
@@ -179,7 +163,7 @@ def test_a_second_job_for_a_folder_must_wait_for_the_first(folder: Path, capfd: 
 
 
 def test_an_error_of_sbatch_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
+    fake_slurm.program("sbatch", "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1")
     assert main(["submit", "small.yaml", "--partition=none"]) == 2
     shown = capfd.readouterr()
     assert "sbatch refused the job: sbatch: error: invalid partition specified: none" in shown.err

@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-import quick_run
+import fake_slurm
 import scale_folder
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
@@ -14,29 +13,14 @@ from pflmpi.scaling import records
 from pflmpi.scaling.points import runs
 from pflmpi.scaling.slurm import Allocation, allocation
 
-QUEUED = """JobId=7 JobName=a
-   JobState=PENDING Reason=Priority Dependency=(null)
-   Comment=pflmpi:{out}
-"""
 SUBMIT = ["scale", "small.yaml", "--ranks", "1,2,4", "--rounds", "4", "--repeats", "1", "--out", "s", "--submit"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a configuration, and a Slurm whose queue is empty."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
-    program("sbatch", 'n=$(ls words* 2> /dev/null | wc -l); printf "%s\\n" "$@" > words$n; cat > script$n; echo "4$n"')
-    program("squeue", ":")
-    return tmp_path
-
-
-def program(name: str, text: str) -> None:
-    path = Path("bin") / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/bash\n{text}\n")
-    path.chmod(0o755)
+    sbatch = 'n=$(ls words* 2> /dev/null | wc -l); printf "%s\\n" "$@" > words$n; cat > script$n; echo "4$n"'
+    return fake_slurm.enter(tmp_path, monkeypatch, sbatch)
 
 
 def test_each_point_is_a_job_with_as_many_tasks_as_ranks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -60,9 +44,9 @@ def test_points_that_are_measured_or_have_a_job_are_not_submitted(
     scale_folder.measured(folder / "s", found)
     for one in runs(found)[1:]:
         records.failed(one, folder / "s", "no memory is left")
-    (folder / "job").write_text(QUEUED.format(out=f"{folder}/s/ranks-0002"))
-    program("squeue", f'printf "7\\x1fa\\x1fpflmpi:{folder}/s/ranks-0002\\n"')
-    program("scontrol", f"cat {folder}/job")
+    (folder / "job").write_text(fake_slurm.QUEUED.format(out=f"{folder}/s/ranks-0002"))
+    fake_slurm.program("squeue", f'printf "7\\x1fa\\x1fpflmpi:{folder}/s/ranks-0002\\n"')
+    fake_slurm.program("scontrol", f"cat {folder}/job")
     assert main(SUBMIT) == 0
     assert re.findall(r"^ranks .*", capfd.readouterr().out, re.MULTILINE) == [
         "ranks 1: measured",
