@@ -90,19 +90,18 @@ def test_few_class_vectors_have_no_t_sne(count: int, figures: int, monkeypatch: 
     assert len(found) == figures
 
 
+def pairs(name: str, values: np.ndarray) -> Matrices:
+    """A matrix over all pairs of clients."""
+    clients = list(range(len(values)))
+    panel = Panel("", values, clients, clients)
+    words = {"row_label": "client", "column_label": "client", "value_label": "v", "title": "A", "caption": "Pairs."}
+    return Matrices(name=name, panels=(panel,), **words)  # type: ignore[arg-type]
+
+
 def test_clients_with_one_main_class_are_side_by_side(tmp_path: Path) -> None:
     train = np.array([[0, 9], [9, 1], [1, 9], [9, 0]])
     partition_file.write(tmp_path, Counts(train, train))
-    values = np.arange(16.0).reshape(4, 4)
-    matrix = Matrices(
-        name="a",
-        title="A",
-        caption="Pairs.",
-        row_label="client",
-        column_label="client",
-        value_label="v",
-        panels=(Panel("", values, [0, 1, 2, 3], [0, 1, 2, 3]),),
-    )
+    matrix = pairs("a", np.arange(16.0).reshape(4, 4))
     found = by_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices)
     (panel,) = found.panels
@@ -114,9 +113,7 @@ def test_clients_with_one_main_class_are_side_by_side(tmp_path: Path) -> None:
 def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_path: Path) -> None:
     train = np.array([[0, 9], [9, 1], [1, 9]])
     partition_file.write(tmp_path, Counts(train, train))
-    panel = Panel("", np.arange(9.0).reshape(3, 3), [0, 1, 2], [0, 1, 2])
-    words = {"row_label": "client", "column_label": "client", "value_label": "v", "title": "A", "caption": "Pairs."}
-    matrix = Matrices(name="critical_overlap", panels=(panel,), **words)  # type: ignore[arg-type]
+    matrix = pairs("critical_overlap", np.arange(9.0).reshape(3, 3))
     found = without_single_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices) and found.panels[0].rows == [1, 2]
     assert found.panels[0].values.tolist() == [[4, 5], [7, 8]] and "are left out (0)" in found.caption
