@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,7 @@ def console(**settings: Any) -> "Console":
 
 def table_console(width: int, **settings: Any) -> "Console":
     """A console for tables, which has `width` characters in a line where neither a terminal nor COLUMNS says it."""
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return console(width=None if known else width, **settings)
+    return console(width=shutil.get_terminal_size((width, 0)).columns, **settings)
 
 
 class _Stream(io.FileIO):

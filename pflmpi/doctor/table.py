@@ -1,13 +1,12 @@
 """What is shown: a row for each rank, what most ranks have in common with the ranks that differ, and the problems."""
 
-import shutil
 from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Problem, by, line, numbers
-from pflmpi.terminal import console
+from pflmpi.terminal import table_console
 from pflmpi.text import counted, scaled_bytes, size, some, spans
 
 _ROWS = 16  # ranks that have a row of their own; more ranks share the rows of those that are alike
@@ -17,8 +16,7 @@ _WIDTH = 120  # where there is no terminal
 def show(everyone: Sequence[RankFacts], problems: Sequence[Problem]) -> None:
     """Print the tables and the problems."""
     # Plain text: mpirun gives its ranks a terminal of no size, and forwards what they write to wherever its own goes.
-    width = shutil.get_terminal_size((_WIDTH, 0)).columns
-    terminal = console(force_terminal=False, width=width, highlight=False)
+    terminal = table_console(_WIDTH, force_terminal=False, highlight=False)
     terminal.print(_ranks(everyone))
     terminal.print(_common(everyone))
     show_problems(everyone, problems)
