@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pflmpi.analysis.drawing.files import PICTURES, draw
+from pflmpi.analysis.drawing.files import PICTURES
 from pflmpi.analysis.formats import tabular
 from pflmpi.analysis.page import html
-from pflmpi.analysis.page.html import PageFigure, PageTable, Section
-from pflmpi.analysis.plots import Missing
+from pflmpi.analysis.page.figures import draw_figures
+from pflmpi.analysis.page.html import PageTable, Section
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling.environment import hardware
 from pflmpi.scaling.experiment import WARM_UP
@@ -38,26 +38,20 @@ def write_page(
             raise CheckpointError(
                 f"nothing was measured in {found.out} yet{''.join(f'; {why}' for why in found.problems)}"
             )
-    drawn = Section("All figures")
     models = [] if to is None else extrapolations(named, to)
     problems = [f"{name}: {problem}" for name, found in named.items() for problem in found.problems]
     try:
-        (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         for path in (out / _FIGURES).glob(f"{EXTRAPOLATION}*"):  # of an earlier page
             path.unlink()
-        plots = [*figures(named), *models]
-        for number, plot in enumerate(plots, 1):
-            if isinstance(plot, Missing):
-                drawn.figures.append(plot)
-                continue
-            (out / _FIGURES / f"{plot.name}.csv").write_text(plot.table(), encoding="utf-8")
-            shown = draw(plot, out / _FIGURES, PICTURES)
-            drawn.figures.append(PageFigure(plot, shown, f"{_FIGURES}/{plot.name}"))
-            update(number, len(plots))
+        drawn = draw_figures(out, PICTURES, [*figures(named), *models], _FIGURES, update)
         tables = [_table(name, found) for name, found in named.items()]
         title = f"Scaling of {next(iter(named))}" if len(named) == 1 else f"Scaling: {', '.join(named)}"
         about = "Rounds of one configuration on several numbers of ranks; the first round of each run is left out."
-        sections = [*tables, drawn, Section("Where it was measured", tables=[_places(named)])]
+        sections = [
+            *tables,
+            Section("All figures", figures=drawn),
+            Section("Where it was measured", tables=[_places(named)]),
+        ]
         (out / PAGE).write_text(html.page(title, about, problems, sections), encoding="utf-8")
         latex = [line for name, found in named.items() for line in (f"% {name}", *tabular(*readable(found)), "")]
         (out / _TABLE).write_text("\n".join(latex), encoding="utf-8")

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from pflmpi.analysis.comparable import readable
-from pflmpi.analysis.drawing.files import draw
 from pflmpi.analysis.page import contents, html
 from pflmpi.analysis.page.clients import clients
+from pflmpi.analysis.page.figures import draw_figures
 from pflmpi.analysis.page.html import PageFigure, Section
 from pflmpi.analysis.page.runs_table import table
 from pflmpi.analysis.plots import Missing, comma_separated
@@ -56,7 +56,7 @@ def write_report(
     try:
         (out / _FIGURES).mkdir(parents=True, exist_ok=True)
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
-        drawn = partial(_drawn, out, pictures)
+        drawn = partial(draw_figures, out, pictures)
         ends = [final(one.run) for one in among]
         lines = summaries(among, ends, targets or targets_of(runs))
         (out / "runs.csv").write_text(comma_separated([list(lines[0]), *map(cells, lines)]), encoding="utf-8")
@@ -110,19 +110,6 @@ def _detailed(one: NamedRun, among: Sequence[NamedRun], problems: list[str], ste
     problems += unread
     step()
     return figures
-
-
-def _drawn(out: Path, pictures: Sequence[str], figures: Figures, folder: str) -> list[PageFigure | Missing]:
-    """Draw figures into a folder of the report."""
-    (out / folder).mkdir(parents=True, exist_ok=True)
-    result: list[PageFigure | Missing] = []
-    for figure in figures:
-        if isinstance(figure, Missing):
-            result.append(figure)
-            continue
-        (out / folder / f"{figure.name}.csv").write_text(figure.table(), encoding="utf-8")
-        result.append(PageFigure(figure, draw(figure, out / folder, pictures), f"{folder}/{figure.name}"))
-    return result
 
 
 def _missing(sections: Sequence[Section]) -> str:
