@@ -25,6 +25,7 @@ ALLOWED_SKIPS = (
     "needs real data: set PFLMPI_DATA",
     "needs the Slurm test bed",
     "needs root to mount",
+    "needs mlflow",  # an extra of 300 MB, not among those of the tests
 )
 
 

@@ -1,7 +1,9 @@
 """Trackers show what metrics.csv says, each round once, also after a continuation; none can stop a run."""
 
+import json
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as Watcher
 from torch.utils.tensorboard import SummaryWriter
 
+import processes
 import quick_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
@@ -243,6 +246,38 @@ def test_mlflow_has_one_run_with_each_round_once(tmp_path: Path, monkeypatch: py
         ("there-0", round) for round in range(1, 6)
     ]
     assert fake.stores[0] == f"sqlite:///{store}/mlflow.db" and fake.states == ["FINISHED", "RUNNING", "FINISHED"]
+
+
+READ_MLFLOW = """
+import json, mlflow, sys
+client = mlflow.MlflowClient(tracking_uri=sys.argv[1])
+(run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
+histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+points = {name: [[point.step, point.value] for point in history] for name, history in histories.items()}
+print(json.dumps([run.info.status, run.data.params["algorithm.name"], points]))
+"""
+
+
+def test_mlflows_own_client_reads_each_round_once(tmp_path: Path) -> None:
+    if find_spec("mlflow") is None:
+        pytest.skip("needs mlflow")
+    run, store = tmp_path / "run", tmp_path / "mlruns"
+    quick_run.run(quick_run.settings(), run)
+    environment = {name: value for name, value in processes.ENVIRONMENT.items() if name != "PYTHONWARNINGS"}
+
+    def python(*words: str) -> str:
+        done = processes.call([sys.executable, *words], env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    for change in (f"output.mlflow={store}", "training.rounds=5"):
+        python("-m", "pflmpi", "resume", str(run), "-s", "training.rounds=4", "-s", change, "--ranks", "1", "--quiet")
+    columns: dict[str, list[list[float]]] = {}
+    for line in metrics_file.read(run):
+        for name, value in line.items():
+            if name != "round" and value:
+                columns.setdefault(name, []).append([int(line["round"]), float(value)])
+    assert json.loads(python("-c", READ_MLFLOW, f"sqlite:///{store}/mlflow.db")) == ["FINISHED", "fedgmh", columns]
 
 
 @pytest.mark.parametrize(("name", "value"), [("wandb", "offline"), ("mlflow", "mlruns")])
