@@ -124,6 +124,7 @@ def test_an_unknown_option_names_the_nearest_and_all_others() -> None:
     assert {"--gpus-per-task,", "--out,"} <= set(str(raised.value).split()) and "--wrap" not in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.usefixtures("slurm")
 def test_every_option_of_this_slurm_is_known() -> None:

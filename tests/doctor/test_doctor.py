@@ -73,6 +73,7 @@ def test_a_sound_set_up_has_no_problems_and_one_table(way: str, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]  # nothing is left of what was tried
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize("mpi", ["none", "pmix"])
 def test_a_sound_job_has_no_problems(mpi: str, slurm: None, tmp_path: Path) -> None:
@@ -241,6 +242,7 @@ def test_worlds_of_size_1_are_named(variables: dict[str, str], tmp_path: Path) -
         assert "has started 2 ranks, but MPI sees 1: 2 worlds of size 1; start with the mpirun of Open MPI" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.slurm
 def test_a_wrong_flag_of_srun_is_named(slurm: None, tmp_path: Path) -> None:
     config = write(tmp_path, runtime={"transport": "mpi"})
