@@ -228,7 +228,7 @@ def test_srun_gets_the_cores_per_task_of_the_job_and_ends_all_ranks_with_one(tmp
 
 RANK = """trap 'echo rank asked; exit 75' USR1
 trap 'echo rank killed; exit 1' TERM
-echo ready; while :; do sleep 0.05; done"""
+echo ready; for _ in {1..400}; do sleep 0.05; done"""
 STUBBORN = RANK.replace("rank asked; exit 75", "rank asked")
 AGENT = "trap 'echo agent killed; kill -TERM $!; exit 1' TERM\n( {rank} ) & wait $!; code=$?; wait $!; exit $code"
 
@@ -241,6 +241,17 @@ def test_a_signal_to_the_wrapper_asks_the_ranks_to_stop(wrapper: str, number: in
     bench.program(wrapper, FAKE_RUN + text)
     assert stopped(bench, [number]) == (75, ["rank asked"])
     assert bench.left() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_at_once_is_not_lost_where_the_machine_is_busy(number: int, tmp_path: Path) -> None:
+    """The shell takes half a second for each `trap`, so that what it starts before one is there long before it."""
+    bench = Bench(tmp_path, "mpirun")
+    bench.program("mpirun", FAKE_RUN + RANK)
+    slow = "unset BASH_ENV; set -T; trap '[[ $BASH_COMMAND != trap* ]] || sleep 0.5' DEBUG\n"
+    (tmp_path / "bin" / "slow").write_text(slow)
+    bench.environment["BASH_ENV"] = str(tmp_path / "bin" / "slow")
+    assert stopped(bench, [number]) == (75, ["rank asked"])
 
 
 @pytest.mark.parametrize("wrapper", ["mpirun", "srun"])
