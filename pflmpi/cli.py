@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and words[:1] in (["run"], ["resume"], ["join"]):
         early_signals.watch(os.environ)  # before what takes seconds to import
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # `runtime.threads` says how many; a rank may be a fork
     whole = parser()
     if "_ARGCOMPLETE" in os.environ:
         complete(whole)

@@ -22,6 +22,7 @@ def watch(environ: Mapping[str, str]) -> None:
     A thread does it: the main one imports torch or waits for other ranks inside a library, where Python runs no
     handlers. To a rank of a launcher SIGTERM says that another rank has failed, and is left to the system.
     """
+    _begun.clear()  # it may be set in the process that this one is a fork of
     rank = next((environ[name] for name in _RANKS if name in environ), None)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -40,7 +40,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each other
 DOORS = {
     "mpi4py": {"transports/mpi_start.py"},
-    "torch.distributed": {"transports/torchdist.py", "transports/gpu_group.py", "transports/spawn.py"},
+    "torch.distributed": {"transports/torchdist.py", "transports/gpu_group.py", "transports/start/spawn.py"},
     "h5py": {"store", "analysis", "data/h5_file.py"},
 }
 
@@ -152,7 +152,8 @@ def test_environment_variables_are_read_only_where_a_run_is_started() -> None:
         "doctor",
         "runtime/devices.py",
         "transports/torch_store.py",
-        "transports/spawn.py",
+        "transports/start/spawn.py",
+        "transports/start/fork.py",
         "forecast/links.py",  # a rank of its own, which times the link to another
     }
     for path in modules():

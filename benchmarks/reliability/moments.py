@@ -59,7 +59,10 @@ def victims(launcher: int, victim: str, draw: random.Random) -> list[int]:
     """The processes to hit; none where there are no such ranks yet."""
     if victim == "all":
         return [launcher, *processes.descendants(launcher)]
-    ranks = {rank_of(pid): pid for pid in processes.ranks_of(launcher) if pid != launcher}
+    pids = sorted(pid for pid in processes.ranks_of(launcher) if pid != launcher)
+    ranks = {rank_of(pid): pid for pid in pids}
+    if list(ranks) == [-1]:  # forks, which have the environment of the process that they come from
+        ranks = dict(enumerate(pids))
     chosen = [pid for rank, pid in sorted(ranks.items()) if (rank == 0) == (victim == "rank 0") and rank >= 0]
     return [draw.choice(chosen)] if chosen else []
 

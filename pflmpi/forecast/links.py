@@ -16,7 +16,7 @@ from pflmpi.transports import open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 from pflmpi.transports.process_exit import exit_process
-from pflmpi.transports.spawn import run_ranks
+from pflmpi.transports.start.spawn import run_ranks
 
 _TIMEOUT = 60.0  # seconds
 _SMALL_CALLS, _LARGE_CALLS = 200, 7

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed d
 from pflmpi.errors import TransportError
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.spawn import keep_to_this_machine
+from pflmpi.transports.start.spawn import keep_to_this_machine
 from pflmpi.transports.torch_store import listen, open_store
 from pflmpi.transports.torchdist import TorchTransport
 from pflmpi.transports.waiting import TimeIsUp, within

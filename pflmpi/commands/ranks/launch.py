@@ -1,6 +1,6 @@
-"""How many ranks a run has, and their start on this machine through torch.distributed's own launcher."""
+"""How many ranks a run has, and their start on this machine each a fork of this one or a new process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pflmpi.early_signals import SIGNALS
@@ -69,17 +69,25 @@ def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool
     return asked or default_ranks(config.runtime)
 
 
-def spawn(ranks: int, words: Sequence[str]) -> int:
+def start_ranks(ranks: int, words: Sequence[str], be_rank: Callable[[], int] | None) -> int:
     """Run `pflmpi WORDS` on new ranks; return its exit code.
 
     A rank that fails shows its own error, and the others are stopped.
 
+    Args:
+        be_rank: does the same in a fork of this process; None where it has asked for GPUs and cannot be forked.
+
     Raises:
         RunError: a rank has ended without showing why.
     """
-    from pflmpi.transports.spawn import run_ranks
+    if be_rank is None:
+        from pflmpi.transports.start.spawn import run_ranks
 
-    failed = run_ranks(ranks, ["-m", "pflmpi", *words])
+        failed = run_ranks(ranks, ["-m", "pflmpi", *words])
+    else:
+        from pflmpi.transports.start.fork import fork_ranks
+
+        failed = fork_ranks(ranks, be_rank)
     if failed is None:
         return 0
     if failed.code in (UserError.exit_code, RunError.exit_code, Stopped.exit_code):

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +19,7 @@ from pflmpi import early_signals, outside
 from pflmpi.commands.display.progress import RunProgress, show_summary
 from pflmpi.commands.display.start_line import start_line
 from pflmpi.commands.ranks.context import connect, end_of_jobs
-from pflmpi.commands.ranks.launch import check_ranks, num_ranks, spawn
+from pflmpi.commands.ranks.launch import check_ranks, num_gpus, num_ranks, start_ranks
 from pflmpi.commands.ranks.session import Session, Start
 from pflmpi.config.load import Config
 from pflmpi.errors import (
@@ -84,7 +85,9 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
         if ranks > 1 and launch.kind == "alone":
             told = [] if join is not None else ["--announced", str(prepared.folder)]
-            return spawn(ranks, [*options.words[:1], *told, *options.words[1:]])
+            options.announced = None if join is not None else prepared.folder
+            be_rank = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
+            return start_ranks(ranks, [*options.words[:1], *told, *options.words[1:]], be_rank)
         transport = connect(config, launch) if join is None else join(launch)
         session = among = Session(transport, launch, prepared.folder)
         own_end = end_of_job if launch.rank == 0 else lambda _: None  # the job of those that join may be another one

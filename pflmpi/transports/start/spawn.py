@@ -6,15 +6,15 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi import early_signals
 from pflmpi.errors import Stopped
 
-_SHUTDOWN = "8"  # seconds for the other ranks to end when one has died
-_HERE = "127.0.0.1"  # other machines cannot connect to it
+SHUTDOWN = "8"  # seconds for the other ranks to end when one has died
+HERE = "127.0.0.1"  # other machines cannot connect to it
 _FORWARDED = {signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
 
 
@@ -41,12 +41,12 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its failure report is a page long
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise the launcher sets it and warns
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SHUTDOWN)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN)
     keep_to_this_machine(True)
-    listening = listen(_HERE, 0)
+    listening = listen(HERE, 0)
     port = listening.getsockname()[1]
     # The launcher opens this store again by its port; left to itself, it would open one that listens on all addresses.
-    store = TCPStore(_HERE, port, is_master=True, multi_tenant=True, master_listen_fd=listening.detach())
+    store = TCPStore(HERE, port, is_master=True, multi_tenant=True, master_listen_fd=listening.detach())
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -61,7 +61,7 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
         signals_to_handle="SIGINT,SIGHUP,SIGQUIT",
     )
     try:
-        with _forwarding(_FORWARDED, [sys.executable, *arguments]):
+        with forwarding(lambda: _children([sys.executable, *arguments])):
             elastic_launch(config, sys.executable)(*arguments)
     except SignalException as stopped:
         raise KeyboardInterrupt from stopped
@@ -80,18 +80,18 @@ def keep_to_this_machine(alone: bool) -> None:
 
 
 @contextlib.contextmanager
-def _forwarding(signals: Mapping[signal.Signals, signal.Signals], command: Sequence[str]) -> Iterator[None]:
-    """Forward signals to the children of this process that run a command."""
+def forwarding(children: Callable[[], Sequence[int]]) -> Iterator[None]:
+    """Forward signals that ask for a stop to the processes that `children` names when one comes."""
 
     def send(number: int, _: object) -> None:
-        children = _children(command)
-        if not children:
+        ranks = children()
+        if not ranks:
             raise Stopped(f"{signal.Signals(number).name} came before the run had begun; start it again")
-        for child in children:
+        for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signals[signal.Signals(number)])
+                os.kill(rank, _FORWARDED[signal.Signals(number)])
 
-    before = {number: signal.signal(number, send) for number in signals}
+    before = {number: signal.signal(number, send) for number in _FORWARDED}
     early_signals.begun()
     try:
         yield
@@ -101,6 +101,7 @@ def _forwarding(signals: Mapping[signal.Signals, signal.Signals], command: Seque
 
 
 def _children(command: Sequence[str]) -> list[int]:
+    """The children of this process that run a command."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended

@@ -1,0 +1,138 @@
+"""Starting one process per rank on this machine as forks of this one, which share what it has imported.
+
+PyTorch takes a second or two of processor time to import, and a tenth of a gigabyte. A process that has asked the
+driver of a GPU for anything cannot be forked: `spawn` starts ranks there.
+"""
+
+import os
+import signal
+import socket
+import time
+import traceback
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+from pflmpi import early_signals
+from pflmpi.errors import RunError
+from pflmpi.transports.process_exit import flush_output
+from pflmpi.transports.start.spawn import HERE, SHUTDOWN, Failed, forwarding, keep_to_this_machine
+from pflmpi.transports.torch_store import listen, open_store
+
+_PATIENCE = 60.0  # seconds for the store to open
+_GRACE = 0.1  # seconds for the other ranks to end by themselves when one has
+_AGAIN = 0.02  # seconds between two looks whether they have
+_INTERRUPTS = (signal.SIGHUP, signal.SIGQUIT)  # besides SIGINT
+
+
+def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
+    """Call `run`, which gives an exit code, on every rank; None when all succeeded.
+
+    Signals are forwarded as by `spawn.run_ranks`, and the environment of a rank is the one that torchrun would give it.
+    """
+    keep_to_this_machine(True)
+    listening = listen(HERE, 0)
+    port, name = listening.getsockname()[1], uuid.uuid4().hex
+    alive: dict[int, int] = {}  # ranks by process
+    try:
+        with _interruptible(), forwarding(lambda: list(alive)):
+            for rank in range(ranks):
+                flush_output()  # else it would be written twice
+                if (process := _fork()) == 0:
+                    _be(_environment(rank, ranks, port, name), listening, run)
+                alive[process] = rank
+            _store = open_store(HERE, port, listening, _PATIENCE)  # for the ranks to meet
+            failed = _first_failed(alive)
+    except BaseException:
+        _end(alive, signal.SIGINT)
+        raise
+    if failed is not None:
+        time.sleep(_GRACE)
+        _end(alive, signal.SIGTERM)
+    return failed
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():  # Python 3.12 warns of locks that other threads hold; ours wait in `read`
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _be(environment: Mapping[str, str], listening: socket.socket, run: Callable[[], int]) -> NoReturn:
+    """Be a rank, in a process that has just been forked, and end it."""
+    code = RunError.exit_code
+    try:
+        os.setsid()  # an interrupt reaches the first process alone, which passes it on
+        listening.close()
+        os.environ.update(environment)
+        for number in (*early_signals.SIGNALS, *_INTERRUPTS):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+        early_signals.watch(os.environ)
+        code = run()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else RunError.exit_code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        flush_output()
+        os._exit(code)
+
+
+def _environment(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": HERE,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": name,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _first_failed(alive: dict[int, int]) -> Failed | None:
+    """Wait for the end of all ranks, or of the first that fails; those that have ended are removed."""
+    while alive:
+        process, status = os.wait()
+        rank, code = alive.pop(process, None), os.waitstatus_to_exitcode(status)
+        if rank is not None and code != 0:
+            return Failed(rank, code)
+    return None
+
+
+def _end(alive: dict[int, int], number: signal.Signals) -> None:
+    """End the ranks by a signal, and kill those that stay."""
+    for each in (number, signal.SIGKILL):
+        for process in alive:
+            with suppress(ProcessLookupError):
+                os.kill(process, each)
+        end = time.monotonic() + float(SHUTDOWN)
+        while alive and time.monotonic() < end:
+            for process in list(alive):
+                if os.waitpid(process, os.WNOHANG)[0]:
+                    del alive[process]
+            time.sleep(_AGAIN)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Take other signals that end a process for an interrupt, but those that are ignored, as under nohup."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
+    for number, handler in before.items():
+        if handler == signal.SIG_DFL:
+            signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

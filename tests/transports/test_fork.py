@@ -1,0 +1,89 @@
+"""Ranks as forks of one process: what they are told, how they end, and that PyTorch is imported once for all."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import processes
+import quick_run
+
+FORKS = """
+import os, signal, sys, time
+from pathlib import Path
+from pflmpi import early_signals
+from pflmpi.transports.detect import detect
+from pflmpi.transports.start.fork import fork_ranks
+
+folder, way = Path(sys.argv[1]), sys.argv[2]
+early_signals.watch(os.environ)
+
+def rank():
+    launch = detect(os.environ)
+    (folder / f"{launch.rank}").write_text(f"{launch.kind} {launch.size} {os.getsid(0) == os.getpid()}")
+    if way == "all well" or way == "one fails" and launch.rank == 0:
+        return 0
+    if way == "one fails" and launch.rank == 1:
+        return 7
+    if way == "one raises" and launch.rank == 1:
+        raise ValueError("from a rank")
+    if way == "one leaves" and launch.rank == 1:
+        sys.exit(5)
+    if way == "signal":
+        signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
+    (folder / f"{launch.rank} waits").touch()
+    time.sleep(600)
+
+print(fork_ranks(3, rank), flush=True)
+"""
+
+
+def forks(folder: Path, way: str) -> "subprocess.Popen[str]":
+    return processes.launch([sys.executable, "-c", FORKS, str(folder), way])
+
+
+@pytest.mark.parametrize(
+    ("way", "outcome"),
+    [
+        ("all well", "None\n"),
+        ("one fails", "Failed(rank=1, code=7)\n"),
+        ("one raises", "Failed(rank=1, code=3)\n"),
+        ("one leaves", "Failed(rank=1, code=5)\n"),
+    ],
+)
+def test_the_first_rank_that_fails_is_named_and_ends_the_others(way: str, outcome: str, tmp_path: Path) -> None:
+    process = forks(tmp_path, way)
+    out, err = process.communicate(timeout=processes.PATIENCE)
+    assert (process.returncode, out) == (0, outcome), err
+    assert ("ValueError: from a rank" in err) == (way == "one raises")
+    told = {path.name: path.read_text() for path in tmp_path.iterdir() if "waits" not in path.name}
+    assert told == {str(rank): "torchrun 3 True" for rank in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 0), (signal.SIGINT, -2), (signal.SIGHUP, -2)]
+)
+def test_a_signal_reaches_all_ranks(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    process = forks(tmp_path, "signal")
+    processes.wait_for(lambda: len(list(tmp_path.glob("* waits"))) == 3, "three ranks")
+    ranks = processes.descendants(process.pid)
+    assert len(ranks) == 3
+    process.send_signal(number)
+    out, err = process.communicate(timeout=processes.PATIENCE)
+    assert process.returncode == code, err
+    assert out in (("", "") if code else [f"Failed(rank={rank}, code=75)\n" for rank in range(3)])
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_a_run_on_two_ranks_imports_torch_once_and_its_launcher_never(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 1})))
+    command = [sys.executable, "-X", "importtime", "-m", "pflmpi", "run", str(config), "--out", str(tmp_path / "run")]
+    done = processes.call([*command, "--ranks", "2"])
+    assert done.returncode == 0, done.stderr
+    imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
+    assert imported.count("torch") == 1
+    assert not [name for name in imported if name.startswith("torch.distributed.elastic")]
