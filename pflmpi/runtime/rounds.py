@@ -87,7 +87,7 @@ def run(
         reported = report.gather(transport, *now.reported, setup.task.num_clients, found)
         progress = None
         if reported is not None:
-            scores = scores.updated(now.tested, reported.tested)
+            scores = scores.updated(now.tested, reported.tested) if now.evaluates else scores
             seconds = {
                 "compute": reported.busiest,
                 "exchange": exchange,

@@ -7,6 +7,7 @@ import pytest
 
 import quick_run
 from every_algorithm import every_algorithm
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
@@ -75,3 +76,23 @@ def test_an_introduction_has_all_clients_and_is_counted_in_the_first_round() -> 
     sent = [setup.declared.up_bytes(np.arange(7)) * np.isin(np.arange(7), one.participants) for one in (first, second)]
     assert first.up_bytes.tolist() == (sent[0] + setup.declared.up_bytes(np.arange(7))).tolist()
     assert second.up_bytes.tolist() == sent[1].tolist()
+
+
+def test_participants_are_drawn_once_for_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, drawn, draw = ready("fedamp", evaluation={"absent": "last_received"}), [], TrainingConfig.participants
+
+    def noted(training: TrainingConfig, seed: int, round: int, num_clients: int) -> np.ndarray:
+        drawn.append(round)
+        return draw(training, seed, round, num_clients)
+
+    monkeypatch.setattr(TrainingConfig, "participants", noted)
+    assert len(list(schedule(setup, None))) == 8
+    assert drawn == list(range(1, 8))
+
+
+def test_a_round_with_small_messages_makes_four_calls() -> None:
+    """The way up, the way down, the report, and whether all go on."""
+    for ranks in (2, 3):
+        _, *ahead = schedule(ready("fedavg", ranks), None)
+        for one in ahead:
+            assert [call.operation for call in one.calls] == ["gather", "broadcast", "gather", "maximum"]
