@@ -79,9 +79,9 @@ class Entries:
                 at += (piece.stop - piece.start) * self.like[leaf].element_size()
         return found
 
-    def cut(self, vector: np.ndarray, piece: Piece) -> np.ndarray:
-        """The entries of a piece in a vector of all entries."""
-        begin = int(self.starts[piece.leaf])
+    def cut(self, vector: np.ndarray, piece: Piece, start: int = 0) -> np.ndarray:
+        """The entries of a piece in a vector of all entries, or of those from `start`."""
+        begin = int(self.starts[piece.leaf]) - start
         return vector[begin + piece.start : begin + piece.stop]
 
     def cut_bytes(self, packed: np.ndarray, piece: Piece) -> np.ndarray:

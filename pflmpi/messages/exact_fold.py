@@ -45,13 +45,17 @@ def finish(total: np.ndarray, shift: int, divisor: float, out: np.ndarray) -> No
         scratch.finish(total[block], shift, divisor, out[block])
 
 
-def fold_exactly(terms: Sequence[Terms], shift: int, divisor: float, out: np.ndarray) -> None:
-    """Write the sums of values times weights, divided, to `out` [n]: `add_fixed` and `finish`, a block at a time."""
+def fold_exactly(
+    terms: Sequence[Terms], sums: Sequence[np.ndarray], shift: int, divisor: float, out: np.ndarray
+) -> None:
+    """Write values times weights and sums [n] of `add_fixed`, added and divided, to `out` [n], a block at a time."""
     scratch = _Scratch()
     total = np.empty(min(_BLOCK, len(out)), np.int64)
     for block in _blocks(len(out)):
         part = total[: len(out[block])]
         part.fill(0)
+        for each in sums:
+            part += each[block]
         scratch.add(part, terms, block, shift)
         scratch.finish(part, shift, divisor, out[block])
 

@@ -46,57 +46,47 @@ class Fold:
             ups: of the groups computed here; if messages are gathered, all on rank 0, which calls this alone.
         """
         with transport.channel("data"):
-            if self.route.way in ("sum", "sums of slices"):
-                write = self._from_sums(transport, ups)
-            else:
-                write = self._from_rows(transport, ups)
-            return self._finished(transport, write)
+            way = self._from_sum if self.route.way == "sum" else self._from_parts
+            return self._finished(transport, way(transport, ups))
 
-    def _from_rows(self, transport: Transport, ups: Updates) -> Write:
-        """What folds pieces of this rank's slice, of which the other ranks have sent it their participants' entries."""
-        entries, sizes = self.route.entries, self.route.exchanged
-        rows, largest = self._rows(ups), self._largest(ups)
-        others = []
+    def _from_parts(self, transport: Transport, ups: Updates) -> Write:
+        """What folds pieces of this rank's slice, of which the other ranks have sent it entries or sums."""
+        route, entries, sizes = self.route, self.route.entries, self.route.exchanged
+        rows, largest, head = self._rows(ups), self._largest(ups), self.route.head
+        if route.sums.any():
+            largest = transport.maximum(largest)
+        entered: list[tuple[np.ndarray, np.ndarray]] = []
+        summed: list[np.ndarray] = []
         if sizes.any():
-            head = self.route.head
             parts = [
-                self._part(rows, largest, rank, size) if size else _NOTHING
-                for rank, size in enumerate(sizes[transport.rank].tolist())
+                self._part(rows, largest, rank, bool(route.sums[transport.rank])) if size else _NOTHING
+                for rank, size in enumerate(sizes[transport.rank])
             ]
-            for groups, part in zip(self.assigned, transport.all_to_all(parts, sizes), strict=True):
-                if len(part):
-                    clients = clients_of(groups)
-                    others.append((clients, part[head:].reshape(len(clients), -1)))
-                    largest = np.maximum(largest, part[:head].view(np.float64))
-        shifts = self._shifts(largest)
+            for rank, part in enumerate(transport.all_to_all(parts, sizes)):
+                if len(part) and route.sums[rank]:
+                    summed.append(part.view(np.int64))
+                elif len(part):
+                    clients = clients_of(self.assigned[rank])
+                    entered.append((clients, part[head:].reshape(len(clients), -1)))
+                    if head:
+                        largest = np.maximum(largest, part[:head].view(np.float64))
+        shifts, (start, _) = self._shifts(largest), route.slice(transport.rank)
 
         def write(piece: Piece, out: np.ndarray) -> None:
             terms = self._terms(rows, piece)
-            for clients, sent in others:
+            for clients, sent in entered:
                 terms.append((entries.cut_bytes(sent, piece), self._weights(piece.leaf, clients)))
-            fold_exactly(terms, shifts[piece.leaf], self._divisor(piece.leaf), out)
+            sums = [entries.cut(each, piece, start) for each in summed]
+            fold_exactly(terms, sums, shifts[piece.leaf], self._divisor(piece.leaf), out)
 
         return write
 
-    def _from_sums(self, transport: Transport, ups: Updates) -> Write:
-        """What finishes pieces of this rank's slice, of which it has the sum over all ranks."""
-        route, entries, rows = self.route, self.route.entries, self._rows(ups)
-        shifts = self._shifts(transport.maximum(self._largest(ups)))
-        total = np.zeros(entries.count, np.int64)
-        for piece in entries.pieces(0, entries.count):
-            add_fixed(entries.cut(total, piece), self._terms(rows, piece), shifts[piece.leaf])
-        if route.way == "sum":
-            transport.sum_int64(total)
-        else:
-            sizes = route.exchanged
-            parts = [
-                total[slice(*route.slice(rank))].view(np.uint8) if size else _NOTHING
-                for rank, size in enumerate(sizes[transport.rank])
-            ]
-            mine = total[slice(*route.slice(transport.rank))]
-            for part in transport.all_to_all(parts, sizes):
-                if len(part):
-                    mine += part.view(np.int64)
+    def _from_sum(self, transport: Transport, ups: Updates) -> Write:
+        """What finishes pieces on rank 0, which has the sum over all ranks."""
+        entries = self.route.entries
+        largest = transport.maximum(self._largest(ups))
+        total, shifts = self._total(self._rows(ups), largest, 0, entries.count), self._shifts(largest)
+        transport.sum_int64(total)
 
         def write(piece: Piece, out: np.ndarray) -> None:
             finish(entries.cut(total, piece), shifts[piece.leaf], self._divisor(piece.leaf), out)
@@ -124,12 +114,23 @@ class Fold:
                     flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffer, piece)
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
 
-    def _part(self, rows: Rows, largest: np.ndarray, rank: int, size: int) -> np.ndarray:
-        """What the owner of a slice gets: largest magnitudes, and the participants' entries, client by client."""
+    def _total(self, rows: Rows, largest: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """int64 sums of a slice, over the participants here."""
+        entries, shifts = self.route.entries, self._shifts(largest)
+        total = np.zeros(stop - start, np.int64)
+        for piece in entries.pieces(start, stop):
+            add_fixed(entries.cut(total, piece, start), self._terms(rows, piece), shifts[piece.leaf])
+        return total
+
+    def _part(self, rows: Rows, largest: np.ndarray, rank: int, sums: bool) -> np.ndarray:
+        """What the owner of a slice gets: sums, or largest magnitudes and the participants' entries, one by one."""
+        if sums:
+            return self._total(rows, largest, *self.route.slice(rank)).view(np.uint8)
         entries, head = self.route.entries, self.route.head
         clients, pieces = np.sort(np.concatenate([ids for ids, _ in rows])), entries.pieces(*self.route.slice(rank))
-        part = np.empty(size, np.uint8)
-        part[:head].view(np.float64)[:] = largest
+        part = np.empty(head + len(clients) * int(self.route.slice_bytes[rank]), np.uint8)
+        if head:
+            part[:head].view(np.float64)[:] = largest
         body = part[head:].reshape(len(clients), -1)
         for ids, values in rows:
             for row, at in enumerate(np.searchsorted(clients, ids).tolist()):

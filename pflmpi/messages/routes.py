@@ -1,4 +1,11 @@
-"""Which way folded messages take to rank 0: a pure function of their sizes and of who computes whom."""
+"""Which way folded messages take to rank 0: a pure function of their sizes and of who computes whom.
+
+Of a large model in float32, a rank with one participant sends at most one model. A rank with several sends at most
+two, less its slice, of which it sends only the result; slices belong to ranks with participants then, so that two of
+them send at most 1.5 models, three 1.67. Messages of a fixed size cannot be much smaller: any of the about 60 bits of
+an exact sum may decide how the result is rounded. So where three ranks have several participants each, one of them
+sends more than 1.5 models, however the slices are cut.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +20,7 @@ _WORD = 8  # bytes of a float64 or int64
 _LEAST_SLICE = 2**16  # bytes of a message; a smaller slice costs another rank more than it saves
 _GATHERED = 2**18  # bytes that other ranks send rank 0 at most, where it folds alone
 
-Way = Literal["gather", "sum", "slices", "sums of slices"]
+Way = Literal["gather", "sum", "slices"]
 
 
 @dataclass(frozen=True)
@@ -22,19 +29,20 @@ class Route:
 
     gather: rank 0 gathers the messages, with those that are gathered anyway, and folds them.
     sum: each rank sums those of its participants as int64, rank 0 gets the sum of the sums.
-    slices: each rank folds a slice of the vector of entries, of which all others send it their participants' own;
-        rank 0 gathers what is folded.
-    sums of slices: likewise, but a rank sends the int64 sum over its participants.
+    slices: some ranks own a slice of the vector of entries each, and fold it; the others send them their participants'
+        entries, or the int64 sum over these where that is smaller. Rank 0 gathers what is folded.
 
     Attributes:
         bounds: [R + 1] the slice of rank r is from `bounds[r]` to `bounds[r + 1]`.
         participants: [R] whose messages each rank has.
+        sums: [R] bool, whether a rank sends the owners of slices sums.
     """
 
     way: Way
     entries: Entries
     bounds: np.ndarray
     participants: np.ndarray
+    sums: np.ndarray
 
     def slice(self, rank: int) -> tuple[int, int]:
         """Where a rank's slice begins and ends."""
@@ -49,21 +57,18 @@ class Route:
 
     @property
     def head(self) -> int:
-        """Bytes before the entries in a part of `slices`: the largest magnitude of each leaf."""
-        return _WORD * len(self.entries.like)
+        """Bytes before the entries in a part of `slices`: the largest magnitude of each leaf, unless all know them."""
+        return 0 if self.sums.any() else _WORD * len(self.entries.like)
 
     @property
     def exchanged(self) -> np.ndarray:
         """[R, R] bytes that each rank sends to each owner of a slice."""
-        senders = self.participants[:, np.newaxis]
-        if self.way == "gather":
+        senders, widths = self.participants[:, np.newaxis], np.diff(self.bounds)
+        if self.way != "slices":
             return np.zeros((len(senders),) * 2, np.int64)
-        parts: np.ndarray
-        if self.way == "slices":
-            parts = self.head + senders * self.slice_bytes
-        else:
-            parts = _WORD * np.diff(self.bounds) * np.ones_like(senders)
-        parts[(senders == 0) | (np.diff(self.bounds) == 0)] = 0
+        parts: np.ndarray = self.head + senders * self.slice_bytes
+        parts[self.sums] = _WORD * widths
+        parts[(senders == 0) | (widths == 0)] = 0
         np.fill_diagonal(parts, 0)
         return parts
 
@@ -82,7 +87,7 @@ class Route:
         if self.way == "sum":
             return [magnitudes, Call("sum", (_WORD * count,) * ranks)]
         exchanged = self.exchanged
-        calls = [magnitudes] if self.way == "sums of slices" else []
+        calls = [magnitudes] if self.sums.any() else []
         if exchanged.any():
             sent, received = exchanged.sum(1).tolist(), exchanged.sum(0).tolist()
             calls.append(Call("all-to-all", tuple(sent), tuple(received)))
@@ -96,16 +101,21 @@ def route(entries: Entries, assigned: list[list[ClientGroup]]) -> Route:
     ranks, count = len(assigned), entries.count
     participants = np.array([sum(map(len, groups)) for groups in assigned], np.int64)
     size = int(entries.bytes_before(np.array([count]))[0])
-    senders, ids = np.flatnonzero(participants), np.arange(ranks + 1)
+    senders, none = np.flatnonzero(participants), np.zeros(ranks, bool)
     if len(senders) == 1:  # it has everything
-        return Route("slices", entries, np.where(ids > senders[0], count, 0), participants)
-    all_on_0 = np.where(ids > 0, count, 0)
+        return Route("slices", entries, _bounds(count, ranks, senders), participants, none)
+    all_on_0 = _bounds(count, ranks, np.array([0]))
     if participants[1:].sum() * size <= _GATHERED:
-        return Route("gather", entries, all_on_0, participants)
-    owners = min(ranks, size // _LEAST_SLICE)
-    if owners < 2:
-        return Route("sum", entries, all_on_0, participants)
-    few = participants.max() * size <= _WORD * count
-    return Route(
-        "slices" if few else "sums of slices", entries, count * np.minimum(ids, owners) // owners, participants
-    )
+        return Route("gather", entries, all_on_0, participants, none)
+    # A rank sends nothing but the result of its own slice: those that have most to send come first.
+    owners = np.argsort(-participants, kind="stable")[: len(senders) if participants.max() > 1 else ranks]
+    owners = np.sort(owners[: size // _LEAST_SLICE])
+    if len(owners) < 2:
+        return Route("sum", entries, all_on_0, participants, none)
+    return Route("slices", entries, _bounds(count, ranks, owners), participants, participants * size > _WORD * count)
+
+
+def _bounds(count: int, ranks: int, owners: np.ndarray) -> np.ndarray:
+    """[R + 1] bounds of equal slices of the given ranks, empty ones of the others."""
+    bounds: np.ndarray = count * np.searchsorted(owners, np.arange(ranks + 1)) // len(owners)
+    return bounds

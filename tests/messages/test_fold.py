@@ -1,5 +1,7 @@
 """Sums and means in slices over the ranks have the bits of a plain sum in one place, whichever way they take."""
 
+import itertools
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -73,11 +75,9 @@ def ups(kinds: Mapping[str, Sum], groups: list[ClientGroup]) -> list[tuple[Clien
     ]
 
 
-def taken_by(what: Declared, layout: list[list[list[int]]]) -> routes.Way:
+def taken_by(what: Declared, layout: list[list[list[int]]]) -> routes.Route:
     assigned = [[np.array(group) for group in groups] for groups in layout]
-    return routes.route(
-        Entries.of({name: kind for name, kind in what.up.items() if isinstance(kind, Sum)}), assigned
-    ).way
+    return routes.route(Entries.of({name: kind for name, kind in what.up.items() if isinstance(kind, Sum)}), assigned)
 
 
 def plain_sum(kind: Sum, rows: list[np.ndarray], clients: np.ndarray) -> np.ndarray:
@@ -124,7 +124,7 @@ def check(what: Declared, layout: list[list[list[int]]]) -> None:
 @pytest.mark.parametrize("ranks", ASSIGNED)
 def test_every_way_has_the_bits_of_a_plain_sum(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lead(monkeypatch, way)
-    assert taken_by(declared(), ASSIGNED[ranks]) == ("slices" if ranks in (1, 4) else way)  # where one rank has all
+    assert taken_by(declared(), ASSIGNED[ranks]).way == ("slices" if ranks in (1, 4) else way)  # where one rank has all
     check(declared(), ASSIGNED[ranks])
 
 
@@ -132,7 +132,9 @@ def test_every_way_has_the_bits_of_a_plain_sum(way: str, ranks: int, monkeypatch
 @pytest.mark.parametrize("ranks", MANY)
 def test_likewise_with_many_participants_on_a_rank(way: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lead(monkeypatch, way)
-    assert taken_by(declared(), MANY[ranks]) == ("sums of slices" if way == "slices" else way)
+    route = taken_by(declared(), MANY[ranks])
+    assert route.way == way
+    assert route.sums.any() == (way == "slices") and not route.sums.all()  # some send entries, some sums
     check(declared(), MANY[ranks])
 
 
@@ -142,6 +144,18 @@ def test_what_is_gathered_goes_beside_what_is_folded(way: str, monkeypatch: pyte
     what = declared()
     rows = {"each": Rows({"x": tensor(3), "y": tensor(2, dtype=torch.int32)}), "zero": Rows({"x": tensor()})}
     check(Declared({**what.up, **rows}, {}, what.holds, what.num_train), ASSIGNED[3])
+
+
+def test_gathered_models_are_packed_once() -> None:
+    size, clients = 2**18, np.arange(8)
+    what = Declared({"model": Rows({"x": tensor(size)})}, {}, np.ones((12, 2), bool), NUM_TRAIN)
+    models = torch.rand(len(clients), size)
+    tracemalloc.start()
+    (found,) = run_ranks(1, lambda rank: send_up(rank, what, [(clients, {"model": {"x": models}})], [[clients]]))
+    most = tracemalloc.get_traced_memory()[1]  # NumPy's, so without the tensors that come out
+    tracemalloc.stop()
+    assert found is not None and torch.equal(tree.at(found["model"], "x"), models)
+    assert most < 1.5 * models.nbytes
 
 
 @pytest.mark.parametrize("way", LIMITS)
@@ -192,7 +206,7 @@ def sent(route: routes.Route) -> np.ndarray:
         ([1, 1], "slices", 1.0),
         ([1, 1, 1, 1], "slices", 1.0),
         ([0, 1, 1, 1, 1], "slices", 1.0),
-        ([50, 50], "sums of slices", 1.5),
+        ([50, 50], "slices", 1.5),
         ([1] * 100, "slices", 1.0),
         ([1, 0, 0, 0], "slices", 0.0),  # one rank has all
         ([0, 0, 7, 0], "slices", 1.0),
@@ -202,6 +216,26 @@ def test_a_rank_sends_at_most_one_and_a_half_models(layout: list[int], way: str,
     route = taken(layout)
     assert route.way == way
     assert sent(route).max() == pytest.approx(most, abs=1e-3)
+
+
+LAYOUTS = [
+    *itertools.chain(*(itertools.product((0, 1, 2, 3, 50), repeat=ranks) for ranks in (2, 3, 4))),
+    (2,) * 20,
+    (50,) * 8,
+    (1,) * 99 + (2,),
+    (0,) * 50 + (3, 0, 3) + (0,) * 50,
+]
+
+
+def test_bytes_up_of_every_rank_in_every_layout() -> None:
+    """One model with one participant; two less a slice with several; a rank without has only its slice to send."""
+    for layout in filter(any, LAYOUTS):
+        route, senders = taken(list(layout)), np.count_nonzero(layout)
+        most = np.array([min(1.0 / senders, 0.5), 1.0, 2 - 1 / senders])[np.minimum(layout, 2)]
+        assert (sent(route) <= most + 1e-3).all(), layout
+        if senders <= 2:
+            assert sent(route).max() <= 1.501, layout
+        assert (route.exchanged.sum(0) <= 2.001 * MODEL).all(), layout  # nor is any rank sent more than two models
 
 
 def test_slices_are_equal_and_not_too_small() -> None:
