@@ -18,11 +18,14 @@ from pflmpi.messages.kinds import (
     Sum,
     Uplink,
     tensor,
+    with_rows,
 )
 from pflmpi.messages.packing import pack, unpack
 from pflmpi.messages.routes import Route, route
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
+
+_NOTHING = np.empty(0, np.uint8)
 
 
 def send_up(
@@ -81,8 +84,10 @@ def _by_way(declared: Declared, assigned: list[list[ClientGroup]]) -> tuple[dict
 
 def _gathered_bytes(declared: Declared, gathered: dict[str, Uplink], assigned: list[list[ClientGroup]]) -> list[int]:
     """What each rank sends: of a gathered message exactly the logical bytes."""
-    only = replace(declared, up=gathered)
-    return [int(only.up_bytes(clients_of(groups)).sum()) for groups in assigned]
+    clients = [clients_of(groups) for groups in assigned]
+    before = np.cumsum([0, *replace(declared, up=gathered).up_bytes(np.concatenate(clients))])
+    sizes: list[int] = np.diff(before[np.cumsum([0, *map(len, clients)])]).tolist()
+    return sizes
 
 
 def _gather(
@@ -93,37 +98,60 @@ def _gather(
     assigned: list[list[ClientGroup]],
     participants: np.ndarray,
 ) -> Messages | None:
-    position = {int(client): (messages, i) for clients, messages in ups for i, client in enumerate(clients)}
-    own = [
-        _client_message(kinds, position[int(client)][0], position[int(client)][1], declared.holds[client])
-        for client in clients_of(assigned[transport.rank])
-    ]
     sizes = _gathered_bytes(declared, kinds, assigned)
-    part = np.concatenate([pack(value) for value in own]) if own else np.empty(0, np.uint8)
-    assert len(part) == sizes[transport.rank], "an uplink is not what was declared"
     with transport.channel("data"):
-        buffers = transport.gather(part, sizes)
-    if buffers is None:
-        return None
-    messages: dict[int, Tree] = {}
-    for groups, buffer in zip(assigned, buffers, strict=True):
-        offset = 0
-        for client in clients_of(groups):
-            template = _client_template(kinds, declared.holds[client])
-            size = tree.num_bytes(template)
-            messages[int(client)] = unpack(buffer[offset : offset + size], template)
-            offset += size
-    ordered = [messages[int(client)] for client in participants]
-    result: Messages = {}
+        buffers = transport.gather(_packed(declared, kinds, ups, clients_of(assigned[transport.rank])), sizes)
+    return None if buffers is None else _in_client_order(declared, kinds, buffers, assigned, participants)
+
+
+def _packed(
+    declared: Declared, kinds: dict[str, Uplink], ups: list[tuple[ClientGroup, Messages]], clients: np.ndarray
+) -> np.ndarray:
+    """The messages of the clients here [m], one after the other."""
+    position = {int(client): (messages, row) for group, messages in ups for row, client in enumerate(group)}
+    part, at = np.empty(int(replace(declared, up=kinds).up_bytes(clients).sum()), np.uint8), 0
+    for client in clients.tolist():
+        packed = pack(_client_message(kinds, *position[client], declared.holds[client]))
+        part[at : at + len(packed)] = packed
+        at += len(packed)
+    assert at == len(part), "an uplink is not what was declared"
+    return part
+
+
+def _in_client_order(
+    declared: Declared,
+    kinds: dict[str, Uplink],
+    buffers: list[np.ndarray],
+    assigned: list[list[ClientGroup]],
+    participants: np.ndarray,
+) -> Messages:
+    """The messages of all ranks; a buffer is dropped once it is read, so that whole models are here only once."""
+    rows: Messages = {}
+    classes: dict[str, list[Tree]] = {}  # by participant
     for name, kind in kinds.items():
-        values: list[Tree] = [value[name] for value in ordered]  # type: ignore[misc]
         if isinstance(kind, ClassMeans):
-            joined = tree.map(lambda *leaves: torch.cat(leaves), values[0], *values[1:])
-            held = declared.holds[participants].sum(1)
-            result[name] = {**joined, "clients": torch.from_numpy(np.repeat(participants, held))}
+            classes[name] = [{} for _ in participants]
         else:
-            result[name] = tree.stack(values)
-    return result
+            like = with_rows(kind.like, len(participants))
+            rows[name] = tree.map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype), like)
+    for rank, groups in enumerate(assigned):
+        buffer, buffers[rank], at = buffers[rank], _NOTHING, 0
+        for client in clients_of(groups):
+            template, row = _client_template(kinds, declared.holds[client]), int(np.searchsorted(participants, client))
+            size = tree.num_bytes(template)
+            message = unpack(buffer[at : at + size], template)
+            at += size
+            for name in rows:
+                for (_, leaf), (_, value) in zip(
+                    tree.leaves(rows[name]), tree.leaves(tree.part(message, name)), strict=True
+                ):
+                    leaf[row] = value
+            for name, found in classes.items():
+                found[row] = tree.part(message, name)
+    owners = torch.from_numpy(np.repeat(participants, declared.holds[participants].sum(1)))
+    for name, found in classes.items():
+        rows[name] = {**tree.map(lambda *leaves: torch.cat(leaves), found[0], *found[1:]), "clients": owners}
+    return rows
 
 
 def _client_message(kinds: dict[str, Uplink], messages: Messages, row: int, holds: np.ndarray) -> Tree:
