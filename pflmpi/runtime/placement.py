@@ -80,9 +80,9 @@ class Placement:
         """Those of the given clients whose state lives on each rank; none where clients keep nothing."""
         if self.home is None:
             return [clients[:0]] * self.ranks
-        home = self.home[clients]
-        order = np.argsort(home, kind="stable")
-        return np.split(clients[order], np.searchsorted(home[order], np.arange(1, self.ranks)))
+        clients = clients[np.argsort(self.home[clients], kind="stable")]
+        ends = np.searchsorted(self.home[clients], np.arange(self.ranks + 1)).tolist()
+        return [clients[slice(*ends[rank : rank + 2])] for rank in range(self.ranks)]
 
     def hosted(self, rank: int) -> np.ndarray:
         """Ascending ids of the clients whose state lives on a rank."""
