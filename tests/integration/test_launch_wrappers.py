@@ -226,6 +226,14 @@ def test_srun_gets_the_cores_per_task_of_the_job_and_ends_all_ranks_with_one(tmp
     assert "SRUN_CPUS_PER_TASK=6" in rest and "SLURM_KILL_BAD_EXIT=1" in rest
 
 
+@pytest.mark.parametrize(("module", "code"), [("numpy", 0), ("no_such_module", 1)])
+def test_what_is_installed_is_found_out_without_importing_it(module: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit(9)")
+    script = f". {ROOT}/launch/environment; set +e; ready {module}; exit $?"
+    environment = {**processes.ENVIRONMENT, "PYTHONPATH": str(tmp_path), "PATH": f"{processes.BIN}:/usr/bin:/bin"}
+    assert processes.call(["bash", "-c", script], env=environment).returncode == code
+
+
 RANK = """trap 'echo rank asked; exit 75' USR1
 trap 'echo rank killed; exit 1' TERM
 echo ready; for _ in {1..400}; do sleep 0.05; done"""
