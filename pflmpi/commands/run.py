@@ -1,6 +1,7 @@
 """Run an experiment."""
 
 import argparse
+import contextlib
 import os
 import time
 from functools import partial
@@ -42,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError(f"{who} without --out: a run that is started again must find its folder; give --out DIR")
         default = Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = options.announced or options.out or default
-        folder.exists()  # raises for a name that no file can have
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            folder.stat()  # raises for a name that is too long, as `exists` did before Python 3.14
         if launch.kind == "alone" and not resumes:
             refuse_existing(folder)  # here too: before the ranks are started
         go = partial(start_or_resume, changed_code=options.changed_code) if resumes else start
