@@ -93,6 +93,6 @@ def test_participants_are_drawn_once_for_each_round(monkeypatch: pytest.MonkeyPa
 def test_a_round_with_small_messages_makes_four_calls() -> None:
     """The way up, the way down, the report, and whether all go on."""
     for ranks in (2, 3):
-        _, *ahead = schedule(ready("fedavg", ranks), None)
+        _, *ahead = schedule(ready("fedavg", ranks, training={"participation": 1.0, "rounds": 3}), None)
         for one in ahead:
             assert [call.operation for call in one.calls] == ["gather", "broadcast", "gather", "maximum"]
