@@ -2,7 +2,6 @@
 
 import dataclasses
 import platform
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,6 @@ from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin, Newcomer
 from pflmpi.config.load import Config
 from pflmpi.data import load
-from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division, divide, trained_on
 from pflmpi.experiment.code import code_hashes
@@ -25,6 +23,7 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
 from pflmpi.rng import stream
+from pflmpi.runtime.client_seconds import unmeasured
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.contract import check_cohorts, check_declarations
 from pflmpi.runtime.devices import choose_executor
@@ -141,13 +140,14 @@ def assemble(
     return experiment
 
 
-def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:
+def setup(experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray | None = None) -> Setup:
     """What the rounds of an experiment need on some ranks.
 
     Args:
         experiment: from `prepare`.
         ranks: how many.
         slots: how many of them can compute at once (cores or GPUs).
+        seconds: [N, 3] measured of each client so far, if any were; see `client_seconds`.
     """
     config, federation = experiment.config, experiment.federation
     algorithm, task = config.algorithm, experiment.tasks[0].replace(device=HOST)
@@ -156,7 +156,8 @@ def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:
     declared = Declared(
         dict(algorithm.uplink(task)), dict(algorithm.downlink(task)), federation.class_counts > 0, federation.num_train
     )
-    placement = place(executor, declared, experiment.templates, config.runtime, ranks, slots)
+    seconds = unmeasured(federation.num_clients) if seconds is None else seconds
+    placement = place(executor, declared, experiment.templates, config.runtime, ranks, slots, seconds)
     return Setup(
         executor=executor,
         placement=placement,
@@ -166,6 +167,8 @@ def setup(experiment: Experiment, ranks: int, slots: int) -> Setup:
         checkpoint=config.checkpoint,
         timeout=config.runtime.timeout,
         skips=config.runtime.client_errors == "skip",
+        seconds=seconds,
+        balances=config.runtime.balance == "measured",
         unseen=_unseen(experiment, executor, declared, placement),
     )
 
@@ -188,13 +191,6 @@ def loop(experiment: Experiment) -> Loop:
 
 def _executor(experiment: Experiment, kind: type[E]) -> E:
     config, federation = experiment.config, experiment.federation
-    pool = _pool(federation.dataset, experiment.tasks[0].device)
+    pool = Pool.of(federation.dataset, experiment.tasks[0].device)
     batch, transform = config.evaluation.batch_size, experiment.transform
     return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, batch, transform)
-
-
-def _pool(dataset: Dataset, device: torch.device) -> Pool:
-    with warnings.catch_warnings():  # the map is read-only; nothing here writes to it
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        images = torch.from_numpy(dataset.images)
-    return Pool(images.to(device), torch.from_numpy(dataset.labels.copy()).to(device))

@@ -57,7 +57,7 @@ def count_trained(
         for clients, arrays in run_folder.read_clients(run, round, group).values():
             population.put(clients, from_flat(arrays))
         if after_training:
-            ups, _, _ = train(ready, population, reply, [group], round + 1)
+            ups = train(ready, population, reply, [group], round + 1).ups
             found.append(evaluate_trained(ready.executor, population, reply, ups, round + 1))
         else:
             found.append(evaluate(ready.executor, population, reply, [group], round))

@@ -16,7 +16,7 @@ from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.agreement import check_same_setup
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.joining import Waiting
-from pflmpi.experiment.restore import newest, restore
+from pflmpi.experiment.restore import client_seconds, newest, restore
 from pflmpi.experiment.retrying import drop_lost, retry_after_rank_loss
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.runtime import idle_ranks, rounds
@@ -107,7 +107,7 @@ def run_rounds(
             transport.counter.take("data")
             if transport.rank == 0:
                 lock.keep()
-            setup = build.setup(experiment, transport.size, context.slots)
+            setup = build.setup(experiment, transport.size, context.slots, client_seconds(run, transport, done))
             check_same_setup(experiment, setup, transport)
             if context.speaks and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
                 _log.warning("%s", advice)

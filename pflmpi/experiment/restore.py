@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from pflmpi.atomic import remedy
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
@@ -60,6 +62,13 @@ def _newest_matching(run: Path, experiment: Experiment) -> int:
                 f"{other[0]}; continue it with the version that wrote it, or start a new run"
             )
     return done
+
+
+def client_seconds(run: Path, transport: Transport, done: int | None) -> np.ndarray | None:
+    """[N, 3] what is known after a round of how long clients train; None before the first, and in older files."""
+    if done is None:
+        return None
+    return all_or_none(transport, lambda: run_folder.read_metrics(run, done).get("seconds_clients"))
 
 
 def restore(run: Path, setup: Setup, population: Population, transport: Transport, done: int) -> tuple[Tree, Layout]:

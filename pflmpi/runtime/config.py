@@ -105,6 +105,12 @@ class RuntimeConfig(BaseModel):
         Literal["auto", "shared", "dedicated"],
         Field(description="whether rank 0 computes clients too; auto: dedicated with one client per rank"),
     ] = "auto"
+    balance: Annotated[
+        Literal["measured", "samples"],
+        Field(
+            description="by what clients are spread over ranks: the seconds they take, once measured, or local steps"
+        ),
+    ] = "measured"
     faults: Annotated[
         Literal["stop", "continue"],
         Field(description="what the others do when a rank dies; continue takes its clients over (mpirun with ULFM)"),
@@ -123,6 +129,7 @@ FREE_ON_RESUME = {
         f"runtime.{key}"
         for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server", "faults")
     ),
+    "runtime.balance",
     "runtime.state",
     "runtime.scratch",
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both

@@ -1,6 +1,7 @@
 """The participants of a round: they train here, and those that fail anywhere count as absent."""
 
 import logging
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,27 +12,45 @@ from pflmpi.runtime import client_errors
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.stopwatch import Stopwatch
 from pflmpi.transports.base import Transport
 
 _log = logging.getLogger(__name__)
 
 
-def train(
-    setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int
-) -> tuple[list[tuple[ClientGroup, Messages]], dict[int, float], dict[int, str]]:
-    """Messages and training losses of the clients of this rank, and why the others failed: those keep their states."""
-    ups: list[tuple[ClientGroup, Messages]] = []
-    losses: dict[int, float] = {}
-    failed: dict[int, str] = {}
+@dataclass(frozen=True)
+class Trained:
+    """What the clients of this rank have come to in a round.
+
+    Attributes:
+        ups: of each group, the clients that succeeded and their messages.
+        losses: mean training loss of each of them.
+        seconds: that each of them took; those of a call are its clients' by their local steps.
+        failed: of the others, why; they keep their states.
+    """
+
+    ups: list[tuple[ClientGroup, Messages]] = field(default_factory=list)
+    losses: dict[int, float] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+def train(setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Trained:
+    """Train the participants of this rank."""
+    found, watch = Trained(), Stopwatch()
     for group in groups:
         states, down = population.to_train(group), reply.for_clients(group)
         done = client_errors.update(setup.executor, group, states, down, round, setup.skips)
-        failed.update(done.failed)
+        found.failed.update(done.failed)
         if len(done.clients):
             population.put(done.clients, done.states)
-            ups.append((done.clients, done.up))
-            losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
-    return ups, losses, failed
+            found.ups.append((done.clients, done.up))
+            found.losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
+        work = setup.placement.work[group]
+        seconds = watch.lap() * work / max(work.sum(), 1.0)
+        shares = dict(zip(group.tolist(), seconds.tolist(), strict=True))
+        found.seconds.update((client, shares[client]) for client in done.clients.tolist())
+    return found
 
 
 def without(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:

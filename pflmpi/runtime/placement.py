@@ -1,7 +1,5 @@
 """Which rank computes which clients, in which groups. Results never depend on the ranks."""
 
-import bisect
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +9,15 @@ import numpy as np
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Shared
+from pflmpi.runtime import balance
+from pflmpi.runtime.balance import in_microseconds
+from pflmpi.runtime.client_seconds import pace
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
 
 MOST_TOGETHER = 32  # clients in one call, where no more are configured
 _ROUNDS = 1000  # homes are chosen by the work of as many rounds
-_SEARCHED = 2**15  # loads that are compared for the home of a client
-_AT_ONCE = 32  # hosts, at first
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Placement:
         home: [N] the rank of each client, or None when clients keep nothing and may be computed anywhere.
         hosts: the ranks that compute.
         work: [N] the relative cost of one round of training.
+        pace: [N] microseconds of each client for a unit of work, as measured before the start; None if they were not.
     """
 
     ranks: int
@@ -40,13 +40,18 @@ class Placement:
     home: np.ndarray | None
     hosts: tuple[int, ...]
     work: np.ndarray
+    pace: np.ndarray | None = None
 
-    def assign(self, clients: np.ndarray, work: np.ndarray | None = None) -> list[list[ClientGroup]]:
+    def assign(
+        self, clients: np.ndarray, work: np.ndarray | None = None, pace: np.ndarray | None = None
+    ) -> list[list[ClientGroup]]:
         """The groups of each rank, restricted to the given clients and cut where these are too many for a call.
 
         Args:
             clients: ascending ids.
             work: [N] the cost of each client, where it is not that of a round of training.
+            pace: [N] microseconds of each client for a unit of work, if they were measured: its cost is then their
+                product, where that makes the slowest rank clearly quicker. A client with a home stays there.
         """
         ranks: list[list[ClientGroup]] = [[] for _ in range(self.ranks)]
         if not len(clients):
@@ -60,12 +65,14 @@ class Placement:
             for rank, part in zip(self.home[ordered[starts]], parts, strict=True):
                 ranks[rank].append(part)
             return ranks
-        cost = np.add.reduceat((self.work if work is None else work)[ordered], starts)
-        loads = [(0.0, rank) for rank in self.hosts]
-        for index in np.lexsort((ordered[starts], -cost)):  # longest first
-            load, rank = loads[0]
-            heapq.heapreplace(loads, (load + float(cost[index]), rank))
-            ranks[rank].append(parts[index])
+        each, first_ids = self.work if work is None else work, ordered[starts]
+        spread = balance.spread(np.add.reduceat(each[ordered], starts), first_ids, self.hosts)
+        if pace is not None:
+            cost = np.add.reduceat(in_microseconds(each, pace)[ordered], starts)
+            other = balance.spread(cost, first_ids, self.hosts)
+            spread = balance.clearly_quicker(spread, other, lambda one: balance.slowest(one, cost))
+        for rank, call in spread:
+            ranks[rank].append(parts[call])
         return ranks
 
     @cached_property
@@ -98,6 +105,7 @@ def place(
     runtime: RuntimeConfig,
     ranks: int,
     slots: int,
+    seconds: np.ndarray,
 ) -> Placement:
     """Cut the clients into groups, and give each a home rank unless it keeps nothing and gets no message of its own.
 
@@ -108,6 +116,7 @@ def place(
         runtime: settings, with `lanes` decided.
         ranks: R.
         slots: how many ranks can compute at once.
+        seconds: [N, 3] measured so far; see `client_seconds`.
     """
     training, seed, federation = executor.tasks[0].training, executor.tasks[0].seed, executor.federation
     n, num_test = federation.num_clients, federation.num_test
@@ -116,15 +125,22 @@ def place(
     groups, most = cut_groups(executor.cohort, steps, lanes), max(MOST_TOGETHER, int(lanes * training.participation))
     hosts = choose_hosts(runtime.server, ranks, n, slots)
     work = 3.0 * steps * training.batch_size  # forward, and twice as much backward
+    measured = pace(seconds, work)
+    known = measured if runtime.balance == "measured" and measured.any() else None
     if not any(templates) and all(type(kind) is Shared for kind in declared.down.values()):
-        return Placement(ranks, groups, most, None, hosts, work)
+        return Placement(ranks, groups, most, None, hosts, work, known)
     cost = np.zeros((n, min(max(training.rounds, 1), _ROUNDS)))
     for round in range(cost.shape[1]):
         chosen = training.participants(seed, round + 1, n)
         cost[chosen, round] = work[chosen] + num_test[chosen]
     if executor.algorithm.predicts_with:
         cost += num_test[:, None]
-    return Placement(ranks, groups, most, place_clients(groups, cost, hosts), hosts, work)
+    home = balance.place_clients(groups, cost, hosts)
+    if known is not None:
+        cost = in_microseconds(cost, known[:, None])
+        other = balance.place_clients(groups, cost, hosts)
+        home = balance.clearly_quicker(home, other, lambda one: balance.length_of_rounds(one, cost))
+    return Placement(ranks, groups, most, home, hosts, work, known)
 
 
 def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[ClientGroup, ...]:
@@ -144,46 +160,6 @@ def cut_groups(cohort: np.ndarray, steps: np.ndarray, lanes: int) -> tuple[Clien
         count = -(-len(members) // lanes)
         groups += [np.sort(chunk).astype(np.int64) for chunk in np.array_split(members, count)]
     return tuple(groups)
-
-
-def place_clients(
-    groups: Sequence[ClientGroup], work: np.ndarray, hosts: Sequence[int], searched: int = _SEARCHED
-) -> np.ndarray:
-    """The home rank [N] of every client, chosen so that the slowest rank of each round has the least to do.
-
-    Who takes part in which round is known from the seed, so the placement can look at all of it. The group with the
-    most work comes first; each goes where it makes all rounds together the least longer, of equal hosts to the one with
-    the least work, then to the first.
-
-    Args:
-        groups: the groups; one stays together.
-        work: [N, T] cost of each client in each round: whole numbers, so that sums are exact in any order.
-        hosts: ranks to spread over.
-        searched: rounds of a group times hosts that are compared for it; of more, those hosts with the least work.
-    """
-    home = np.full(len(work), -1, np.int64)
-    load, slowest, longest = np.zeros((len(hosts), work.shape[1])), np.zeros(work.shape[1]), 0.0
-    least = [(0.0, host) for host in range(len(hosts))]  # ascending; work of each host in all rounds
-    whole = np.array([work[group].sum() for group in groups])
-    for index in np.lexsort(([group[0] for group in groups], -whole)):
-        cost = work[groups[index]].sum(0)
-        rounds = np.flatnonzero(cost)
-        cost, most = cost[rounds], max(_AT_ONCE, searched // max(len(rounds), 1))
-        best, longer, start = 0, np.inf, 0
-        # A host makes the rounds longer at least by the work that does not fit below the slowest ones.
-        while start < min(most, len(least)) and max(least[start][0] + whole[index] - longest, 0.0) < longer:
-            some = np.array([host for _, host in least[start : min(2 * start + _AT_ONCE, most)]])
-            added = np.maximum(load[np.ix_(some, rounds)] + (cost - slowest[rounds]), 0).sum(1)
-            if added.min() < longer:
-                best, longer = start + int(added.argmin()), float(added.min())
-            start += len(some)
-        total, host = least.pop(best)
-        bisect.insort(least, (total + float(whole[index]), host))
-        load[host, rounds] += cost
-        slowest[rounds] = np.maximum(slowest[rounds], load[host, rounds])
-        longest += longer
-        home[groups[index]] = hosts[host]
-    return home
 
 
 def choose_hosts(server: str, ranks: int, clients: int, slots: int) -> tuple[int, ...]:

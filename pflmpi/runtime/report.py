@@ -23,6 +23,7 @@ class RoundReport:
         unseen: [U] what those kept out of training get right; None if there are none.
         trained: [P] what the participants get right after local training; None if they were not tested then.
         train_loss: [P] float64, mean training loss of the participants.
+        train_seconds: [P] float64, seconds that each participant trained.
         busiest: seconds that the slowest rank computed.
         waiting: seconds that the others waited for it, the mean of the ranks that compute.
         testing: seconds that those tested, their mean.
@@ -34,6 +35,7 @@ class RoundReport:
     unseen: Counts | None
     trained: Counts | None
     train_loss: np.ndarray
+    train_seconds: np.ndarray
     busiest: float
     waiting: float
     testing: float
@@ -48,12 +50,14 @@ class Measured:
     Attributes:
         tested: what the clients tested here get right, in ascending order of their ids, as `gather` numbers them.
         train_loss: mean training loss of each client trained here.
+        train_seconds: of each client trained here.
         training, testing: seconds of this rank.
         shards_done: newest round whose shard this rank has written.
     """
 
     tested: Counts
     train_loss: Mapping[int, float]
+    train_seconds: Mapping[int, float]
     training: float
     testing: float
     shards_done: int
@@ -79,7 +83,7 @@ def gather(
     tested = found.tested
     num_classes = totals.shape[1]
     rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
-    here = [found.train_loss[client] for client in sorted(found.train_loss)]
+    here = [each[client] for each in (found.train_loss, found.train_seconds) for client in sorted(found.train_loss)]
     head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM"), found.shards_done]
     part = np.concatenate([head, rows.ravel(), here]).astype(np.float64)
     parts = transport.gather(part.view(np.uint8), list(call(testing, training, num_classes).sizes))
@@ -90,7 +94,8 @@ def gather(
     clients, order = _ascending(testing)
     cut = [value[_HEAD:end].reshape(-1, 2 * num_classes + 1) for value, end in zip(values, ends, strict=True)]
     hits, predicted, loss = np.split(np.concatenate(cut)[order], [num_classes, 2 * num_classes], axis=1)
-    losses = np.concatenate([value[end:] for value, end in zip(values, ends, strict=True)])
+    trained_here = [value[end:].reshape(2, -1) for value, end in zip(values, ends, strict=True)]
+    losses, train_seconds = np.concatenate(trained_here, axis=1)[:, _ascending(training)[1]]
     everyone = len(totals)
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss[:, 0])
     seen, trained = clients < num_clients, clients >= everyone
@@ -102,7 +107,8 @@ def gather(
         tested=counts.rows(seen),
         unseen=counts.rows(unseen) if unseen.any() else None,
         trained=counts.rows(trained) if trained.any() else None,
-        train_loss=losses[_ascending(training)[1]],
+        train_loss=losses,
+        train_seconds=train_seconds,
         busiest=float(busy.max()),
         waiting=float(busy.max() - busy[computes].mean()) if any(computes) else 0.0,
         testing=float(tested_for[computes].mean()) / 1e6 if any(computes) else 0.0,
@@ -114,8 +120,8 @@ def gather(
 def call(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> Call:
     """The collective call of `gather`."""
     rows = [(2 * num_classes + 1) * sum(map(len, groups)) for groups in testing]
-    losses = [sum(map(len, groups)) for groups in training]
-    return Call("gather", tuple(8 * (_HEAD + row + loss) for row, loss in zip(rows, losses, strict=True)))
+    trained = [2 * sum(map(len, groups)) for groups in training]
+    return Call("gather", tuple(8 * (_HEAD + row + each) for row, each in zip(rows, trained, strict=True)))
 
 
 def _ascending(groups: list[list[ClientGroup]]) -> tuple[np.ndarray, np.ndarray]:

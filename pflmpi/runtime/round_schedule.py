@@ -23,6 +23,8 @@ class RoundSchedule:
         round: counts from 1; the opening has the number of the last round that is done.
         opening: whether it is the opening. Nobody trains in it; the participants introduce themselves.
         participants: [P] ascending ids.
+        tells: whether all ranks learn after it how long clients take, by which the next rounds are spread.
+        pace: [N] microseconds of each client for a unit of work, which a run measures; None as long as it has not.
         skipped: ascending ids of participants that failed, which a run learns in the round; not among `participants`.
         receivers: [R] ascending ids of the clients that the reply is for: who trains next, and who is tested with it.
         evaluates: whether personal models are tested.
@@ -40,6 +42,8 @@ class RoundSchedule:
     tested: np.ndarray
     saves: bool
     unsaved: np.ndarray
+    tells: bool = False
+    pace: np.ndarray | None = None
     skipped: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def without(self, failed: np.ndarray) -> "RoundSchedule":
@@ -49,7 +53,7 @@ class RoundSchedule:
     @cached_property
     def training(self) -> list[list[ClientGroup]]:
         """The groups of participants of each rank."""
-        drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped))
+        drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped), pace=self.pace)
         if not len(self.skipped):
             return drawn
         left = [[group[~np.isin(group, self.skipped)] for group in groups] for groups in drawn]
@@ -63,7 +67,7 @@ class RoundSchedule:
     @cached_property
     def testing(self) -> list[list[ClientGroup]]:
         """The groups that each rank tests."""
-        return self.setup.placement.assign(self.tested, work=self.setup.num_test.astype(np.float64))
+        return self.setup.placement.assign(self.tested, self.setup.num_test.astype(np.float64), self.pace)
 
     @property
     def tests_trained(self) -> bool:
@@ -126,8 +130,13 @@ class RoundSchedule:
         ranks = self.setup.placement.ranks
         first = [client_errors.call(self.participants, ranks)] if self.setup.skips and not self.opening else []
         unseen = self.unseen.calls if self.unseen else []
-        last = [] if self.opening else [*unseen, self._report, stopping.call(ranks)]
+        last = [] if self.opening else [*unseen, self._report, stopping.call(ranks, self.told)]
         return [*first, *self.uplink, *self.downlink, *last]
+
+    @property
+    def told(self) -> int:
+        """The numbers that ranks are told beside whether to stop."""
+        return self.setup.task.num_clients if self.tells else 0
 
     @property
     def _report(self) -> Call:

@@ -1,6 +1,7 @@
 """The loop of a run, for every rank: there is no other."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -10,7 +11,7 @@ from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.uplink import send_up
-from pflmpi.runtime import client_errors, report
+from pflmpi.runtime import client_errors, client_seconds, report
 from pflmpi.runtime.checkpoints import Checkpoints, ServerRound
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
@@ -60,18 +61,20 @@ def run(
     rank, between_reports = transport.rank, Stopwatch()
     scores = Counts.none(setup.executor.federation.test_class_counts)
     _limit_waiting(setup, transport, None)
-    rounds = schedule(setup, done)
+    rounds, pace, seconds_of = schedule(setup, done), setup.placement.pace, setup.seconds
     server, reply = _open(setup, transport, checkpoints, next(rounds), server, population)
     for now in rounds:
-        watch = Stopwatch()
-        ups, losses, failed = train(setup, population, reply, now.training[rank], now.round)
+        watch, now = Stopwatch(), replace(now, pace=pace)
+        mine = train(setup, population, reply, now.training[rank], now.round)
         training = watch.lap()
         if setup.skips:
-            now = without(setup, transport, now, failed)
-        trained = evaluate_trained(setup.executor, population, reply, ups, now.round) if now.tests_trained else None
+            now = without(setup, transport, now, mine.failed)
+        trained = (
+            evaluate_trained(setup.executor, population, reply, mine.ups, now.round) if now.tests_trained else None
+        )
         testing = watch.lap()
 
-        seen, reply = _exchange(setup, transport, server, ups, now)
+        seen, reply = _exchange(setup, transport, server, mine.ups, now)
         server = seen.server
         for group in now.training[rank]:
             population.keep_reply(group, reply)
@@ -83,11 +86,13 @@ def run(
             right = concatenated([right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round)])
         right = concatenated([right, trained]) if trained else right
         evaluation = testing + watch.lap()
-        found = report.Measured(right, losses, training, evaluation, checkpoints.shards_done)
+        found = report.Measured(right, mine.losses, mine.seconds, training, evaluation, checkpoints.shards_done)
         reported = report.gather(transport, *now.reported, setup.task.num_clients, found)
         progress = None
         if reported is not None:
             scores = scores.updated(now.tested, reported.tested) if now.evaluates else scores
+            if now.round > (done or 0) + 1:  # the first round of a process warms up
+                seconds_of = client_seconds.measured(seconds_of, now.participants, reported.train_seconds)
             seconds = {
                 "compute": reported.busiest,
                 "exchange": exchange,
@@ -98,11 +103,16 @@ def run(
             }
             who, tested = (now.round, now.participants, now.skipped), scores if now.evaluates else None
             others = (reported.unseen, reported.trained, reported.train_loss)
-            progress = Progress(*who, tested, seconds, _moved(transport, now), reported.memory, *others)
+            moved = _moved(transport, now)
+            progress = Progress(*who, tested, seconds, moved, reported.memory, *others, client_seconds=seconds_of)
             checkpoints.record(progress, reported.shards_done)
             observe(progress)
             stop.early.add(progress.columns)
-        asked = stop.agree(transport, watch.seconds, others_wait)
+        told = np.zeros(now.told)
+        if now.tells and rank == 0:
+            told += client_seconds.pace(seconds_of, setup.placement.work)
+        asked = stop.agree(transport, watch.seconds, others_wait, told)
+        pace = told if told.any() else pace
         _limit_waiting(setup, transport, stop.longest)
         if now.saves or asked:
             checkpoints.save(now, seen, population, progress)

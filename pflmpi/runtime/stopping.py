@@ -25,6 +25,7 @@ _ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the 
 Pause = Literal["end", "stop", "join"]
 
 _PAUSES: tuple[Pause | None, ...] = (None, "join", "stop", "end")  # in ascending order of precedence
+_NOTHING = np.empty(0)
 _SAME = 1.0  # seconds within which a launcher and Slurm may both send the same signal
 
 
@@ -60,17 +61,21 @@ class Stop:
         if self._end is not None and time.time() + _ROUNDS * self.longest + self._spare > self._end:
             self.reason = self.reason or "the job's time limit is near"
 
-    def agree(self, transport: Transport, seconds: float, others_wait: Callable[[], bool]) -> Pause | None:
+    def agree(
+        self, transport: Transport, seconds: float, others_wait: Callable[[], bool], told: np.ndarray = _NOTHING
+    ) -> Pause | None:
         """Why all ranks pause or end after a round of so many seconds, if they do; `longest` is then that of all.
 
         Args:
             others_wait: whether others wait to join; asked on rank 0.
+            told: numbers of at least 0; overwritten by the largest on any rank.
         """
         self.round_took(seconds)
         mine: Pause | None = "stop" if self.reason else "join" if transport.rank == 0 and others_wait() else None
         mine = "end" if self.early.met else mine
-        self.longest, asked = transport.maximum(np.array([self.longest, _PAUSES.index(mine)])).tolist()
-        return _PAUSES[int(asked)]
+        agreed = transport.maximum(np.array([self.longest, _PAUSES.index(mine), *told]))
+        self.longest, told[:] = float(agreed[0]), agreed[2:]
+        return _PAUSES[int(agreed[1])]
 
     def interruption(self, pause: Pause, round: int) -> "Stopped | Joining":
         """What all ranks raise for a pause after a round."""
@@ -79,9 +84,9 @@ class Stop:
         return Stopped(f"{self.reason or 'another rank was asked to stop'}: stopped after round {round}")
 
 
-def call(ranks: int) -> Call:
-    """The collective call of `Stop.agree`."""
-    return Call("maximum", (2 * 8,) * ranks)
+def call(ranks: int, told: int) -> Call:
+    """The collective call of `Stop.agree` with so many numbers that are told."""
+    return Call("maximum", ((2 + told) * 8,) * ranks)
 
 
 @contextmanager

@@ -186,7 +186,7 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
         assert [len(one) for one in (*agreed, same, kept)] == [AGREE] * 6
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
-        sizes = [4 + (2 * k + 1) * len(tested) + len(own) for tested, own in zip(lists, trained[rank], strict=True)]
+        sizes = [4 + (2 * k + 1) * len(tested) + 2 * len(own) for tested, own in zip(lists, trained[rank], strict=True)]
         assert [len(one) for one in scores] == [8 * one for one in sizes]
         for content in ends:
             longest, wish = from_keys(np.frombuffer(content, np.int64))
@@ -195,7 +195,8 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             (trained_for, tested_for, memory, written), rest = np.split(np.frombuffer(content), [4])
             assert 0 <= trained_for < 60e6 and 0 <= tested_for < 60e6  # microseconds
             assert 0 < memory < 2**40 and -1 <= written < round
-            counts, losses = np.split(rest, [(2 * k + 1) * len(tested)])
+            counts, each = np.split(rest, [(2 * k + 1) * len(tested)])
+            losses, seconds = each.reshape(2, -1)
             hits, predicted, loss = np.split(counts.reshape(-1, 2 * k + 1), [k, 2 * k], axis=1)
             found = known[round].scores
             assert found is not None
@@ -203,6 +204,7 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
                 assert np.array_equal(sent, recorded_as[tested])
             here = np.isin(participants(run, round), trained[rank][round - 1])
             assert np.array_equal(losses, known[round].train_loss[here], equal_nan=True)
+            assert ((seconds > 0) & (seconds < 60)).all()
     down = run.content("control", up=False)
     expected_down = []
     lock = down[3 * (RANKS - 1)][:16].decode()  # the token of the run's lock

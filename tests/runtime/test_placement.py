@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pflmpi.runtime.placement import Placement, cut_groups, place_clients
+from pflmpi.runtime.balance import place_clients
+from pflmpi.runtime.placement import Placement, cut_groups
 
 
 @pytest.mark.parametrize("lives_somewhere", [True, False])

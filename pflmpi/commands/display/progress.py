@@ -137,6 +137,9 @@ def show_summary(run: Path, config: "Config") -> None:
     for way in ("up", "down"):
         logical, wire = (sum(int(row[f"{key}_bytes"]) for row in rows) for key in (way, f"wire_{way}"))
         table.add_row(f"{way}: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
+    slowest, waiting = (sum(float(row.get(f"{name}_seconds") or 0) for row in rows) for name in ("compute", "waiting"))
+    if waiting:
+        table.add_row("computing: the slowest rank, over the mean", f"{slowest / max(slowest - waiting, 1e-9):.2f}")
     seconds = sum(float(row["seconds"]) for row in rows)
     table.add_row("seconds, per round", f"{seconds:.1f}, {seconds / max(len(rows), 1):.3f}")
     console().print(table)
