@@ -19,7 +19,7 @@ from pflmpi.runtime.setup import Setup
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
 
-_SHORT = 4.0  # seconds that a longer call should take
+_SHORT = 1.0  # seconds that a longer call should take
 _ALONE = InProcessTransport()
 
 
@@ -76,7 +76,8 @@ def calibrate(setup: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], 
     library = max(resident() - before - tree.num_bytes(wide.states) - tree.num_bytes(server), 0)
 
     brief = measure(wide.train, device).seconds
-    batches = min(-(-samples // width), max(2, int(_SHORT / max(brief, 1e-6))))
+    most = setup.task.training.steps or -(-samples // width)
+    batches = min(most, max(2, int(_SHORT / max(brief, 1e-6))))
     cases = [
         _trial(setup, server, group, *size) for group in groups for size in ((1, width, few), (batches, width, tests))
     ]

@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+import quick_run
+from pflmpi.forecast import calibration
 from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.communication import Link
 from pflmpi.forecast.costs import CallCost
 from pflmpi.forecast.process import Cost, measure, resident, resident_files
+from pflmpi.runtime.schedule import schedule
+from planned_run import planned
 
 LINK, WORK = Link(1e-4, 1e9), {"lanes": [1, 4]}
 LOGIN, NODE = {"cpu": "a", "device": "cpu"}, {"cpu": "b", "device": "NVIDIA H100"}
@@ -53,6 +57,25 @@ def test_a_damaged_measurement_is_no_measurement(damage: str, tmp_path: Path) ->
     path.write_text(damage)
     assert cache.find(Link, WORK, LOGIN) is None
     assert cache.find_on_gpu(Link, WORK) is None
+
+
+@pytest.mark.parametrize(("training", "most"), [({"steps": 40}, 40), ({"epochs": 2}, 2 * 8)])
+def test_as_many_steps_are_measured_as_a_round_has(
+    training: dict[str, int], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = planned(quick_run.settings(training=training, partition={"name": "iid", "clients": 4}), 1).setup
+    steps = []
+
+    def trial(*arguments: object) -> calibration._Trial:
+        steps.append((made := make(*arguments)).steps)  # type: ignore[arg-type]
+        return made
+
+    make = calibration._trial
+    monkeypatch.setattr(calibration, "_trial", trial)
+    monkeypatch.setattr(calibration, "measure", lambda call, device: Cost(1e-3, 0.0, 0.0))
+    _, first = list(schedule(ready, None))[:2]
+    calibration.calibrate(ready, first, [np.arange(2)], 0)
+    assert max(steps) == most
 
 
 def test_a_call_with_one_number_of_lanes_costs_what_was_measured() -> None:
