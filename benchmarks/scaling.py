@@ -118,7 +118,8 @@ def main() -> None:
         *table,
     ]
     if asked.out:
-        asked.out.write_text("\n".join(text) + "\n")
+        _, section, rest = asked.out.read_text().partition("\n## ") if asked.out.exists() else ("", "", "")
+        asked.out.write_text("\n".join(text) + "\n" + section + rest)  # the sections are other measurements
 
 
 if __name__ == "__main__":
