@@ -157,6 +157,16 @@ def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp
     assert plot.top == pytest.approx(1.5) and "round 1 (20.0 s)" in plot.caption
 
 
+def test_the_balance_of_ranks_is_shown_where_there_are_several(tmp_path: Path) -> None:
+    alone = written(tmp_path / "alone", [{"seconds": 1, "compute_seconds": 0.5, "waiting_seconds": 0}] * 2)
+    assert rounds.imbalance(named([alone])[0]) == []
+    times = [(0.5, 0.25), (1.0, 0.5)]
+    lines: list[dict[str, float | str]] = [{"compute_seconds": slow, "waiting_seconds": wait} for slow, wait in times]
+    (plot,) = rounds.imbalance(named([written(tmp_path / "several", lines)])[0])
+    assert [curve.y.tolist() for curve in plot.curves] == [[0.5, 1.0], [0.25, 0.5]]
+    assert "2.00 times the mean" in plot.caption
+
+
 def test_rounds_from_before_the_time_of_checkpoints_was_recorded_are_drawn_without_it(tmp_path: Path) -> None:
     line: dict[str, float | str] = {"seconds": 1, "exchange_seconds": 0.25, "evaluation_seconds": 0.25}
     continued = written(tmp_path / "continued", [line | {"checkpoint_seconds": ""}, line | {"checkpoint_seconds": 0.5}])

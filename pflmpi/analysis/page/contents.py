@@ -48,7 +48,7 @@ def detailed(one: NamedRun, with_partition: bool) -> tuple[Figures, list[str]]:
     Args:
         with_partition: whether to show the partition, which `compared` does where runs have one in common.
     """
-    found: list[Plot | Missing] = [rounds.bytes_per_round(one), rounds.seconds_per_round(one)]
+    found: list[Plot | Missing] = [rounds.bytes_per_round(one), rounds.seconds_per_round(one), *rounds.imbalance(one)]
     found += [partition.partition(one.run)] if with_partition else []
     checkpoints = _good(one.run)
     if not checkpoints:

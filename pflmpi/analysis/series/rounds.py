@@ -67,3 +67,27 @@ def seconds_per_round(one: NamedRun) -> Stack | Missing:
         parts=parts,
         top=1.5 * usual if cut else None,
     )
+
+
+def imbalance(one: NamedRun) -> list[Curves]:
+    """Seconds that the slowest rank computes in each round, and the mean of the ranks; none where there is one rank."""
+    columns = one.run.columns
+    waiting = np.nan_to_num(columns.get("waiting_seconds", np.zeros(0)))
+    if not waiting.any():
+        return []
+    slowest = columns["compute_seconds"]
+    over = float(slowest.sum() / (slowest - waiting).sum())
+    plot = Curves(
+        name="imbalance",
+        title="Balance of ranks",
+        caption="Seconds of training and testing: of the slowest rank, and the mean of the ranks that compute, which "
+        f"wait for it. Over all rounds the slowest has {over:.2f} times the mean.",
+        x_label="round",
+        y_label="time (s)",
+        curves=(
+            Curve("slowest rank", columns["round"], slowest),
+            Curve("mean", columns["round"], slowest - waiting, style=1),
+        ),
+        zero=True,
+    )
+    return [plot]
