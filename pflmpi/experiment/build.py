@@ -23,7 +23,7 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
 from pflmpi.rng import stream
-from pflmpi.runtime.client_seconds import unmeasured
+from pflmpi.runtime.balance.client_seconds import unmeasured
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.contract import check_cohorts, check_declarations
 from pflmpi.runtime.devices import choose_executor

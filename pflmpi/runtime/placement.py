@@ -9,9 +9,9 @@ import numpy as np
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Shared
-from pflmpi.runtime import balance
-from pflmpi.runtime.balance import in_microseconds
-from pflmpi.runtime.client_seconds import pace
+from pflmpi.runtime.balance import spreading
+from pflmpi.runtime.balance.client_seconds import pace
+from pflmpi.runtime.balance.spreading import in_microseconds
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
@@ -66,11 +66,11 @@ class Placement:
                 ranks[rank].append(part)
             return ranks
         each, first_ids = self.work if work is None else work, ordered[starts]
-        spread = balance.spread(np.add.reduceat(each[ordered], starts), first_ids, self.hosts)
+        spread = spreading.spread(np.add.reduceat(each[ordered], starts), first_ids, self.hosts)
         if pace is not None:
             cost = np.add.reduceat(in_microseconds(each, pace)[ordered], starts)
-            other = balance.spread(cost, first_ids, self.hosts)
-            spread = balance.clearly_quicker(spread, other, lambda one: balance.slowest(one, cost))
+            other = spreading.spread(cost, first_ids, self.hosts)
+            spread = spreading.clearly_quicker(spread, other, lambda one: spreading.slowest(one, cost))
         for rank, call in spread:
             ranks[rank].append(parts[call])
         return ranks
@@ -135,11 +135,11 @@ def place(
         cost[chosen, round] = work[chosen] + num_test[chosen]
     if executor.algorithm.predicts_with:
         cost += num_test[:, None]
-    home = balance.place_clients(groups, cost, hosts)
+    home = spreading.place_clients(groups, cost, hosts)
     if known is not None:
         cost = in_microseconds(cost, known[:, None])
-        other = balance.place_clients(groups, cost, hosts)
-        home = balance.clearly_quicker(home, other, lambda one: balance.length_of_rounds(one, cost))
+        other = spreading.place_clients(groups, cost, hosts)
+        home = spreading.clearly_quicker(home, other, lambda one: spreading.length_of_rounds(one, cost))
     return Placement(ranks, groups, most, home, hosts, work, known)
 
 

@@ -11,7 +11,8 @@ from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.uplink import send_up
-from pflmpi.runtime import client_errors, client_seconds, report
+from pflmpi.runtime import client_errors, report
+from pflmpi.runtime.balance import client_seconds
 from pflmpi.runtime.checkpoints import Checkpoints, ServerRound
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT

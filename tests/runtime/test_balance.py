@@ -13,7 +13,7 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime import client_errors, participants
-from pflmpi.runtime.client_seconds import measured, pace, unmeasured
+from pflmpi.runtime.balance.client_seconds import measured, pace, unmeasured
 from pflmpi.runtime.placement import Placement
 from pflmpi.store import run_folder
 

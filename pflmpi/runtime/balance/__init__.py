@@ -1,0 +1,1 @@
+"""Clients are spread over ranks by what they are measured to take."""
