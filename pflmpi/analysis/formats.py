@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pflmpi.analysis.table import LAST, METRICS, Entry, Percent, over_seeds
+from pflmpi.analysis.table import LAST, METRICS, Entry, Value, over_seeds
 from pflmpi.sweep.table import SweepTable
 from pflmpi.text import counted, spreadsheet_safe
 
@@ -154,7 +154,7 @@ def _beside(entry: Entry, points: bool) -> str:
     """Our figure and the seeds behind it; in brackets the published one, the difference, and how near that is.
 
     >>> figures = dict(last_ten=None, over_clients=None, finished=3, seeds=3, done=30, rounds=30, state="")
-    >>> _beside(Entry("row", "column", ours=Percent(98.634, 0.1), published=Percent(98.66), **figures), points=True)
+    >>> _beside(Entry("row", "column", ours=Value(98.634, 0.1), published=Value(98.66), **figures), points=True)
     '98.63 ± 0.10, 3 seeds (98.66, -0.03, within a point)'
     """
     seeds = "" if entry.state or entry.ours is None else counted(entry.finished, "seed")
@@ -166,22 +166,22 @@ def _beside(entry: Entry, points: bool) -> str:
     return f"{ours} ({', '.join(known)})"
 
 
-def _shown(entry: Entry, figure: Percent | None) -> str:
+def _shown(entry: Entry, figure: Value | None) -> str:
     return ", ".join(text for text in (_text(figure), entry.state) if text)
 
 
-def _text(figure: Percent | None) -> str:
+def _text(figure: Value | None) -> str:
     return " ± ".join(filter(None, _pair(figure)))
 
 
-def _costs(entry: Entry) -> dict[str, Percent | None]:
+def _costs(entry: Entry) -> dict[str, Value | None]:
     """Over the seeds that reach the target, by the names of `_COSTS`."""
     rounds = [float(cost.rounds) for cost in entry.costs]
     megabytes = [(cost.up_bytes + cost.down_bytes) / 1e6 for cost in entry.costs]
     return dict(zip(_COSTS, map(over_seeds, (rounds, megabytes)), strict=True))
 
 
-def _pair(figure: Percent | None) -> tuple[str, str]:
+def _pair(figure: Value | None) -> tuple[str, str]:
     return (_number(figure.value), _number(figure.spread)) if figure else ("", "")
 
 

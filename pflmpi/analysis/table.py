@@ -60,8 +60,8 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Percent:
-    """A value, of accuracies in percent, and its spread; None for a single value."""
+class Value:
+    """A value and its spread, None where it stands alone; accuracies are in percent."""
 
     value: float
     spread: float | None = None
@@ -84,10 +84,10 @@ class Entry:
 
     row: str
     column: str
-    ours: Percent | None
-    last_ten: Percent | None
+    ours: Value | None
+    last_ten: Value | None
     over_clients: float | None
-    published: Percent | None
+    published: Value | None
     finished: int
     seeds: int
     done: int
@@ -163,7 +163,7 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
         ours=over_seeds([pick(lines, table.metric, table.figure) for lines in finished]),
         last_ten=over_seeds([pick(lines, table.metric, "last10") for lines in finished]),
         over_clients=statistics.fmean(pick(lines, "spread", "last") for lines in finished) if finished else None,
-        published=Percent(*printed) if printed else None,
+        published=Value(*printed) if printed else None,
         finished=len(finished),
         seeds=len(runs),
         done=sum(len(run.lines) for run in runs if not run.other),
@@ -178,12 +178,12 @@ def _cost_to(lines: Sequence[Mapping[str, str]], target: float) -> CostTo | None
     return cost_to({name: np.array([float(line[name] or "nan") for line in lines]) for name in names}, target)
 
 
-def over_seeds(figures: Sequence[float]) -> Percent | None:
+def over_seeds(figures: Sequence[float]) -> Value | None:
     """Mean and sample standard deviation of what is known; None where nothing is."""
     values = [value for value in figures if not math.isnan(value)]
     if not values:
         return None
-    return Percent(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+    return Value(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def _state(runs: Sequence[_SeedRun]) -> str:

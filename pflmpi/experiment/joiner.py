@@ -88,7 +88,7 @@ class Joiner:
             RunError: it was stopped meanwhile.
             TransportError: it cannot connect to the run.
         """
-        from pflmpi.transports import meeting
+        from pflmpi.transports import rendezvous
 
         request = self.request(launch, peer)
         try:
@@ -101,8 +101,8 @@ class Joiner:
             if launch.rank == 0:
                 _log.warning("waiting for the end of a round of %s", self.run)
             address = self.wait(request)
-            place = meeting.connect(address, meeting.PATIENCE)
-            rank, size, before = place.attend(request.token, 2 * meeting.PATIENCE)
+            place = rendezvous.connect(address, rendezvous.PATIENCE)
+            rank, size, before = place.attend(request.token, 2 * rendezvous.PATIENCE)
             transport = place.form(rank, size, before, self.config.runtime.timeout or LEAST_TIMEOUT)
         finally:
             join_requests.withdraw(self.run, request.token)

@@ -24,7 +24,7 @@ from pflmpi.transports.peers import Peer, names
 from pflmpi.transports.text import gather_texts
 
 if TYPE_CHECKING:
-    from pflmpi.transports.meeting import Meeting
+    from pflmpi.transports.rendezvous import Rendezvous
 
 PROCESSOR = "the kind of processor"
 _EVERY = 1.0  # seconds from one look for others to the next
@@ -57,18 +57,18 @@ def enlarge(run: Path, experiment: Experiment, transport: Transport) -> Transpor
     Every rank that runs it calls this, at a checkpoint. What the others do wrong does no harm: they are waited for, for
     a while, and the run goes on without them.
     """
-    from pflmpi.transports import meeting  # here alone, because it needs torch's groups
+    from pflmpi.transports import rendezvous  # here alone, because it needs torch's groups
 
     before = transport.size
     timeout = experiment.config.runtime.timeout or LEAST_TIMEOUT
-    patience = min(meeting.PATIENCE, timeout / 2)
-    places: list[meeting.Meeting] = []
+    patience = min(rendezvous.PATIENCE, timeout / 2)
+    places: list[rendezvous.Rendezvous] = []
 
     def invite() -> str:
         try:
             launches = _fitting(run, experiment, transport.peers)
             called = [request for launch in launches for request in launch]
-            place = meeting.open_meeting([peer.host for peer in (*transport.peers, *map(_peer, called))])
+            place = rendezvous.opened([peer.host for peer in (*transport.peers, *map(_peer, called))])
             places.append(place)
             for request in called:
                 join_requests.write(run, replace(request, address=place.address))
@@ -87,7 +87,7 @@ def enlarge(run: Path, experiment: Experiment, transport: Transport) -> Transpor
     if not text:
         return transport
     address, tokens = json.loads(text)
-    place = _reached(transport, lambda: places[0] if places else meeting.connect(address, patience))
+    place = _reached(transport, lambda: places[0] if places else rendezvous.connect(address, patience))
     if place is None:
         return transport
     if transport.rank == 0:
@@ -99,7 +99,7 @@ def enlarge(run: Path, experiment: Experiment, transport: Transport) -> Transpor
     return group
 
 
-def _reached(transport: Transport, connect: "Callable[[], Meeting]") -> "Meeting | None":
+def _reached(transport: Transport, connect: "Callable[[], Rendezvous]") -> "Rendezvous | None":
     """Where the ranks meet, if all of them reach it."""
     place, problem = None, ""
     try:

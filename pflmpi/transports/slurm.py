@@ -35,7 +35,7 @@ def first_host(nodelist: str) -> str:
     return host
 
 
-def meeting_point(environ: Mapping[str, str]) -> str:
+def rendezvous_address(environ: Mapping[str, str]) -> str:
     """host:port on the first host, with a port of the step's own; "" without a node list."""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     job = environ.get("SLURM_JOB_ID", "")

@@ -34,7 +34,7 @@ class TorchTransport(Transport):
     Args:
         launch: this process; the ranks meet at its `address`, or where torchrun's variables say.
         timeout: seconds that a call waits for the other ranks, and that the start waits for all to arrive.
-        meeting: the store in which they meet instead; rank 0 hosts it.
+        rendezvous: the store in which they meet instead; rank 0 hosts it.
         before: what this process used before, to be closed with this.
 
     Raises:
@@ -44,15 +44,15 @@ class TorchTransport(Transport):
     name = "torch"
 
     def __init__(
-        self, launch: Launch, timeout: float, meeting: Store | None = None, before: Transport | None = None
+        self, launch: Launch, timeout: float, rendezvous: Store | None = None, before: Transport | None = None
     ) -> None:
         super().__init__(launch.rank, launch.size, timeout)
-        self._hosted, self._before = meeting is not None or in_rank_0(), before
+        self._hosted, self._before = rendezvous is not None or in_rank_0(), before
         self._limit = timeout  # that torch knows of
         self._arrivals: Arrivals | None = None
         self._gpus: GpuGroup | None = None
         with self._translated_errors("the start"):
-            store = within(timeout + _LEEWAY, lambda: connect(launch, timeout)) if meeting is None else meeting
+            store = within(timeout + _LEEWAY, lambda: connect(launch, timeout)) if rendezvous is None else rendezvous
             within(timeout + _LEEWAY, lambda: _start_gloo(store, launch, timeout))
         self._arrivals = Arrivals(store, launch.rank, launch.size, self._hosted)
 

@@ -18,7 +18,7 @@ from pflmpi.experiment.joiner import Joiner
 from pflmpi.machine import cores
 from pflmpi.store import metrics_file
 from pflmpi.store.lock import join_requests
-from pflmpi.transports import meeting
+from pflmpi.transports import rendezvous
 from pflmpi.transports.detect import ALONE
 from pflmpi.transports.peers import Peer
 from project import documented
@@ -154,7 +154,7 @@ def test_one_that_is_let_in_and_then_hangs_is_left_out(way: str, ranks: int, tmp
         request = joiner.request(ALONE, Peer.here(cores(), ()))
         join_requests.write(going.run, request)
     address = joiner.wait(request)
-    rank, size, _ = meeting.connect(address, meeting.PATIENCE).attend(request.token, meeting.PATIENCE)
+    rank, size, _ = rendezvous.connect(address, rendezvous.PATIENCE).attend(request.token, rendezvous.PATIENCE)
     assert (rank, size) == (ranks, ranks + 1)
     going.check(ranks=ranks)
 

@@ -14,7 +14,7 @@ from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.gpu_placement import place_ranks
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer, names
-from pflmpi.transports.slurm import meeting_point
+from pflmpi.transports.slurm import rendezvous_address
 from project import ROOT
 
 STEP = {
@@ -84,8 +84,8 @@ def test_many_names_are_cut() -> None:
 
 
 def test_steps_of_one_job_meet_at_ports_of_their_own() -> None:
-    assert meeting_point(STEP) == "node1:22345"
-    assert meeting_point({**STEP, "SLURM_STEP_ID": "1"}) == "node1:22446"
+    assert rendezvous_address(STEP) == "node1:22345"
+    assert rendezvous_address({**STEP, "SLURM_STEP_ID": "1"}) == "node1:22446"
 
 
 @pytest.mark.slurm

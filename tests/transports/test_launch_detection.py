@@ -8,7 +8,7 @@ import pytest
 from pflmpi.errors import ConfigError
 from pflmpi.transports import open_transport
 from pflmpi.transports.detect import ALONE, Launch, detect
-from pflmpi.transports.slurm import first_host, meeting_point
+from pflmpi.transports.slurm import first_host, rendezvous_address
 from project import ROOT
 
 JOB = {"SLURM_JOB_ID": "12345", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
@@ -111,9 +111,9 @@ def test_a_node_list_that_cannot_be_read_is_refused(nodes: str) -> None:
 
 
 def test_where_ranks_meet_follows_from_the_job_and_can_be_set() -> None:
-    assert meeting_point(STEP) == "node1:22345"
-    assert meeting_point({**STEP, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}) == "10.0.0.1:4000"
-    assert meeting_point({}) == ""
+    assert rendezvous_address(STEP) == "node1:22345"
+    assert rendezvous_address({**STEP, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}) == "10.0.0.1:4000"
+    assert rendezvous_address({}) == ""
 
 
 @pytest.mark.parametrize(

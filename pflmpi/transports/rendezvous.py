@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where ranks meet.
+class Rendezvous:
+    """Where ranks meet (the rendezvous of torch.distributed).
 
     Attributes:
         store: hosted by rank 0.
@@ -95,19 +95,19 @@ class Meeting:
         return group
 
 
-def open_meeting(hosts: Sequence[str]) -> Meeting:
-    """A meeting hosted by this process; those on other hosts reach it unless all are on one."""
+def opened(hosts: Sequence[str]) -> Rendezvous:
+    """A rendezvous hosted by this process; those on other hosts reach it unless all are on one."""
     host = socket.gethostname() if len(set(hosts)) > 1 else _HERE
     listening = listen(host, 0)
     port = listening.getsockname()[1]
-    return Meeting(open_store(host, port, listening, PATIENCE), f"{host}:{port}")
+    return Rendezvous(open_store(host, port, listening, PATIENCE), f"{host}:{port}")
 
 
-def connect(address: str, patience: float) -> Meeting:
-    """The meeting at an address; raises `TransportError` if it cannot be reached."""
+def connect(address: str, patience: float) -> Rendezvous:
+    """The rendezvous at an address; raises `TransportError` if it cannot be reached."""
     host, _, port = address.rpartition(":")
     try:
-        return Meeting(within(patience, lambda: open_store(host, int(port), None, patience)), address)
+        return Rendezvous(within(patience, lambda: open_store(host, int(port), None, patience)), address)
     except (RuntimeError, TimeIsUp) as error:
         raise TransportError(
             f"{address}, where the ranks meet, cannot be reached from {socket.gethostname()}; host names "
