@@ -56,7 +56,7 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     except ConfigError:
         pass  # there is no Slurm here
     except PflmpiError as error:
-        note = str(error)
+        note = str(error).partition(";")[0]  # what else to do is done: a run has been named
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
     state, runs = run_status(folder), runs_below(folder)

@@ -108,7 +108,8 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     from pflmpi.terminal import console
 
     terminal = console()
-    over_all = Table(title=title, title_justify="left", title_style="", show_header=False)
+    terminal.print(title, soft_wrap=True, highlight=False, markup=False)
+    over_all = Table(show_header=False)
     over_all.add_row("clients, samples", f"{len(counts.samples)}, {counts.samples.sum()}")
     for name, value in figures(counts).items():
         over_all.add_row(_WORDS[name], _number(value) if name == "test_loss" else _percent(value))

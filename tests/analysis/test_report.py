@@ -10,7 +10,7 @@ import yaml
 
 import table_file
 from pflmpi.analysis import formats
-from pflmpi.analysis.table import Entry, Percent, entries, pick
+from pflmpi.analysis.table import Entry, Value, entries, pick
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import metrics_file
@@ -90,17 +90,17 @@ def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figu
     made(among[0], tmp_path / "out", [0.8, 0.7])
     made(among[1], tmp_path / "out", [0.6, 0.9])
     entry = of(table, among, tmp_path / "out")["FedAvg"]
-    assert entry.ours == Percent(pytest.approx(85.0), pytest.approx(50**0.5))  # of 80 and 90, over n - 1
-    assert entry.last_ten == Percent(pytest.approx(75.0), pytest.approx(0.0))
+    assert entry.ours == Value(pytest.approx(85.0), pytest.approx(50**0.5))  # of 80 and 90, over n - 1
+    assert entry.last_ten == Value(pytest.approx(75.0), pytest.approx(0.0))
     assert entry.over_clients == pytest.approx(25.0)
-    assert entry.published == Percent(86, 0.5) and entry.difference == pytest.approx(-1.0)
+    assert entry.published == Value(86, 0.5) and entry.difference == pytest.approx(-1.0)
     assert (entry.finished, entry.seeds, entry.done, entry.rounds, entry.state) == (2, 2, 4, 4, "")
 
 
 def test_one_seed_has_no_spread(tmp_path: Path) -> None:
     table, among = small(tmp_path, seeds=[5])
     made(among[0], tmp_path / "out", [0.8, 0.7])
-    assert of(table, among, tmp_path / "out")["FedAvg"].ours == Percent(pytest.approx(80.0), None)
+    assert of(table, among, tmp_path / "out")["FedAvg"].ours == Value(pytest.approx(80.0), None)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_run_made_with_another_configuration_is_not_used(tmp_path: Path) -> No
     raw["training"]["lr"] = 0.5
     among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
     entry = of(table, among, tmp_path / "out")["FedAvg"]
-    assert entry.ours == Percent(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, other configuration"
+    assert entry.ours == Value(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, other configuration"
     raw["training"].pop("lr")
     raw["checkpoint"] = {"keep": 1}  # a continuation may change it
     among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
@@ -148,8 +148,8 @@ def an_entry(row: str, **known: Any) -> Entry:
 
 
 ENTRIES = [
-    an_entry("FedAvg", ours=Percent(98.634, 0.1), last_ten=Percent(98.5, 0.2), published=Percent(98.66, 0.3)),
-    an_entry("Local", published=Percent(70), state="1/4 rounds"),
+    an_entry("FedAvg", ours=Value(98.634, 0.1), last_ten=Value(98.5, 0.2), published=Value(98.66, 0.3)),
+    an_entry("Local", published=Value(70), state="1/4 rounds"),
 ]
 
 
@@ -187,18 +187,18 @@ def test_csv_has_a_line_with_everything_for_each_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ours, published, expected",
     [
-        (98.36, Percent(98.66, 0.3), "inside"),
-        (98.34, Percent(98.66, 0.3), "within a point"),
-        (95.0, Percent(98.66, 4.0), "inside"),
-        (99.66, Percent(98.66), "within a point"),
-        (99.67, Percent(98.66), "outside"),
-        (97.65, Percent(98.66, 0.3), "outside"),
+        (98.36, Value(98.66, 0.3), "inside"),
+        (98.34, Value(98.66, 0.3), "within a point"),
+        (95.0, Value(98.66, 4.0), "inside"),
+        (99.66, Value(98.66), "within a point"),
+        (99.67, Value(98.66), "outside"),
+        (97.65, Value(98.66, 0.3), "outside"),
     ],
 )
 def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(
-    ours: float, published: Percent, expected: str, tmp_path: Path
+    ours: float, published: Value, expected: str, tmp_path: Path
 ) -> None:
-    one = an_entry("FedAvg", ours=Percent(ours, 0.1), published=published)
+    one = an_entry("FedAvg", ours=Value(ours, 0.1), published=published)
     table, _ = small(tmp_path)
     (line,) = csv.DictReader(formats.comma_separated(table, [one]).splitlines())
     assert line["fit"] == expected

@@ -456,7 +456,7 @@ def test_a_hanging_slurm_is_not_waited_for(
     assert "did not answer" in capfd.readouterr().err
     assert main(["status", str(run)]) == 0
     out = capfd.readouterr().out
-    assert "round 3 of 3" in out and "did not answer" in out
+    assert "round 3 of 3" in out and "did not answer" in out and "name the folder" not in out
 
 
 def test_filters_in_the_environment_hide_no_jobs(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
