@@ -10,7 +10,7 @@ from pflmpi import tree
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, with_rows
-from pflmpi.messages.packing import pack, unpack
+from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -87,6 +87,9 @@ def send_down(
         if published is not None:
             parts = []
             for clients in receivers:
+                if not len(clients):
+                    parts.append(NOTHING)
+                    continue
                 at = torch.from_numpy(np.searchsorted(everyone, clients))
                 held = torch.from_numpy(_classes_of(declared, clients))
                 content: Tree = {

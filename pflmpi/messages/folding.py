@@ -14,11 +14,9 @@ from pflmpi.messages.entries import Piece
 from pflmpi.messages.exact_fold import Terms, add_fixed, common_shift, finish, fold_exactly, magnitudes
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Mean, Messages, Sum
-from pflmpi.messages.packing import to_numpy
+from pflmpi.messages.packing import NOTHING, to_numpy
 from pflmpi.messages.routes import Route
 from pflmpi.transports.base import Transport
-
-_NOTHING = np.empty(0, np.uint8)
 
 Updates = list[tuple[ClientGroup, Messages]]  # of each group, its clients and their messages with a leading client axis
 Rows = list[tuple[ClientGroup, list[np.ndarray]]]  # of each group, its clients [m] and their values [m, n] by leaf
@@ -59,7 +57,7 @@ class Fold:
         summed: list[np.ndarray] = []
         if sizes.any():
             parts = [
-                self._part(rows, largest, rank, bool(route.sums[transport.rank])) if size else _NOTHING
+                self._part(rows, largest, rank, bool(route.sums[transport.rank])) if size else NOTHING
                 for rank, size in enumerate(sizes[transport.rank])
             ]
             for rank, part in enumerate(transport.all_to_all(parts, sizes)):
@@ -109,7 +107,7 @@ class Fold:
         for piece in mine:
             write(piece, flat[piece.leaf][piece.start : piece.stop])
         if any(finished):
-            for rank, buffer in enumerate(transport.gather(_NOTHING, finished) or ()):
+            for rank, buffer in enumerate(transport.gather(NOTHING, finished) or ()):
                 for piece in entries.pieces(*self.route.slice(rank)) if rank else ():
                     flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffer, piece)
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]

@@ -9,6 +9,8 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.tree import Tree
 
+NOTHING = np.empty(0, np.uint8)  # for whom there is no message
+
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype("f4"),
     torch.float64: np.dtype("f8"),

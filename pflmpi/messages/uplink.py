@@ -20,12 +20,10 @@ from pflmpi.messages.kinds import (
     tensor,
     with_rows,
 )
-from pflmpi.messages.packing import pack, unpack
+from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.messages.routes import Route, route
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
-
-_NOTHING = np.empty(0, np.uint8)
 
 
 def send_up(
@@ -135,7 +133,7 @@ def _in_client_order(
             like = with_rows(kind.like, len(participants))
             rows[name] = tree.map(lambda leaf: torch.empty(leaf.shape, dtype=leaf.dtype), like)
     for rank, groups in enumerate(assigned):
-        buffer, buffers[rank], at = buffers[rank], _NOTHING, 0
+        buffer, buffers[rank], at = buffers[rank], NOTHING, 0
         for client in clients_of(groups):
             template, row = _client_template(kinds, declared.holds[client]), int(np.searchsorted(participants, client))
             size = tree.num_bytes(template)
