@@ -48,7 +48,7 @@ _MEASURES = {
     "accuracy_bottom": (
         "Accuracy of the lowest 10 % of clients over rounds",
         "Mean over the tenth of the clients with the lowest accuracy in the round.",
-        "accuracy, mean over the lowest 10 % (%)",
+        "accuracy, lowest 10 % (%)",
     ),
     "f1_macro": (
         "Macro F1 over rounds",
