@@ -63,12 +63,17 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> tuple[Path, str]:
-    """A folder with a copy of configs/ where the commands run, and the digest of the quickstart's run in it."""
+    """A folder where the commands run, with a copy of configs/ that has 5 of the quickstart's 30 rounds; and the digest
+    that launch/quickstart gives with these.
+    """
     folder = tmp_path_factory.mktemp("readme")
     for name in ("configs", "launch", "slurm"):
         shutil.copytree(ROOT / name, folder / name)
+    config = folder / "configs" / "quickstart.yaml"
+    config.write_text(config.read_text().replace("rounds: 30,", "rounds: 5,"))
     before = packages(environment)
-    done = processes.call([str(ROOT / SCRIPTS[0]), "--out", str(folder / "quickstart")], env=environment, cwd=folder)
+    start = [str(ROOT / SCRIPTS[0]), "--out", str(folder / "quickstart"), "-s", "training.rounds=5"]
+    done = processes.call(start, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert packages(environment) == before, "the script has left an active environment as it is"
     return folder, quick_run.digest(folder / "quickstart")
@@ -152,9 +157,9 @@ def test_a_scaling_experiment_is_made_and_reported(environment: dict[str, str], 
 
 
 @pytest.mark.slow
-def test_a_run_is_read_as_it_says(alone: tuple[Path, str], environment: dict[str, str], tmp_path: Path) -> None:
-    for name in ("alone", "mpi"):
-        shutil.copytree(alone[0] / "quickstart", tmp_path / "runs" / name)
+def test_a_run_is_read_as_it_says(environment: dict[str, str], tmp_path: Path) -> None:
+    quick_run.run(configuration.read(ROOT / "configs" / "quickstart.yaml"), tmp_path / "runs" / "alone")
+    shutil.copytree(tmp_path / "runs" / "alone", tmp_path / "runs" / "mpi")
     for name in ("configs", "examples"):
         shutil.copytree(ROOT / name, tmp_path / name)
     assert READING
