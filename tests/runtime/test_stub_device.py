@@ -20,6 +20,8 @@ _ALSO_IN_A_LOOP = {*MESSAGE_KINDS, "fedcp", "pfedme", "perfedavg"}  # noise, inn
 
 def _is_quick(case: str, model: str, executor: str) -> bool:
     """Whether the default suite has it: all in lanes of a perceptron, and of everything else one or a few."""
+    if model == "resnet18":  # seconds each
+        return False
     return case == "fedavg" or (model == "mlp" and (executor == "lanes" or case in _ALSO_IN_A_LOOP))
 
 
