@@ -16,6 +16,7 @@ from pathlib import Path
 _PORT = "29517"
 _LIMIT = 400.0  # seconds that a run may take
 _HEADERS = 66  # bytes of Ethernet, IP and TCP with its time stamps, of a packet
+_TO_IN0 = ["u32", "match", "u32", "0", "0", "action", "mirred", "egress", "redirect", "dev", "in0"]
 _SEGMENT = 1448  # bytes that TCP has in a packet of 1500
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -36,7 +37,7 @@ class Network:
         tools: the folder of tools.
         count: number of hosts.
         delay: milliseconds one way.
-        rate: megabits per second of each host, each way (with a delay, only out); None without a limit.
+        rate: megabits per second of each host, each way; None without a limit.
     """
 
     tools: Path
@@ -83,8 +84,7 @@ def up(network: Network) -> Iterator[None]:
             switch = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
             assert switch.stdout is not None and switch.stdout.readline() == "ready\n", "delaysw.py did not start"
             for host in range(1, network.count + 1) if network.rate else ():
-                limit = ["tbf", "rate", f"{network.rate:g}mbit", "burst", "256kb", "latency", "50ms"]
-                _call("tc", "-n", f"h{host}", "qdisc", "add", "dev", "eth0", "root", *limit)
+                _limit(f"h{host}", network.rate)
         else:
             rate = [] if network.rate is None else [f"{network.rate:g}mbit"]
             _call(f"{network.tools}/nsup", str(network.count), *rate)
@@ -145,6 +145,17 @@ def counters(text: str) -> Sent:
     (link,) = (values.split() for name, _, values in fields if name.strip() == "eth0")
     names, values = (words.split() for name, _, words in fields if name == "Tcp")
     return Sent(int(link[8]), int(link[9]), int(dict(zip(names, values, strict=True))["RetransSegs"]))
+
+
+def _limit(host: str, rate: float) -> None:
+    """Limit what a host sends, and what it receives by way of a second device; a short burst passes at once."""
+    limit = ["root", "tbf", "rate", f"{rate:g}mbit", "burst", f"{max(64.0, rate / 2):g}kb", "latency", "50ms"]
+    _call("tc", "-n", host, "qdisc", "add", "dev", "eth0", *limit)
+    _call("ip", "-n", host, "link", "add", "in0", "type", "ifb")
+    _call("ip", "-n", host, "link", "set", "in0", "up")
+    _call("tc", "-n", host, "qdisc", "add", "dev", "eth0", "handle", "ffff:", "ingress")
+    _call("tc", "-n", host, "filter", "add", "dev", "eth0", "parent", "ffff:", "protocol", "all", *_TO_IN0)
+    _call("tc", "-n", host, "qdisc", "add", "dev", "in0", *limit)
 
 
 def _start(host: int, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
