@@ -64,7 +64,6 @@ def run_cells(
     with _noted_signals() as signals, closing(polls), SweepProgress(tasks, out) as progress:
         for states in polls:
             if signals:
-                outcome.signal = signals[0]
                 break
             progress.running(states.running)
             for name, code in states.ended.items():
@@ -81,6 +80,7 @@ def run_cells(
                 progress.ended(name, text)
             if until is not None and time.monotonic() >= until:
                 break
+        outcome.signal = next(iter(signals), 0)  # also of one that came while the last run ended
     return outcome
 
 
