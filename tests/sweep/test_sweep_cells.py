@@ -1,16 +1,22 @@
 """The cells of a sweep as tasks of a job array, and runs that a launcher starts."""
 
+import os
+import signal
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+import processes
 import table_file
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
 from pflmpi.store import run_folder
+from pflmpi.sweep.cells import Cell
 from pflmpi.sweep.lock import cell_locked, locked
+from pflmpi.sweep.pending import CellTask
+from pflmpi.sweep.runs import run_cells
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +122,15 @@ def test_a_cell_that_is_stopped_again_and_again_before_a_round_is_given_up(
     assert [main([*words, "--launcher", stops]) for _ in range(5)] == [75, 75, 75, 75, 3]
     assert "stopped 5 times in a row before a round was complete; give its job more --time" in capfd.readouterr().err
     assert main([*words, "--launcher", stops]) == 75, "submitted again, it is started as before"
+
+
+def test_a_signal_while_the_last_run_ends_is_noted(tmp_path: Path) -> None:
+    task = CellTask(Cell("row", "column", 0, {}), "start", 0, 2, ("--version",))
+    task.cell.log(tmp_path).parent.mkdir(parents=True)
+
+    def record(_: CellTask) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return ""
+
+    outcome = run_cells([task], tmp_path, lambda _: (), [processes.ENVIRONMENT], (), record)
+    assert outcome.signal == signal.SIGINT and not outcome.failed
