@@ -26,7 +26,7 @@ def mine(environ: Mapping[str, str], run: Path | None = None) -> list[Job]:
 
     Raises:
         ConfigError: there is no Slurm here.
-        PflmpiError: Slurm does not answer; the same holds for `jobs`.
+        NoAnswer: Slurm does not answer; the same holds for `jobs`.
     """
     fields = _SEPARATOR.join(_FIELDS)
     text = _ask(["squeue", f"--user={os.getuid()}", "--states=all", "--noheader", "--format", fields], environ)
@@ -56,7 +56,19 @@ def parse_list(text: str) -> dict[str, Path | None]:
     return dict(sorted(ours.items(), key=lambda item: int(item[0])))  # squeue sorts by priority
 
 
-class _Refused(PflmpiError):
+class NoAnswer(PflmpiError):
+    """Slurm does not answer.
+
+    Attributes:
+        why: in words, without what to do about it.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; try again later, or name the folder of a run: pflmpi status RUN")
+        self.why = why
+
+
+class _Refused(NoAnswer):
     """A command of Slurm failed."""
 
 
@@ -85,11 +97,10 @@ def _ask(command: Sequence[str], environ: Mapping[str, str]) -> str:
     except subprocess.TimeoutExpired as error:
         os.killpg(process.pid, signal.SIGKILL)  # including a site's wrapper around it
         process.communicate()
-        raise PflmpiError(
-            f"{command[0]} did not answer within {TIME_LIMIT:.0f} s: Slurm's controller is busy or down; "
-            "try again later, or name the folder of a run: pflmpi status RUN"
+        raise NoAnswer(
+            f"{command[0]} did not answer within {TIME_LIMIT:.0f} s: Slurm's controller is busy or down"
         ) from error
     if process.returncode:
         why = " ".join((err or out).split()) or f"exit code {process.returncode}"
-        raise _Refused(f"{command[0]} failed: {why}; try again later, or name the folder of a run: pflmpi status RUN")
+        raise _Refused(f"{command[0]} failed: {why}")
     return out

@@ -8,7 +8,7 @@ from pflmpi.cluster import queue
 from pflmpi.cluster.jobs import Job, cells_file
 from pflmpi.cluster.run_status import run_status, runs_below
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
-from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.errors import ConfigError
 from pflmpi.store.lock import run_lock
 
 _FORGOTTEN = "Slurm forgets a job some minutes after its end"
@@ -18,7 +18,8 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of this user's jobs.
 
     Raises:
-        PflmpiError: there is no Slurm here, or it does not answer; the same holds for `one_job`.
+        ConfigError: there is no Slurm here; the same holds for `one_job`.
+        NoAnswer: it does not answer; likewise.
     """
     # An ended job that names no run and has no log, such as srun's from a shell, has nothing to show.
     jobs = [job for job in queue.mine(environ) if job.active or job.waiting or job.folder or job.log]
@@ -55,8 +56,8 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             note = f"job {perhaps[0].id} is {perhaps[0].state} and works in {perhaps[0].folder}, perhaps on this run"
     except ConfigError:
         pass  # there is no Slurm here
-    except PflmpiError as error:
-        note = str(error).partition(";")[0]  # what else to do is done: a run has been named
+    except queue.NoAnswer as error:
+        note = error.why  # what else to do is done: a run has been named
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
     state, runs = run_status(folder), runs_below(folder)
