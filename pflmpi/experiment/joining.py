@@ -68,7 +68,7 @@ def enlarge(run: Path, experiment: Experiment, transport: Transport) -> Transpor
         try:
             launches = _fitting(run, experiment, transport.peers)
             called = [request for launch in launches for request in launch]
-            place = rendezvous.opened([peer.host for peer in (*transport.peers, *map(_peer, called))])
+            place = rendezvous.create([peer.host for peer in (*transport.peers, *map(_peer, called))])
             places.append(place)
             for request in called:
                 join_requests.write(run, replace(request, address=place.address))

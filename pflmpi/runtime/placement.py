@@ -9,9 +9,9 @@ import numpy as np
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Shared
-from pflmpi.runtime.balance import spreading
+from pflmpi.runtime.balance import assignment
+from pflmpi.runtime.balance.assignment import in_microseconds
 from pflmpi.runtime.balance.client_seconds import pace
-from pflmpi.runtime.balance.spreading import in_microseconds
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.tree import Tree
@@ -66,12 +66,12 @@ class Placement:
                 ranks[rank].append(part)
             return ranks
         each, first_ids = self.work if work is None else work, ordered[starts]
-        spread = spreading.spread(np.add.reduceat(each[ordered], starts), first_ids, self.hosts)
+        assigned = assignment.longest_first(np.add.reduceat(each[ordered], starts), first_ids, self.hosts)
         if pace is not None:
             cost = np.add.reduceat(in_microseconds(each, pace)[ordered], starts)
-            other = spreading.spread(cost, first_ids, self.hosts)
-            spread = spreading.clearly_quicker(spread, other, lambda one: spreading.slowest(one, cost))
-        for rank, call in spread:
+            other = assignment.longest_first(cost, first_ids, self.hosts)
+            assigned = assignment.clearly_quicker(assigned, other, lambda one: assignment.makespan(one, cost))
+        for rank, call in assigned:
             ranks[rank].append(parts[call])
         return ranks
 
@@ -135,11 +135,11 @@ def place(
         cost[chosen, round] = work[chosen] + num_test[chosen]
     if executor.algorithm.predicts_with:
         cost += num_test[:, None]
-    home = spreading.place_clients(groups, cost, hosts)
+    home = assignment.place_clients(groups, cost, hosts)
     if known is not None:
         cost = in_microseconds(cost, known[:, None])
-        other = spreading.place_clients(groups, cost, hosts)
-        home = spreading.clearly_quicker(home, other, lambda one: spreading.length_of_rounds(one, cost))
+        other = assignment.place_clients(groups, cost, hosts)
+        home = assignment.clearly_quicker(home, other, lambda one: assignment.total_makespan(one, cost))
     return Placement(ranks, groups, most, home, hosts, work, known)
 
 

@@ -95,7 +95,7 @@ class Rendezvous:
         return group
 
 
-def opened(hosts: Sequence[str]) -> Rendezvous:
+def create(hosts: Sequence[str]) -> Rendezvous:
     """A rendezvous hosted by this process; those on other hosts reach it unless all are on one."""
     host = socket.gethostname() if len(set(hosts)) > 1 else _HERE
     listening = listen(host, 0)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pflmpi.runtime.balance.spreading import place_clients
+from pflmpi.runtime.balance.assignment import place_clients
 from pflmpi.runtime.placement import Placement, cut_groups
 
 

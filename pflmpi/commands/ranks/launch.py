@@ -1,4 +1,4 @@
-"""How many ranks a run has, and their start on this machine each a fork of this one or a new process."""
+"""How many ranks a run has, and their start on this machine: as forks of this process, or as new ones."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -69,25 +69,25 @@ def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool
     return asked or default_ranks(config.runtime)
 
 
-def start_ranks(ranks: int, words: Sequence[str], be_rank: Callable[[], int] | None) -> int:
+def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None) -> int:
     """Run `pflmpi WORDS` on new ranks; return its exit code.
 
     A rank that fails shows its own error, and the others are stopped.
 
     Args:
-        be_rank: does the same in a fork of this process; None where it has asked for GPUs and cannot be forked.
+        rank_main: what a rank does in a fork of this process; None where it has asked for GPUs and cannot be forked.
 
     Raises:
         RunError: a rank has ended without showing why.
     """
-    if be_rank is None:
+    if rank_main is None:
         from pflmpi.transports.start.spawn import run_ranks
 
         failed = run_ranks(ranks, ["-m", "pflmpi", *words])
     else:
         from pflmpi.transports.start.fork import fork_ranks
 
-        failed = fork_ranks(ranks, be_rank)
+        failed = fork_ranks(ranks, rank_main)
     if failed is None:
         return 0
     if failed.code in (UserError.exit_code, RunError.exit_code, Stopped.exit_code):

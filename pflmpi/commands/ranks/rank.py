@@ -86,8 +86,8 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if ranks > 1 and launch.kind == "alone":
             told = [] if join is not None else ["--announced", str(prepared.folder)]
             options.announced = None if join is not None else prepared.folder
-            be_rank = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
-            return start_ranks(ranks, [*options.words[:1], *told, *options.words[1:]], be_rank)
+            rank_main = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
+            return start_ranks(ranks, [*options.words[:1], *told, *options.words[1:]], rank_main)
         transport = connect(config, launch) if join is None else join(launch)
         session = among = Session(transport, launch, prepared.folder)
         own_end = end_of_job if launch.rank == 0 else lambda _: None  # the job of those that join may be another one

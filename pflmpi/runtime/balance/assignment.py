@@ -1,4 +1,4 @@
-"""Work is spread over ranks so that the slowest has the least to do."""
+"""Which rank computes what, so that the slowest has the least to do."""
 
 import bisect
 import heapq
@@ -15,7 +15,7 @@ _WORTH = 0.9  # of the time: what clients are moved for
 T = TypeVar("T")
 
 
-def spread(cost: np.ndarray, clients: np.ndarray, hosts: Sequence[int]) -> list[tuple[int, int]]:
+def longest_first(cost: np.ndarray, clients: np.ndarray, hosts: Sequence[int]) -> list[tuple[int, int]]:
     """The rank of each call with its place, longest first: each goes to the rank with the least to do.
 
     Args:
@@ -23,7 +23,7 @@ def spread(cost: np.ndarray, clients: np.ndarray, hosts: Sequence[int]) -> list[
         clients: [C] the first client of each, which decides between calls of the same cost.
         hosts: ranks to spread over.
 
-    >>> spread(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
+    >>> longest_first(np.array([2, 3, 2, 1]), np.arange(4), [0, 1])
     [(0, 1), (1, 0), (1, 2), (0, 3)]
     """
     loads, found = [(0.0, rank) for rank in hosts], []
@@ -45,13 +45,13 @@ def clearly_quicker(usual: T, measured: T, seconds: Callable[[T], float]) -> T:
     return measured if seconds(measured) <= _WORTH * seconds(usual) else usual
 
 
-def slowest(spread: Sequence[tuple[int, int]], cost: np.ndarray) -> float:
-    """The cost of the rank that has the most, from `spread`."""
-    ranks, calls = np.array(spread).T
+def makespan(assigned: Sequence[tuple[int, int]], cost: np.ndarray) -> float:
+    """The cost of the rank that has the most, from `longest_first`."""
+    ranks, calls = np.array(assigned).T
     return float(np.bincount(ranks, cost[calls]).max())
 
 
-def length_of_rounds(home: np.ndarray, cost: np.ndarray) -> float:
+def total_makespan(home: np.ndarray, cost: np.ndarray) -> float:
     """The cost of the slowest rank of each round, of all rounds.
 
     Args:

@@ -41,7 +41,7 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
             for rank in range(ranks):
                 flush_output()  # else it would be written twice
                 if (process := _fork()) == 0:
-                    _be(_environment(rank, ranks, port, name), listening, run)
+                    _become_rank(_environment(rank, ranks, port, name), listening, run)
                 alive[process] = rank
             _store = open_store(HERE, port, listening, _PATIENCE)  # for the ranks to meet
             failed = _first_failed(alive)
@@ -60,8 +60,8 @@ def _fork() -> int:
         return os.fork()
 
 
-def _be(environment: Mapping[str, str], listening: socket.socket, run: Callable[[], int]) -> NoReturn:
-    """Be a rank, in a process that has just been forked, and end it."""
+def _become_rank(environment: Mapping[str, str], listening: socket.socket, run: Callable[[], int]) -> NoReturn:
+    """Run a rank in a process that has just been forked, and end the process."""
     code = RunError.exit_code
     try:
         os.setsid()  # an interrupt reaches the first process alone, which passes it on
