@@ -87,6 +87,18 @@ def test_a_run_goes_on_with_what_was_measured_before(trained: Trained, tmp_path:
     assert run_folder.read_metrics(tmp_path / "run", ROUNDS)["seconds_clients"].tolist() == [[s] * 3 for s in SECONDS]
 
 
+def test_the_first_round_of_each_start_is_not_measured(trained: Trained, tmp_path: Path) -> None:
+    def num_measures(rounds: int) -> list[int]:
+        seconds = run_folder.read_metrics(tmp_path / "run", rounds)["seconds_clients"]
+        return np.isfinite(seconds).sum(1).tolist()
+
+    raw = settings("fedavg")
+    quick_run.run({**raw, "training": {**raw["training"], "rounds": 2}}, tmp_path / "run", 2)
+    assert num_measures(2) == [1] * CLIENTS
+    quick_run.resume(tmp_path / "run", ("training.rounds=4",), 2)
+    assert num_measures(3) == [1] * CLIENTS and num_measures(4) == [2] * CLIENTS
+
+
 def test_clients_that_keep_state_move_at_a_continuation_alone(trained: Trained, tmp_path: Path) -> None:
     whole = quick_run.run(settings("fedamp"), tmp_path / "whole")
     raw = settings("fedamp")
