@@ -51,6 +51,16 @@ def test_what_absent_clients_last_received_counts_where_the_run_says_so(tmp_path
     assert correct(evaluated(tmp_path / "run")) == found.tolist()
 
 
+def test_its_output_begins_with_what_was_tested_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    quick_run.run(quick_run.settings(), tmp_path / "run")
+    capsys.readouterr()
+    assert quick_run.command(["evaluate", str(tmp_path / "run"), "--round", "2", "--split", "train"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{tmp_path / 'run'}, round 2, train samples"
+
+
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
 @pytest.mark.parametrize("split", ["test", "train"])
 def test_its_measures_are_those_of_scikit_learn(executor: str, split: str, tmp_path: Path) -> None:
