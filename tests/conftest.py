@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import testbed
 # One thread a process, as the product computes; set before numpy and torch are imported.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+# A shell ignores SIGINT for a job in its background, and so would all that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What is started by different workers shares no folder: mpirun keeps one for all of its kind.
 OWN = Path(tempfile.gettempdir()) / f"pflmpi-{os.environ.get('PYTEST_XDIST_WORKER', '')}-{os.getpid()}"

@@ -331,16 +331,7 @@ def test_a_sweep_under_a_launcher_is_refused(
     assert "mpi has started this; start it without a launcher" in capfd.readouterr().err
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Children can be interrupted also where the tests themselves were started in the background of a shell."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     "number, rows, ranks", [(signal.SIGINT, ["FedAvg", "Local"], 1), (signal.SIGTERM, ["Local"], 2)]
 )
