@@ -18,6 +18,7 @@ from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import config_file, metrics_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.store.one_file.reading import elsewhere
+from pflmpi.store.records.recovery import recover_records
 from pflmpi.text import spans
 
 if TYPE_CHECKING:  # which need torch
@@ -163,6 +164,7 @@ def open_run(path: str | PathLike[str]) -> Run:
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(elsewhere(folder) or f"{folder} is a checkpoint in one file, and no run; {_ONE_FILE}")
+    recover_records(folder)
     _check_format(folder)
     if problem := config_file.damage(folder):
         raise CheckpointError(problem)

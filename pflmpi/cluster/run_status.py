@@ -11,6 +11,7 @@ from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import metrics_file, names
+from pflmpi.store.records.segments import recorded
 
 _UNSEEN = "unseen_accuracy_mean"
 _WINDOW = 10  # rounds over which the speed is measured
@@ -110,7 +111,7 @@ def _lines(run: Path) -> list[dict[str, str]]:
 
 def _checkpoints(run: Path) -> list[int]:
     try:
-        return names.rounds(run)
+        return sorted({*names.rounds(run), *recorded(run)})
     except OSError:
         return []
 

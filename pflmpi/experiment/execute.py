@@ -35,6 +35,7 @@ from pflmpi.runtime.trackers.tracking import tracked
 from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
+from pflmpi.store.records.segments import clear
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -118,7 +119,7 @@ def run_rounds(
             else:
                 server, layout = restore(run, setup, population, transport, done)
             attributes = stored_config.attributes(experiment, transport, run_id)
-            checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock, done)
+            checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock)
             output = experiment.config.output if transport.rank == 0 else OutputConfig()
             options = by_key(experiment.config.resolved())
             with tracked(Tracked(run, run_id, options), output, observe) as observer:
@@ -194,5 +195,6 @@ def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None) -
     if transport.rank == 0:
         _log.warning("the run goes on from round %d", done or 0)
         if done is None:
+            clear(run)
             metrics_file.restart(run, 0)
     return done

@@ -22,6 +22,7 @@ from pflmpi.store import config_file, metrics_file, names
 from pflmpi.store.lock import join_requests, run_lock, taking
 from pflmpi.store.lock.join_requests import Request
 from pflmpi.store.lock.owner import Owner
+from pflmpi.store.records.recovery import recover_records
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
@@ -157,6 +158,7 @@ class Joiner:
 
 def _check_going(run: Path, config: Config) -> None:
     """Raise `Ended` for a run that has reached its last round, or stopped early."""
+    recover_records(run)
     newest, last = max(names.rounds(run), default=0), config.training.rounds
     early = EarlyStop(config.training.stop, metrics_file.read(run))
     if early.met and newest < last:

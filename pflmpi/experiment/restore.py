@@ -1,7 +1,7 @@
 """Find the newest good checkpoint of a run, and go back to it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +15,19 @@ from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import config_file, metrics_file, partition_file, run_folder
 from pflmpi.store.layout import Layout
+from pflmpi.store.records.conversion import convert
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
 
 def newest(run: Path) -> int:
-    """Newest good round of a run; damaged ones are reported.
+    """Newest good round of a run, once all that is recorded is HDF5; damaged ones are reported.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or a file cannot be written.
     """
+    with continuing(run):
+        convert(run)
     done, problems = run_folder.newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
@@ -52,16 +55,23 @@ def _newest_matching(run: Path, experiment: Experiment) -> int:
     """Newest good round of a run; raise `CheckpointError` unless its configuration and client state match."""
     done = newest(run)
     stored_config.check_round(run, done, experiment.config)
-    found = run_folder.read_kinds(run, done)
-    for cohort, kinds in row_kinds(experiment.templates).items():
-        there = found.get(cohort, {})
-        other = sorted(path for path in kinds.keys() | there.keys() if kinds.get(path) != there.get(path))
-        if other:
-            raise CheckpointError(
-                f"{run} cannot be continued: its clients keep other arrays than those of this pflmpi, such as "
-                f"{other[0]}; continue it with the version that wrote it, or start a new run"
-            )
+    if other := other_array(run, done, experiment.templates):
+        raise CheckpointError(
+            f"{run} cannot be continued: its clients keep other arrays than those of this pflmpi, such as {other}; "
+            "continue it with the version that wrote it, or start a new run"
+        )
     return done
+
+
+def other_array(run: Path, round: int, templates: Sequence[Tree]) -> str | None:
+    """Path of an array that clients keep in a round on disk and not here, or the other way round; None if all agree."""
+    found = run_folder.read_kinds(run, round)
+    for cohort, kinds in row_kinds(templates).items():
+        there = found.get(cohort, {})
+        for path in sorted(kinds.keys() | there.keys()):
+            if kinds.get(path) != there.get(path):
+                return path
+    return None
 
 
 def client_seconds(run: Path, transport: Transport, done: int | None) -> np.ndarray | None:

@@ -24,6 +24,9 @@ from pflmpi.runtime.trackers.tracking import check_installed
 from pflmpi.store import config_file, metrics_file, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.lock.taking import take
+from pflmpi.store.records.conversion import pending
+from pflmpi.store.records.recovery import recover_records
+from pflmpi.store.records.segments import clear
 from pflmpi.transports.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -59,7 +62,7 @@ def refuse_existing(run: Path) -> None:
     """Raise `ConfigError` for a folder that holds a run, or that cannot be one because a file is in its place."""
     if config_file.path(run).exists():
         how = "it has no checkpoint: add --continue"
-        if run_folder.rounds(run):
+        if run_folder.rounds(run) or pending(run):
             how = f"continue it with `pflmpi resume {run}`"
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
     if any(place.is_file() for place in (run, *run.parents)):
@@ -100,10 +103,15 @@ def start_or_resume(
 ) -> Path:
     """Start the run in a folder, or resume it if it has a checkpoint; see `resume`."""
     transport = context.transport
-    if from_root(transport, lambda: "yes" if run_folder.rounds(run) else ""):
+    if from_root(transport, lambda: "yes" if _has_rounds(run) else ""):
         stored = together(transport, lambda: stored_config.resumed_config(run, config))
         return resume(stored, run, context, observe, changed_code=changed_code)
     return start_prepared(_prepare(config, context), run, context, observe, anew=True)
+
+
+def _has_rounds(run: Path) -> bool:
+    recover_records(run)
+    return bool(run_folder.rounds(run))
 
 
 def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, changed_code: bool = False) -> Experiment:
@@ -183,6 +191,7 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
     try:
         if run_identity.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
+        clear(run)
         (run / "shards").mkdir(exist_ok=True)
         stored_config.write(run, experiment, transport, run_id)
         metrics_file.restart(run, 0)

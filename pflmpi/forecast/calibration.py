@@ -11,8 +11,10 @@ from pflmpi.algorithms.base import Round
 from pflmpi.forecast.costs import Calibration, CallCost, test_work
 from pflmpi.forecast.process import Cost, measure, resident
 from pflmpi.learning.task import HOST
+from pflmpi.messages import mixing
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import Messages
+from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -53,8 +55,10 @@ class _Trial:
         self.setup.executor.evaluate(self.clients, self.states, down, 1)
 
     def _down(self) -> Messages:
-        published = self.setup.algorithm.publish(self.setup.task, self.server, self.clients)
-        return send_down(_ALONE, self.setup.declared, published, [[self.clients]]).for_clients(self.clients)
+        algorithm, task = self.setup.algorithm, self.setup.task
+        published = algorithm.publish(task, self.server, self.clients)
+        reply = send_down(_ALONE, self.setup.declared, published, [[self.clients]]).for_clients(self.clients)
+        return {**reply, **tree.stack([{**algorithm.init_received(task, int(client))} for client in self.clients])}  # type: ignore[dict-item]
 
 
 def calibrate(setup: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], before: float) -> Calibration:
@@ -95,25 +99,44 @@ def calibrate(setup: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], 
 
 def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
     """Cost of folding the messages of a round, with the seconds of one, and of updating the server and publishing."""
-    setup, participants = one.setup, first.participants
+    setup, algorithm, participants, sent = one.setup, one.setup.algorithm, first.participants, one.train()
     rows = torch.arange(len(participants)) % len(one.clients)  # the clients' own messages, again and again
-    up = {name: tree.map(lambda leaf: leaf.index_select(0, rows), value) for name, value in one.train().items()}
+    others = replace(
+        setup.declared,
+        up={name: kind for name, kind in setup.declared.up.items() if name not in setup.declared.compared},
+    )
+    up = {name: tree.map(lambda leaf: leaf.index_select(0, rows), sent[name]) for name in others.up}
+    few = LeafOwners.of(setup.declared, [[one.clients]])
 
     def fold() -> Messages:
-        folded = send_up(_ALONE, setup.declared, [(participants, up)], [[participants]])
+        folded = send_up(_ALONE, others, [(participants, up)], [[participants]])
         assert folded is not None
         return folded
 
+    def mix() -> Messages:
+        received, products = mixing.compare(_ALONE, few, [(one.clients, sent)])
+        weights = algorithm.mixing_weights(setup.task, products, Round(1, one.clients, setup.task.seed))
+        mixing.mix(_ALONE, few, received, weights)
+        return products
+
     folded = fold()
+    if few.compared:
+        folded |= tree.map(lambda leaf: leaf[rows][:, rows], {**mix()})  # type: ignore[arg-type]
 
     def serve() -> None:
         now = Round(1, participants, setup.task.seed)
-        server = setup.algorithm.server_update(setup.task, one.server, folded, now)
-        published = setup.algorithm.publish(setup.task, server, first.receivers)
+        if few.compared:
+            algorithm.mixing_weights(setup.task, folded, now)
+        server = algorithm.server_update(setup.task, one.server, folded, now)
+        published = algorithm.publish(setup.task, server, first.receivers)
         send_down(_ALONE, setup.declared, published, [[first.receivers]])
 
-    folding = measure(fold, HOST)
-    return replace(folding, seconds=folding.seconds / len(participants)), measure(serve, HOST)
+    folding, serving = measure(fold, HOST), measure(serve, HOST)
+    if few.compared:  # on the rank that owns most
+        share = first.owners.row_bytes.max() / first.owners.row_bytes.sum()
+        mixed = measure(mix, HOST).seconds * share * len(participants) / len(one.clients)
+        serving = replace(serving, seconds=serving.seconds + mixed)
+    return replace(folding, seconds=folding.seconds / len(participants)), serving
 
 
 def _trial(setup: Setup, server: Tree, clients: np.ndarray, batches: int, width: int, tests: int) -> _Trial:

@@ -23,6 +23,9 @@ from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import NOWHERE, Layout
 from pflmpi.store.metrics_file import COLUMNS
 from pflmpi.store.names import round_path, shard_name, shard_path
+from pflmpi.store.records import sharing
+from pflmpi.store.records.content import Checkpoint, pack
+from pflmpi.store.records.segments import RecordFile
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.shard import write_shard
 from pflmpi.transports.inprocess import InProcessTransport
@@ -44,8 +47,7 @@ class Disk:
         most: all that is there at once, at most.
         last: all that stays.
         count: number of checkpoints.
-        seconds: of the processor that rank 0 needs for one, besides that for its bytes. The thread that writes holds
-            the interpreter meanwhile, and the training waits for it.
+        seconds: of the processor to record one on rank 0, besides that for its bytes.
     """
 
     first: int
@@ -58,7 +60,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class _Shards:
-    """Shards after each of S checkpoints; one is known by checkpoint * R + rank.
+    """Shards after each of S checkpoints; one is known by checkpoint * R + the first rank with rows in it.
 
     Attributes:
         bytes: [S, R] of each shard.
@@ -84,28 +86,29 @@ def disk(experiment: Experiment, setup: Setup, sizes: StateSizes) -> Disk:
     settings = setup.checkpoint
     count = 1 + -(-experiment.config.training.rounds // settings.every)
     saves = list(islice((one for one in schedule(setup, None) if one.saves), _LOOKED_AT))
-    header, shard_seconds = _shard_header(experiment)
-    shards = _shards(experiment, setup, saves, sizes, header)
-    files, round_seconds = _round_files(experiment, saves, shards, sizes)
+    shards = _shards(experiment, setup, saves, sizes, _shard_header(experiment))
+    files, seconds = _round_files(experiment, saves, shards, sizes)
     each = shards.bytes.sum(1) + files
     stays = _stays(shards, files, settings.keep) if settings.keep else np.cumsum(each)
     most = int((each + np.append(0, stays[:-1])).max())
     later = float(each[1:].mean()) if len(each) > 1 else 0.0
-    added = (count - len(saves)) * later if settings.keep == 0 else 0.0
-    return Disk(int(each[0]), later, int(most + added), int(stays[-1] + added), count, shard_seconds + round_seconds)
+    added = 0.0 if settings.keep else (count - len(saves)) * later
+    return Disk(int(each[0]), later, int(most + added), int(stays[-1] + added), count, seconds)
 
 
 def _shards(
     experiment: Experiment, setup: Setup, saves: Sequence[RoundSchedule], sizes: StateSizes, header: int
 ) -> _Shards:
-    """What each rank writes for each checkpoint: its clients that have changed."""
+    """What is written for each checkpoint: the clients that have changed."""
     cohort, ranks, n = experiment.cohort, setup.placement.ranks, len(experiment.cohort)
-    home = np.zeros(n, np.int64) if setup.placement.home is None else setup.placement.home
+    hosts = np.zeros(n, np.int64) if setup.placement.home is None else setup.placement.home
+    whole = sharing.row_bytes(row_kinds(experiment.templates), cohort)
     found = _Shards(np.zeros((len(saves), ranks), np.int64), *np.full((2, len(saves), n), NOWHERE, np.int64))
     for number, save in enumerate(saves):
         if number:
             found.newest[number], found.row[number] = found.newest[number - 1], found.row[number - 1]
         changed = save.unsaved
+        home = sharing.first_ranks(np.bincount(hosts[changed], whole[changed], ranks).tolist())[hosts]
         part = home[changed] * len(experiment.tasks) + cohort[changed]  # rows are counted within a cohort of a shard
         order = np.argsort(part, kind="stable")
         first = np.flatnonzero(np.diff(part[order], prepend=-1))
@@ -130,24 +133,22 @@ def _stays(shards: _Shards, files: np.ndarray, keep: int) -> np.ndarray:
     return np.array(found)
 
 
-def _shard_header(experiment: Experiment) -> tuple[int, float]:
-    """Bytes of a shard besides its rows, for each cohort in it, and the seconds of the processor to write one."""
-    templates = row_kinds(experiment.templates)
+def _shard_header(experiment: Experiment) -> int:
+    """Bytes of a shard besides its rows, for each cohort in it."""
     rows = {
         name: (np.zeros(1, np.int64), {path: np.zeros((1, *shape), dtype) for path, (shape, dtype) in leaves.items()})
-        for name, leaves in templates.items()
+        for name, leaves in row_kinds(experiment.templates).items()
     }
     payload = sum(ROW + sum(array.nbytes for array in leaves.values()) for _, leaves in rows.values())
     with tempfile.TemporaryDirectory() as folder:
-        path, began = shard_path(Path(folder), 0, 0), thread_time()
-        write_shard(path, rows, {"run": _RUN, "round": 0, "rank": 0})
-        return (path.stat().st_size - payload) // len(rows), thread_time() - began
+        write_shard(path := shard_path(Path(folder), 0, 0), rows, {"run": _RUN, "round": 0, "rank": 0})
+        return (path.stat().st_size - payload) // len(rows)
 
 
 def _round_files(
     experiment: Experiment, saves: Sequence[RoundSchedule], shards: _Shards, sizes: StateSizes
 ) -> tuple[np.ndarray, float]:
-    """Bytes [S] of each round file, and the seconds of the processor to write one.
+    """Bytes [S] of each round file, and the seconds of the processor to record one.
 
     A few are written, with a small server's state; between them the sizes change evenly.
     """
@@ -162,9 +163,11 @@ def _round_files(
         content, layout = _content(saves[index], server, messages | links), shards.layout(index, saves, cohort)
         checksums = dict.fromkeys(layout.files, Checksum(0, 0))
         with tempfile.TemporaryDirectory() as folder:
+            records = RecordFile(run := Path(folder), 0)
+            write_round(run, content, layout, templates, described, checksums)
             began = thread_time()
-            write_round(Path(folder), content, layout, templates, described, checksums)
-            return round_path(Path(folder), content.round).stat().st_size + left_out, thread_time() - began
+            records.append(pack(content.round, {}, Checkpoint(content, layout, templates, described, {}, 0)))
+            return round_path(run, content.round).stat().st_size + left_out, thread_time() - began
 
     indices = np.unique(np.geomspace(1, len(saves), _WRITTEN).astype(int)) - 1  # the shards in use grow less and less
     found, seconds = zip(*map(write, indices), strict=True)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.errors import RunError
+from pflmpi.errors import PflmpiError
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import Population, received, row_kinds
@@ -18,12 +18,15 @@ from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import metrics_file
-from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.names import shard_path
-from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
-from pflmpi.store.run_folder import prune
+from pflmpi.store.records import content, sharing
+from pflmpi.store.records.background import Background
+from pflmpi.store.records.content import Checkpoint
+from pflmpi.store.records.conversion import finish
+from pflmpi.store.records.segments import RecordFile
+from pflmpi.store.round_file import ReceivedMessage, RoundContent
 from pflmpi.store.shard import Arrays, ClientRows, write_shard
 from pflmpi.store.writer import Writer
 from pflmpi.transports.base import Transport
@@ -45,21 +48,11 @@ class ServerRound:
     measured: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """A round file that waits for its shards."""
-
-    content: RoundContent
-    layout: Layout
-
-
 class Checkpoints:
     """Writes checkpoints while training continues, which waits for no more than a copy in memory.
 
-    Each rank writes the changed clients that live there; rank 0 joins them once all are on disk.
-
-    Attributes:
-        shards_done: newest round whose shard this rank has written; -1 before the first.
+    Each rank records the changed clients that live there, and rank 0 the rest. A process beside rank 0 turns that into
+    HDF5; see `store.records`.
 
     Args:
         run: the folder.
@@ -68,7 +61,6 @@ class Checkpoints:
         attributes: written into every round file.
         layout: where the newest row of each client is.
         lock: of the run; without it nothing more is written.
-        done: the round that the run continues after; None for a new run.
     """
 
     def __init__(
@@ -79,29 +71,29 @@ class Checkpoints:
         attributes: Mapping[str, str | int],
         layout: Layout,
         lock: RunLock,
-        done: int | None,
     ) -> None:
-        self.shards_done = -1 if done is None else done
         self._run, self._setup, self._rank, self._attributes = run, setup, rank, attributes
         self._layout = layout
         self._lock = lock
+        self._kinds = row_kinds(setup.templates)
+        self._row_bytes = sharing.row_bytes(self._kinds, setup.executor.cohort)
         self._writer = Writer(run)
-        self._pending: list[_Pending] = []
-        self._checksums: dict[str, Checksum] = {}  # of the shards that the newest round file joins
-        self._joined: dict[int, tuple[str, ...]] = {}  # these shards, by round, of the round files that are kept
+        self._records = RecordFile(run, rank)
+        self._background = Background(run, lock)
         self._seconds = 0.0
+        self._last: int | None = None  # round that was handed over
 
     def take_seconds(self) -> float:
         """Seconds for which training waited for checkpoints since the last call."""
         taken, self._seconds = self._seconds, 0.0
         return taken
 
-    def record(self, progress: Progress, shards_done: int) -> None:
-        """Write the metrics of a round (rank 0), and join the checkpoints whose shards are all on disk."""
+    def record(self, progress: Progress) -> None:
+        """Write the metrics of a round (rank 0)."""
         with self._timed():
             self._lock.check()
+            self._background.check()
             metrics_file.append(self._run, list(progress.columns.values()))
-            self._join(shards_done)
 
     def save(self, now: RoundSchedule, seen: ServerRound, population: Population, progress: Progress | None) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
@@ -112,37 +104,34 @@ class Checkpoints:
             population: the clients that live here.
             progress: of the round, on rank 0; None before the first.
         """
-        round = now.round
         with self._timed():
             rows = population.flat(now.rows[self._rank])
-            self._writer.submit(lambda: self._write_shard(round, rows))
-            self._layout = self._layout.updated(round, now.rows, self._setup.executor.cohort)
-            if self._rank != 0:
-                return
-            self._pending.append(_Pending(self._content(round, seen, progress), self._layout))
-            if len(now.rows) == 1:  # its shard is before it in the queue
-                self._join(round)
+            rest = self._checkpoint(now, seen, progress) if self._rank == 0 else None
+            own = self._row_bytes[now.rows[self._rank]].sum() > sharing.OWN
+            self._writer.submit(lambda: self._write(now.round, rows, rest, own))
+            self._last = now.round
 
     def finish(self, transport: Transport) -> None:
-        """Wait until everything is on disk."""
-        self._writer.flush()
-        transport.barrier()  # every rank's shards are there
-        if self._pending:
-            self._join(self._pending[-1].content.round)
+        """Wait until everything is on disk, as HDF5."""
         self._writer.close()
+        transport.barrier()  # every rank's records are there
+        if self._rank == 0:
+            self._background.end()
+            finish(self._run, self._last)
 
     def settle(self, transport: Transport) -> None:
-        """After losing a rank: bring what the survivors have to disk, and join the checkpoints that are complete."""
+        """After losing a rank: bring what the survivors have to disk."""
         self._writer.flush()
         transport.barrier()
-        self._join_complete()
 
     def close(self) -> None:
-        """Stop after a fault; checkpoints that are complete are still joined, where that is possible."""
-        with contextlib.suppress(RunError):
+        """Stop after a fault; checkpoints that are complete still become HDF5, where that is possible."""
+        with contextlib.suppress(PflmpiError):
             self._writer.flush()
-            self._join_complete()
         self._writer.abandon()
+        if self._rank == 0:
+            with contextlib.suppress(PflmpiError):
+                self._background.end()
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -150,10 +139,19 @@ class Checkpoints:
         yield
         self._seconds += time.perf_counter() - began
 
-    def _join_complete(self) -> None:
-        while self._pending and all((self._run / name).exists() for name in self._pending[0].layout.files):
-            self._join(self._pending[0].content.round)
-            self._writer.flush()
+    def _checkpoint(self, now: RoundSchedule, seen: ServerRound, progress: Progress | None) -> Checkpoint:
+        """What rank 0 has of a checkpoint, and which ranks have the rest."""
+        cohort = self._setup.executor.cohort
+        layout, ranks = sharing.shared(self._layout, now.round, now.rows, self._row_bytes, cohort)
+        self._layout = layout.only([cohort for cohort, kinds in self._kinds.items() if kinds])
+        return Checkpoint(
+            self._content(now.round, seen, progress),
+            self._layout,
+            self._kinds,
+            self._attributes,
+            ranks,
+            self._setup.checkpoint.keep,
+        )
 
     def _content(self, round: int, seen: ServerRound, progress: Progress | None) -> RoundContent:
         """Copies of what rank 0 stores; a tensor that is both in the server's state and published is copied once."""
@@ -178,23 +176,13 @@ class Checkpoints:
             history=np.frombuffer(metrics_file.text(self._run), np.uint8),
         )
 
-    def _join(self, shards_done: int) -> None:
-        while self._pending and self._pending[0].content.round <= shards_done:
-            ready = self._pending.pop(0)
-            self._writer.submit(lambda ready=ready: self._write_round(ready))  # type: ignore[misc]
-
-    def _write_shard(self, round: int, rows: ClientRows) -> None:
-        if rows:
-            self._lock.check()
+    def _write(self, round: int, rows: ClientRows, rest: Checkpoint | None, own: bool) -> None:
+        self._lock.check()
+        if own:
             attributes = {"run": self._attributes["run"], "round": round, "rank": self._rank}
             write_shard(shard_path(self._run, round, self._rank), rows, attributes)
-        self.shards_done = round
-
-    def _write_round(self, ready: _Pending) -> None:
-        self._lock.check()
-        kinds = row_kinds(self._setup.templates)
-        self._checksums = write_round(self._run, ready.content, ready.layout, kinds, self._attributes, self._checksums)
-        self._joined[ready.content.round] = tuple(self._checksums)
-        prune(self._run, self._setup.checkpoint.keep, joined=self._joined)
-        if len(self._joined) > max(self._setup.checkpoint.keep, 1):
-            del self._joined[min(self._joined)]
+            rows = {}
+        if rows or rest is not None:
+            self._records.append(content.pack(round, rows, rest))
+        if rest is not None:
+            self._background.begin()

@@ -12,6 +12,7 @@ from pflmpi import atomic
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_layout
+from pflmpi.store.records.segments import clear
 
 
 def prune(
@@ -57,7 +58,7 @@ def prune(
 
 
 def discard_after(run: Path, round: int) -> None:
-    """Delete what a run left behind after the round to resume from: later rounds, their shards, partial files.
+    """Delete what a run left behind after the round to resume from: later rounds, their shards, records, partial files.
 
     No process may be writing to the run.
 
@@ -66,6 +67,7 @@ def discard_after(run: Path, round: int) -> None:
         OSError: a file could not be deleted.
     """
     layout = read_layout(run, round)
+    clear(run)
     _delete([round_path(run, later) for later in reversed(rounds(run)) if later > round], run)
     needed = set(layout.files)
     later = [name for name, its in _shards(run).items() if its > round and name not in needed]

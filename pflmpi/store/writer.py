@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from pflmpi import atomic
 from pflmpi.errors import PflmpiError, RunError
-from pflmpi.store.names import rounds
+from pflmpi.store.records.conversion import explained
 
 _MOST_WAITING = 2
 
@@ -125,15 +124,8 @@ class Writer:
         if isinstance(error, PflmpiError):
             raise error
         if isinstance(error, OSError):
-            raise RunError(self._explain(error)) from error
+            raise RunError(explained(self._run, error)) from error
         raise RunError(f"writing a checkpoint of {self._run} failed: {type(error).__name__}: {error}") from error
-
-    def _explain(self, error: OSError) -> str:
-        what = error.strerror or str(error)
-        present = rounds(self._run)
-        last = f"the last complete round is {present[-1]}" if present else "no round is complete yet"
-        again = f"`pflmpi resume {self._run}`" if present else "start again"
-        return f"{what} while writing {error.filename or self._run}; {last}; {atomic.remedy(error)} and {again}"
 
 
 def _run(job: Callable[[], None]) -> BaseException | None:

@@ -14,6 +14,7 @@ from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.lock import run_lock
+from pflmpi.store.records.recovery import recover_records
 from pflmpi.sweep.planned_run import PlannedRun
 
 State = Literal["start", "continue", "done", "other"]
@@ -86,7 +87,8 @@ def unless_written(task: CellTask, out: Path) -> CellTask:
 
 
 def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
-    """State of a run's folder for this configuration; changes nothing."""
+    """State of a run's folder for this configuration; what a killed run has recorded becomes HDF5."""
+    recover_records(run)
     rounds = config.training.rounds
     if not run_folder.rounds(run):
         return RunState("start")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import quick_run
-from pflmpi.runtime import checkpoints
 from pflmpi.store import checked_hdf5
+from pflmpi.store.records import background, conversion
 from pflmpi.store.round_file import RoundContent
 
 
@@ -15,7 +15,7 @@ from pflmpi.store.round_file import RoundContent
 def older_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose files do not describe themselves, as an earlier pflmpi wrote them (format 1)."""
     folder = tmp_path_factory.mktemp("older") / "run"
-    write = checkpoints.write_round
+    write = conversion.write_round
 
     def write_as_before(run: Path, content: Any, layout: Any, templates: Any, attributes: Any, *checksums: Any) -> Any:
         content = RoundContent(content.round, content.server, content.metrics, content.bytes)
@@ -24,6 +24,7 @@ def older_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checked_hdf5, "FORMAT_VERSION", 1)
-        patch.setattr(checkpoints, "write_round", write_as_before)
+        patch.setattr(conversion, "write_round", write_as_before)
+        patch.setattr(background, "_AFTER", 600.0)  # so that this process writes them
         quick_run.run(quick_run.settings(), folder)
     return folder

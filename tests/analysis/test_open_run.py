@@ -216,11 +216,11 @@ def test_a_truncated_round_file_is_refused_with_both_lengths(copy: Path, reader:
 
 
 def test_a_truncated_shard_is_refused_when_it_is_read_and_the_round_before_is_the_newest(copy: Path) -> None:
-    shard = copy / "shards/round_00004_rank_001.h5"
+    (shard,) = (copy / "shards").glob("round_00004_rank_*.h5")  # which all ranks share
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
     run = open_run(copy)
-    with pytest.raises(CheckpointError, match=r"round_00004_rank_001.h5 is damaged: \d+ bytes long"):
+    with pytest.raises(CheckpointError, match=rf"{shard.name} is damaged: \d+ bytes long"):
         np.asarray(run.round(4).clients["model/head/weight"])
     with pytest.warns(UserWarning, match="round 3 stands for a newer one"):
         assert run.round().number == 3

@@ -12,6 +12,10 @@ import yaml
 
 import processes
 import quick_run
+from checkpoints import complete
+from pflmpi.store import run_folder
+from pflmpi.store.records import segments
+from pflmpi.store.records.recovery import recover_records
 
 MOMENTS = int(os.environ.get("PFLMPI_KILLS", "6"))
 ROUNDS = 30
@@ -42,8 +46,9 @@ def test_killed_and_continued_gives_the_same_bits(moment: int, reference: tuple[
     start = [*processes.start_way(way, ranks), "run", str(path), "--out", str(run), "--quiet"]
     start += ["--ranks", str(ranks)] if way == "alone" else []
     process = processes.launch(start)
-    first = run / "round_00001.h5"
-    processes.wait_for(lambda: first.exists() or process.poll() is not None, "the first checkpoint", every=0.0005)
+    processes.wait_for(
+        lambda: any(segments.recorded(run)) or process.poll() is not None, "the first checkpoint", every=0.0005
+    )
     assert process.poll() is None, process.communicate()
     time.sleep(draw.random() * 2.0)
     if moment % 2 == 0:  # while a file is being written
@@ -58,8 +63,11 @@ def test_killed_and_continued_gives_the_same_bits(moment: int, reference: tuple[
         if alive:
             os.kill(draw.choice(alive), signal.SIGKILL)
         process.communicate(timeout=processes.PATIENCE)  # which is less than they would wait for a rank
-    stopped_at = max(int(file.stem.split("_")[1]) for file in run.glob("round_*.h5"))
     assert not processes.descendants(process.pid)
+    stopped_at = max(complete(run))
+    if moment % 2:
+        recover_records(run)
+        assert run_folder.newest_good(run)[0] >= stopped_at
 
     way, ranks = [("alone", 1), ("mpi", 2), ("alone", 3)][moment % 3]
     again = [*processes.start_way(way, ranks), "resume", str(run), "--quiet"]

@@ -20,12 +20,13 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 _log = logging.getLogger(__name__)
 
 
-def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
+def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = logging.WARNING) -> RunLock:
     """Take the lock of a run, making the folder if it is missing.
 
     Args:
         jobs: see `Owner`; the lock of the same job before its restart is taken over.
         take_over: also from a process that still runs.
+        level: of the message that it was taken from another process.
 
     Raises:
         CheckpointError: another process writes the run; says which.
@@ -35,7 +36,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
         made = not run.exists()
         run.mkdir(parents=True, exist_ok=True)
         me = Owner.here(run, jobs)
-        _take(run, me, take_over)
+        _take(run, me, take_over, level)
         lock = RunLock(run, me.token, jobs, made)
         lock.keep()
     except OSError as error:
@@ -43,7 +44,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool) -> RunLock:
     return lock
 
 
-def _take(run: Path, me: Owner, take_over: bool) -> None:
+def _take(run: Path, me: Owner, take_over: bool, level: int) -> None:
     lock = path(run)
     mine = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
     write(mine, me)
@@ -54,7 +55,7 @@ def _take(run: Path, me: Owner, take_over: bool) -> None:
                 reason = "as --take-over asks" if take_over else _gone(run, found, me, mine)
                 if not reason:
                     raise _refusal(run, found, _silence(lock, mine))
-                _log.warning("%s was written by %s; taken over: %s", run, found or "an unknown process", reason)
+                _log.log(level, "%s was written by %s; taken over: %s", run, found or "an unknown process", reason)
                 return _put(lock, mine, me)
     finally:
         mine.unlink(missing_ok=True)
