@@ -6,7 +6,7 @@ Over the whole run, the runtime does exactly this (see `runtime/rounds.py`):
     down = publish(server)
     for each round:
         clients, up = client_update over the participants
-        server = server_update(server, up);  down = publish(server)
+        server = server_update(server, up);  down = publish(server), mixed = mixing_weights(up) times up
         when due: evaluate (adapt, predict) on every client;  write the checkpoint
 
 A newcomer is a client that has never taken part, such as an unseen one (`evaluation.unseen`). When one is tested,
@@ -116,8 +116,12 @@ class Algorithm(ABC):
         """What a client keeps between rounds; `{}` if nothing."""
         return {}
 
+    def init_received(self, task: Task, client: int) -> Messages:
+        """What a client has of the `Mixed` messages before it first takes part."""
+        return {}
+
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        """What the clients receive; `Own` messages have one row per receiver, in the given order."""
+        """What the clients receive, but for `Mixed` messages; `Own` ones have one row per receiver, in that order."""
         return {}
 
     def introduce(self, task: Task, client: Tree, data: ClientData) -> Messages:
@@ -131,6 +135,10 @@ class Algorithm(ABC):
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         """The new server state, from the folded uplinks of the participants."""
         return server
+
+    def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
+        """The weights [P, P] (float64) of each leaf of the `Mixed` messages, with a row for each participant."""
+        raise NotImplementedError
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         """The client state to evaluate with; it is not kept. `data` has the passes of `adapts_with`."""
@@ -180,12 +188,7 @@ class Algorithm(ABC):
         return {}
 
     def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
-        """Values of the diagnostics that nobody keeps, asked for in rounds with a checkpoint.
-
-        Args:
-            server: the server's state before the round.
-            up: the folded uplinks of the round's participants.
-        """
+        """Values of diagnostics that nobody keeps, where a checkpoint follows; arguments as of `server_update`."""
         return {}
 
 

@@ -1,6 +1,4 @@
-"""How far apart uploaded models are, and their weighted sums: matrix products in float64."""
-
-from collections.abc import Iterable
+"""How far apart models are, from the inner products of their leaves."""
 
 import torch
 from torch import Tensor
@@ -9,17 +7,16 @@ from pflmpi import tree
 from pflmpi.tree import Tree
 
 
-def squared_distances(models: Tree) -> Tensor:
-    """||w_i - w_j||^2 over all leaves, [P, P] (float64), for models with rows [P, ...]; 0 on the diagonal."""
-    # Relative to the first, so that the Gram matrix does not cancel when all models are near each other.
-    gram = _gram(rows - rows[:1] for rows in _flat(models))
+def squared_distances(products: Tree) -> Tensor:
+    """||w_i - w_j||^2 over all leaves, [P, P] (float64), from the inner products of each; 0 on the diagonal."""
+    gram = _over_all(products)
     norms = gram.diagonal()
     return (norms.unsqueeze(1) + norms - 2 * gram).clamp(min=0)
 
 
-def cosines(models: Tree) -> Tensor:
-    """cos(w_i, w_j) over all leaves, [P, P] (float64), for models with rows [P, ...]; 0 for a model of zeros."""
-    gram = _gram(_flat(models))
+def cosines(products: Tree) -> Tensor:
+    """cos(w_i, w_j) over all leaves, [P, P] (float64), from the inner products of each; 0 for a model of zeros."""
+    gram = _over_all(products)
     norms = gram.diagonal().sqrt()
     return gram / (norms.unsqueeze(1) * norms).clamp(min=torch.finfo(gram.dtype).tiny)
 
@@ -30,19 +27,5 @@ def attention(distances: Tensor, alpha: float, sigma: float) -> Tensor:
     return messages - torch.diag(messages.diagonal())
 
 
-def mix(weights: Tensor, rows: Tensor) -> Tensor:
-    """Weights [Q, P] (float64) times rows [P, ...], as float32 [Q, ...]."""
-    return (weights @ tree.flat_rows(rows).double()).float().view(len(weights), *rows.shape[1:])
-
-
-def mean_for_each(rows: Tree, count: int) -> Tree:
-    """The plain mean of rows [P, ...], once for each of `count` clients: [count, ...]."""
-    return tree.map(lambda leaf: leaf.double().mean(0).float().expand(count, *leaf.shape[1:]).clone(), rows)
-
-
-def _flat(models: Tree) -> Iterable[Tensor]:
-    return (tree.flat_rows(rows).double() for _, rows in tree.leaves(models))
-
-
-def _gram(flat: Iterable[Tensor]) -> Tensor:
-    return torch.stack([rows @ rows.mT for rows in flat]).sum(0)
+def _over_all(products: Tree) -> Tensor:
+    return torch.stack([leaf for _, leaf in tree.leaves(products)]).sum(0)

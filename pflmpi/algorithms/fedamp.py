@@ -4,21 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.algorithms.distances import attention, cosines, mean_for_each, mix, squared_distances
+from pflmpi.algorithms.distances import attention, cosines, squared_distances
 from pflmpi.algorithms.proximal import proximal_loss
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink
+from pflmpi.messages.kinds import Compared, Downlink, Messages, Mixed, Uplink
 from pflmpi.tree import Tree, part
 
 
@@ -34,11 +33,11 @@ class FedAMP(Algorithm):
 
     Client (eq. 5): min F_i(w) + lambda / (2 alpha) ||w - u_i||^2, starting from its own w_i (`start: cloud`: from u_i).
 
-    Up: the model (one row per participant). Down: the client's own u_i. Persists: client: w_i; server: every
-    client's u_i. Evaluated: w_i.
+    Up: the model, of which the server sees inner products. Down: the client's own u_i, mixed by the server's weights.
+    Persists: client: w_i and u_i. Evaluated: w_i.
 
     Departures. With partial participation the messages pass among the participants of the round, and a client
-    finds its u_i when it next takes part; before, u_i is the initial model. Where the sum of the xi_ij exceeds 1,
+    uses its u_i when it next takes part; before, u_i is the initial model. Where the sum of the xi_ij exceeds 1,
     which the paper excludes by the choice of alpha, they are divided by it and the self weight is 0, so that u_i
     stays a convex combination. Distances and cosines are over the whole parameter vector (batch-norm statistics stay
     local). A participant alone in its round has a self weight of 1.
@@ -87,24 +86,16 @@ class FedAMP(Algorithm):
     ] = "own"
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Rows(task.like("body", "head"))}
+        return {"model": Compared(task.like("body", "head"), from_first=self.weighting == "distance")}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"cloud": Own(task.like("body", "head"))}
-
-    def init_server(self, task: Task) -> Tree:
-        clients = [only(task.init(client), ("body", "head")) for client in range(task.num_clients)]
-        return {"cloud": tree.stack(clients)}
+        return {"cloud": Mixed(task.like("body", "head"), of="model")}
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {"model": task.init(client)}
 
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        rows = torch.from_numpy(receivers)
-        return {"cloud": tree.map(lambda leaf: leaf.index_select(0, rows), part(server, "cloud"))}
-
-    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
-        return {"cloud": mean_for_each(part(server, "cloud"), len(newcomers))}
+    def init_received(self, task: Task, client: int) -> Messages:
+        return {"cloud": only(task.init(client), ("body", "head"))}
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
         return {"model": {**part(client, "model"), **down["cloud"]}}
@@ -116,26 +107,21 @@ class FedAMP(Algorithm):
         model = train(task, begin, data.passes["train"], loss, data.learning_rate)
         return {"model": model}, {"model": only(model, ("body", "head"))}
 
-    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+    def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
         weights = self.weights(up["model"])
-        rows = torch.from_numpy(round.participants)
+        return {"cloud": tree.map(lambda _: weights, up["model"])}
 
-        def replace(cloud: Tensor, uploaded: Tensor) -> Tensor:
-            return cloud.index_copy(0, rows, mix(weights, uploaded))
-
-        return {"cloud": tree.map(replace, part(server, "cloud"), up["model"])}
-
-    def weights(self, models: Tree) -> Tensor:
-        """The message weights xi [P, P] (float64), rows summing to one, for models with rows [P, ...]."""
-        xi = self._by_cosine(models) if self.weighting == "cosine" else self._by_distance(models)
+    def weights(self, products: Tree) -> Tensor:
+        """The message weights xi [P, P] (float64), rows summing to one, from the inner products of each leaf."""
+        xi = self._by_cosine(products) if self.weighting == "cosine" else self._by_distance(products)
         return xi + torch.diag(1 - xi.sum(1))
 
-    def _by_distance(self, models: Tree) -> Tensor:
-        xi = attention(squared_distances(models), self.alpha, self.sigma)
+    def _by_distance(self, products: Tree) -> Tensor:
+        xi = attention(squared_distances(products), self.alpha, self.sigma)
         return xi / xi.sum(1, keepdim=True).clamp(min=1)
 
-    def _by_cosine(self, models: Tree) -> Tensor:
-        scores = (self.cosine_scale * cosines(models)).fill_diagonal_(-torch.inf)
+    def _by_cosine(self, products: Tree) -> Tensor:
+        scores = (self.cosine_scale * cosines(products)).fill_diagonal_(-torch.inf)
         if len(scores) == 1:  # nobody else to hear from
             return torch.zeros_like(scores)
         return (1 - self.self_weight) * scores.softmax(1)

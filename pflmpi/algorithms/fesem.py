@@ -11,13 +11,14 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.algorithms.distances import mix, squared_distances
+from pflmpi.algorithms.distances import squared_distances
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
 from pflmpi.learning.diagnostics import Category, Diagnostic
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
+from pflmpi.messages import mixing
 from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
 
@@ -90,7 +91,8 @@ class FeSEM(Algorithm):
         clients = clients if clients.any() else torch.ones_like(clients)
 
         def own(centres: Tensor) -> Tensor:
-            return torch.cat([centres, mix(clients / clients.sum(), centres)])[rows]  # -1: the last, which is the mean
+            mean = mixing.weighted_sums(clients / clients.sum(), centres)
+            return torch.cat([centres, mean])[rows]  # -1: the last, which is the mean
 
         return {"centre": tree.map(own, part(server, "centres"))}
 
@@ -117,13 +119,15 @@ class FeSEM(Algorithm):
         kept = torch.diag((total == 0).double().flatten())  # a centre without members stays as it is
         weights = torch.cat([weights / total.clamp(min=1), kept], 1)
         return {
-            "centres": tree.map(lambda rows, old: mix(weights, torch.cat([rows, old])), models, centres),
+            "centres": tree.map(
+                lambda rows, old: mixing.weighted_sums(weights, torch.cat([rows, old])), models, centres
+            ),
             "cluster": leaf(server, "cluster").index_copy(0, torch.from_numpy(round.participants), nearest),
         }
 
     def seeds(self, models: Tree, rng: np.random.Generator) -> list[int]:
         """Which of the models with rows [P, ...] are the first centres, K of them."""
-        distances = squared_distances(only(models, ("body", "head"))).numpy()
+        distances = _between(only(models, ("body", "head"))).numpy()
         chosen: list[int] = []
         chances = np.ones(len(distances))
         for _ in range(self.num_clusters):
@@ -154,4 +158,9 @@ def _members(cluster: Tensor, clusters: int) -> Tensor:
 def _distances(models: Tree, centres: Tree) -> Tensor:
     """||w_i - W_k||^2, [P, K] (float64), for rows [P, ...] and [K, ...]."""
     count = len(next(tree.leaves(models))[1])
-    return squared_distances(tree.map(lambda a, b: torch.cat([a, b]), models, centres))[:count, count:]
+    return _between(tree.map(lambda a, b: torch.cat([a, b]), models, centres))[:count, count:]
+
+
+def _between(models: Tree) -> Tensor:
+    """||w_i - w_j||^2, [P, P] (float64), for rows [P, ...]."""
+    return squared_distances(tree.map(lambda rows: mixing.inner_products(rows, from_first=True), models))

@@ -11,15 +11,15 @@ from pydantic import Field
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.algorithms.distances import attention, mean_for_each, mix, squared_distances
+from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.algorithms.distances import attention, squared_distances
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Shared, Uplink
+from pflmpi.messages.kinds import Compared, Downlink, Mean, Messages, Mixed, Shared, Uplink
 from pflmpi.tree import Tree, part
 
 Layer = tuple[str, ...]  # the paths of its tensors, weight first
@@ -36,9 +36,10 @@ class PFedCFR(Algorithm):
     A(x) = 1 - exp(-x / sigma); for each layer l > r the plain mean over clients (eq. 12). Client (eq. 15):
     min F_n(v) + lambda / (2 alpha) sum_{l <= r} ||v_l - v'_l||^2 + mu / 2 sum_{l > r} ||v_l - v_global,l||^2.
 
-    Up: all layers (one row per participant). Down: the client's own fused layers l <= r; the common layers l > r.
-    Persists: client: its model; server: every client's last fused layers l <= r (at first the initial ones), the
-    common layers. Evaluated: the client's model after local training, which is the output v_n^T of algorithm 1.
+    Up: the layers l <= r, of which the server sees inner products; the layers l > r, averaged. Down: the client's own
+    fused layers l <= r; the common layers l > r. Persists: client: its model, its last fused layers l <= r (at first
+    the initial ones); server: the common layers. Evaluated: the client's model after local training, which is the
+    output v_n^T of algorithm 1.
 
     Readings. `num_personal_layers: null` is the paper's threshold by function (eq. 8): the layers before the first
     fully connected one, and at least the first (r = 1 of 2 for its DNN, 2 of 4 for its CNN). A layer is a module,
@@ -47,7 +48,7 @@ class PFedCFR(Algorithm):
     `start: local` from the own model. Batch-norm statistics are no layers, for they are not among the 64: they stay
     with the client, whatever `training.bn`.
 
-    Departures. With partial participation the participants of the round are fused, and a client finds its layers
+    Departures. With partial participation the participants of the round are fused, and a client uses its layers
     when it next takes part. Where a self weight could become negative, the configuration is refused.
 
     Newcomers: the server knows no layers of theirs to compare, so they get the mean of the others' fused layers beside
@@ -96,33 +97,30 @@ class PFedCFR(Algorithm):
         r = r if self.num_personal_layers is None else self.num_personal_layers
         return layers[:r], layers[r:]
 
+    def _parts(self, task: Task, model: Tree) -> Messages:
+        """The personal and the decision layers of a model; those of which it has any."""
+        groups = zip(("personal", "decision"), self.split(task), strict=True)
+        return {name: _take(model, layers) for name, layers in groups if layers}
+
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Rows(task.like("body", "head"))}
+        parts = self._parts(task, task.like("body", "head")).items()
+        return {name: Compared(like, True) if name == "personal" else Mean(like, "clients") for name, like in parts}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        personal, decision = (_take(task.like("body", "head"), layers) for layers in self.split(task))
-        kinds = {"personal": Own(personal), "decision": Shared(decision)}
-        return {name: kind for name, kind in kinds.items() if kind.like}
+        parts = self._parts(task, task.like("body", "head")).items()
+        return {name: Mixed(like, of="personal") if name == "personal" else Shared(like) for name, like in parts}
 
     def init_server(self, task: Task) -> Tree:
-        personal, decision = self.split(task)
-        clients = tree.stack([_take(task.init(client), personal) for client in range(task.num_clients)])
-        return {"fused": _join(clients, _take(task.init(), decision))}  # with rows [N, ...] where a layer is personal
+        return {name: layers for name, layers in self._parts(task, task.init()).items() if name == "decision"}
 
     def init_client(self, task: Task, client: int) -> Tree:
         return {"model": task.init(client)}
 
-    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        rows = torch.from_numpy(receivers)
-        personal, decision = (_take(part(server, "fused"), layers) for layers in self.split(task))
-        messages = {"personal": tree.map(lambda leaf: leaf.index_select(0, rows), personal), "decision": decision}
-        return {name: messages[name] for name in self.downlink(task)}
+    def init_received(self, task: Task, client: int) -> Messages:
+        return {name: layers for name, layers in self._parts(task, task.init(client)).items() if name == "personal"}
 
-    def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
-        down = self.publish(task, server, np.arange(task.num_clients))
-        return {
-            name: mean_for_each(each, len(newcomers)) if name == "personal" else each for name, each in down.items()
-        }
+    def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
+        return {name: part(server, name) for name in server}
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
         return {"model": {**part(client, "model"), **_join(*down.values())}}
@@ -139,21 +137,20 @@ class PFedCFR(Algorithm):
 
         begin = own if self.start == "local" else {**own, **_join(*down.values())}
         model = train(task, begin, data.passes["train"], loss, data.learning_rate)
-        return {"model": model}, {"model": only(model, ("body", "head"))}
+        return {"model": model}, self._parts(task, model)
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        personal, decision = self.split(task)
-        fused, models, rows = part(server, "fused"), up["model"], torch.from_numpy(round.participants)
-        new = {path: tree.at(models, path).double().mean(0).float() for path in chain(*decision)}
-        for layer in personal:
-            weights = self.weights(models, layer)
-            for path in layer:
-                new[path] = tree.at(fused, path).index_copy(0, rows, mix(weights, tree.at(models, path)))
-        return {"fused": tree.unflatten(new)}
+        return {name: up[name] for name in server}
 
-    def weights(self, models: Tree, layer: Layer) -> Tensor:
-        """The fusion weights zeta [P, P] of one layer (eq. 10), self weights on the diagonal, for rows [P, ...]."""
-        zeta = attention(squared_distances(_take(models, [layer])), self.alpha, self.sigma)
+    def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
+        weights: dict[str, Tensor] = {}
+        for layer in self.split(task)[0]:
+            weights |= dict.fromkeys(layer, self.weights(up["personal"], layer))
+        return {"personal": tree.unflatten(weights)}
+
+    def weights(self, products: Tree, layer: Layer) -> Tensor:
+        """The fusion weights zeta [P, P] of one layer (eq. 10), self weights on the diagonal, from inner products."""
+        zeta = attention(squared_distances(_take(products, [layer])), self.alpha, self.sigma)
         return zeta + torch.diag(1 - zeta.sum(1))
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
@@ -166,7 +163,7 @@ class PFedCFR(Algorithm):
         }
 
     def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
-        return {name: self.weights(up["model"], layer) for name, layer in self._shown(task).items()}
+        return {name: self.weights(up["personal"], layer) for name, layer in self._shown(task).items()}
 
     def _shown(self, task: Task) -> dict[str, Layer]:
         """The first and the last personal layer, by the names of their diagnostics."""

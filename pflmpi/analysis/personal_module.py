@@ -16,6 +16,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.learning.task import Task
 from pflmpi.messages.downlink import send_down
 from pflmpi.runtime.contract import RECEIVED
+from pflmpi.runtime.exchange.mixed import ANSWERED
 from pflmpi.runtime.executors.update import as_messages
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
@@ -71,6 +72,7 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
     setup, group = build.setup(experiment, 1, 1), np.array([client])
     (found,) = client_states(checkpoint, [client])
     state = _tree(found.kept)
+    state.pop(ANSWERED, None)
     if RECEIVED in state:
         received = tree.part(state, RECEIVED)
         del state[RECEIVED]

@@ -14,15 +14,17 @@ from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.unseen import Division
-from pflmpi.errors import ConfigError
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment.build import Experiment, setup
+from pflmpi.experiment.restore import other_array
 from pflmpi.messages.downlink import Reply, send_down
-from pflmpi.messages.kinds import Own, OwnClasses
+from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.runtime.client_state import allocate, from_flat
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.clients import evaluate, evaluate_trained
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
+from pflmpi.runtime.exchange.newcomers import mean_of_mixed
 from pflmpi.runtime.participants import train
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import run_folder
@@ -45,12 +47,13 @@ def count_trained(
         after_training: test all with the models that their training in the next round would leave.
     """
     ready = setup(experiment, 1, 1)
+    if after_training:
+        _check_answers(ready, run, round)
     everyone = np.arange(ready.task.num_clients)
     groups, found = ready.placement.assign(everyone)[0], []
     kinds = [ready.declared.down[name] for name in ready.algorithm.predicts_with]
-    receivers = (
-        everyone if after_training or any(isinstance(kind, Own | OwnClasses) for kind in kinds) else everyone[:0]
-    )
+    own = after_training or any(isinstance(kind, Own | OwnClasses) for kind in kinds)
+    receivers = everyone if own else everyone[:0]
     reply = _reply(ready, _server(run, round), receivers, round)
     for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit the memory
         population = allocate(experiment.cohort, group, ready.templates)
@@ -75,9 +78,19 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
     if ready.unseen is None:
         why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
         raise ConfigError(f"there are no unseen clients to test: {why}")
-    server = _server(run, round)
-    reply = _reply(ready, server, np.empty(0, np.int64), round)
-    return evaluate_unseen(ready.unseen, _ALONE, server, reply.shared, round)
+    return evaluate_unseen(ready.unseen, _ALONE, _server(run, round), for_newcomers(ready, run, round), round)
+
+
+def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
+    """What is the same for all newcomers after a round of a run."""
+    reply, everyone = _reply(ready, _server(run, round), np.empty(0, np.int64), round), ready.placement.hosted(0)
+    if not ready.declared.mixed:
+        return reply.shared
+    _check_answers(ready, run, round)
+    population = allocate(ready.executor.cohort, everyone, ready.templates)
+    for clients, arrays in run_folder.read_pieces(run, round, everyone):
+        population.restore(clients, arrays)
+    return {**reply.shared, **mean_of_mixed(ready, _ALONE, population)}
 
 
 def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unseen: bool) -> Experiment:
@@ -135,6 +148,14 @@ _BY_WRITER = {"name": "writers", "clients": None}
 
 def _server(run: Path, round: int) -> Tree:
     return from_flat(run_folder.read_server(run, round))
+
+
+def _check_answers(ready: Setup, run: Path, round: int) -> None:
+    if ready.declared.mixed and (other := other_array(run, round, ready.templates)):
+        raise CheckpointError(
+            f"{run} is of an earlier pflmpi, whose clients keep other arrays, such as {other}; test its clients after "
+            "training, or new ones, with the version that wrote it"
+        )
 
 
 def _reply(ready: Setup, server: Tree, receivers: np.ndarray, round: int) -> Reply:

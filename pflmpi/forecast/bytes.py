@@ -104,11 +104,13 @@ def mapped_bytes(federation: Federation) -> int:
 
 
 def wire_bytes(calls: Sequence[Call], transport: TransportName) -> tuple[int, int]:
-    """Bytes that a transport counts for calls: to rank 0, and from rank 0."""
+    """Bytes that a transport counts for calls: on the way from clients, and to them."""
     up = down = 0
     for call in calls:
         if call.operation in ("broadcast", "scatter"):
             down += sum(call.sizes[1:])
+        elif call.operation == "all-to-all" and call.answers:
+            down += sum(call.sizes)
         elif call.operation == "all-to-all":
             up += sum(call.sizes)
         elif call.operation == "sum" and transport == "torch":

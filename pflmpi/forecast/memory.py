@@ -112,7 +112,8 @@ def _fullest(
     if costs and rank == 0:
         folded = now.setup.declared.folded_bytes(now.participants)
         fold, serve = costs.calibrations[0].fold.memory, folded + costs.calibrations[0].serve.memory
-    return reply + max(messages + train[0], messages + fold, serve, test[0]), max(train[1], test[1])
+    most = max(messages + train[0], messages + fold, messages + now.owners.memory(rank), serve, test[0])
+    return reply + most, max(train[1], test[1])
 
 
 def _largest(calls: Iterable[Cost], on_gpu: bool) -> tuple[float, float]:

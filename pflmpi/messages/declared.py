@@ -10,7 +10,7 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages import kinds
-from pflmpi.messages.kinds import ClassMeans, Messages, Own, OwnClasses, Rows, Shared, Sum, Uplink
+from pflmpi.messages.kinds import ClassMeans, Compared, Messages, Mixed, Own, OwnClasses, Rows, Shared, Sum, Uplink
 from pflmpi.tree import Tree
 
 
@@ -29,6 +29,16 @@ class Declared:
     holds: np.ndarray
     num_train: np.ndarray
 
+    @property
+    def compared(self) -> dict[str, Compared]:
+        """The messages up that are compared, leaf by leaf."""
+        return {name: kind for name, kind in self.up.items() if isinstance(kind, Compared)}
+
+    @property
+    def mixed(self) -> dict[str, Mixed]:
+        """The messages down that are mixed of those."""
+        return {name: kind for name, kind in self.down.items() if isinstance(kind, Mixed)}
+
     def up_bytes(self, clients: np.ndarray) -> np.ndarray:
         """Logical uplink bytes [m] of the given clients."""
         return self._bytes(self.up, clients)
@@ -38,9 +48,10 @@ class Declared:
         return self._bytes(self.down, clients)
 
     def folded_bytes(self, participants: np.ndarray) -> int:
-        """Bytes of the messages of a round on rank 0, once those that are folded are."""
-        folded = {name: kind for name, kind in self.up.items() if isinstance(kind, Sum) and not isinstance(kind, Rows)}
-        rows = {name: kind for name, kind in self.up.items() if name not in folded}
+        """Bytes of the messages of a round on rank 0, once those that are folded are; without those compared."""
+        there = {name: kind for name, kind in self.up.items() if not isinstance(kind, Compared)}
+        folded = {name: kind for name, kind in there.items() if isinstance(kind, Sum) and not isinstance(kind, Rows)}
+        rows = {name: kind for name, kind in there.items() if name not in folded}
         return sum(tree.num_bytes(kind.like) for kind in folded.values()) + int(self._bytes(rows, participants).sum())
 
     def check_up(self, messages: Messages, clients: int) -> None:
@@ -56,7 +67,7 @@ class Declared:
         _refuse("uplink", found, expected)
 
     def check_down(self, messages: Messages, receivers: int) -> None:
-        """Raise `RunError` unless what was published is what was declared, with nothing missing or more."""
+        """Raise `RunError` unless what was published is what was declared, but for what is mixed."""
         rows = {Own: receivers, OwnClasses: self.holds.shape[1]}
         _refuse(
             "downlink",
@@ -64,6 +75,7 @@ class Declared:
             {
                 name: kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
                 for name, kind in self.down.items()
+                if not isinstance(kind, Mixed)
             },
         )
 

@@ -9,7 +9,7 @@ import torch
 from pflmpi import tree
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, with_rows
+from pflmpi.messages.kinds import Call, Messages, Mixed, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -126,6 +126,8 @@ def _by_way(declared: Declared) -> tuple[Tree, Tree, Tree]:
     own: Tree = {}
     by_class: Tree = {}
     for name, kind in sorted(declared.down.items()):
+        if isinstance(kind, Mixed):  # the participants have it
+            continue
         way = own if isinstance(kind, Own) else by_class if isinstance(kind, OwnClasses) else shared
         way[name] = kind.like
     return shared, own, by_class

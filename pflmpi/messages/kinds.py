@@ -41,6 +41,21 @@ class Rows(Sum):
 
 
 @dataclass(frozen=True)
+class Compared(Sum):
+    """One tree shaped `like` (floats) from every participant; the server sees how alike they are, and mixes them.
+
+    In place of each leaf [...] it sees the inner products [P, P] (float64) of the participants' leaves. The leaves
+    themselves stay with the ranks that compare them, so that no rank has whole models of all participants.
+
+    Attributes:
+        from_first: subtract the first participant's leaf before, so that distances of models that are near each other
+            do not cancel.
+    """
+
+    from_first: bool = False
+
+
+@dataclass(frozen=True)
 class ClassMeans:
     """For the classes a client holds: label, mean feature [d] and, with `counts`, the number of samples.
 
@@ -73,6 +88,20 @@ class Shared:
 @dataclass(frozen=True)
 class Own(Shared):
     """One tree shaped `like` for each client; the server publishes rows [R, ...] for the R receivers."""
+
+
+@dataclass(frozen=True)
+class Mixed(Shared):
+    """For each participant a weighted sum of what all participants have sent, with the weights of `mixing_weights`.
+
+    It answers the participant's message; the client keeps it until it next takes part. Before, a client has what
+    `init_received` says; a newcomer gets the mean of what all clients have.
+
+    Attributes:
+        of: name of the `Compared` message, whose `like` is this one's.
+    """
+
+    of: str
 
 
 @dataclass(frozen=True)
@@ -114,8 +143,10 @@ class Call:
         operation: its name.
         sizes: [R] bytes of each rank's buffer or part; of an all-to-all, what it sends to all others.
         received: [R] bytes that each rank receives in an all-to-all.
+        answers: whether an all-to-all is on the way to clients, not from them.
     """
 
     operation: Operation
     sizes: tuple[int, ...]
     received: tuple[int, ...] = ()
+    answers: bool = False

@@ -13,6 +13,7 @@ from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import (
     Call,
     ClassMeans,
+    Compared,
     Messages,
     Rows,
     Sum,
@@ -32,7 +33,7 @@ def send_up(
     ups: list[tuple[ClientGroup, Messages]],
     assigned: list[list[ClientGroup]],
 ) -> Messages | None:
-    """Fold the participants' messages on rank 0, in client order; None on the other ranks.
+    """Fold the participants' messages on rank 0, in client order, but those that are compared; None on other ranks.
 
     Args:
         ups: for each group computed here, the clients and their messages with a leading client axis.
@@ -74,10 +75,10 @@ def _by_way(declared: Declared, assigned: list[list[ClientGroup]]) -> tuple[dict
     for name, kind in sorted(declared.up.items()):
         if isinstance(kind, ClassMeans | Rows):
             gathered[name] = kind
-        else:
+        elif not isinstance(kind, Compared):
             folded[name] = kind
     way = route(Entries.of(folded), assigned)
-    return folded, dict(sorted(declared.up.items())) if folded and way.way == "gather" else gathered, way
+    return folded, dict(sorted({**folded, **gathered}.items())) if way.way == "gather" else gathered, way
 
 
 def _gathered_bytes(declared: Declared, gathered: dict[str, Uplink], assigned: list[list[ClientGroup]]) -> list[int]:

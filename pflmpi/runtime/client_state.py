@@ -17,6 +17,7 @@ from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.contract import RECEIVED
+from pflmpi.runtime.exchange.mixed import ANSWERED, mixed_templates
 from pflmpi.runtime.state.initial import fill
 from pflmpi.runtime.state.rows import Rows, empty_rows
 from pflmpi.store.names import cohort_name
@@ -40,11 +41,19 @@ class Population:
 
     def get(self, group: np.ndarray) -> Tree:
         """A copy of the algorithm's state [m, ...] of the clients of a group."""
-        return self._rows(group).get(group, without=(RECEIVED, OPTIMIZER))
+        return self._rows(group).get(group, without=(RECEIVED, ANSWERED, OPTIMIZER))
 
     def to_train(self, group: np.ndarray) -> Tree:
         """As `get`, with the optimizer state that is kept between rounds."""
-        return self._rows(group).get(group, without=(RECEIVED,))
+        return self._rows(group).get(group, without=(RECEIVED, ANSWERED))
+
+    def mixed(self, group: np.ndarray) -> Messages:
+        """The `Mixed` messages [m, ...] that the clients of a group received last."""
+        rows = self._rows(group)
+        if ANSWERED not in rows.rows:
+            return {}
+        names = [name for name in rows.rows if name != ANSWERED]
+        return tree.part(rows.get(group, without=names), ANSWERED)  # type: ignore[return-value]
 
     def put(self, group: np.ndarray, state: Tree) -> None:
         """Overwrite the state of the clients of a group."""
@@ -70,6 +79,15 @@ class Population:
         if RECEIVED not in rows.rows:
             return reply.for_clients(group, names)
         return tree.part(rows.get(group), RECEIVED)  # type: ignore[return-value]
+
+    def leaf(self, path: str, clients: np.ndarray) -> torch.Tensor:
+        """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""
+        parts = [(np.isin(clients, rows.clients), rows) for rows in self.cohorts]
+        like = tree.at(self.cohorts[0].rows, path)
+        found = like.new_empty(len(clients), *like.shape[1:])
+        for mine, rows in parts:
+            found[torch.from_numpy(mine)] = rows.one(clients[mine], path)
+        return found
 
     def flat(self, clients: np.ndarray) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
         """A copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path; see `Rows.flat`."""
@@ -98,6 +116,8 @@ def client_templates(
         if task.training.keep_optimizer:
             trained = algorithm.trainings(host).items()
             template[OPTIMIZER] = tree.like({name: initial_state(task.training, one) for name, one in trained})
+        if mixed := mixed_templates(algorithm, host):
+            template[ANSWERED] = mixed
         if kept_reply:
             kinds = algorithm.downlink(host)
             template[RECEIVED] = {name: _received(kinds[name], task.num_classes) for name in kept_reply}

@@ -21,6 +21,7 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
 from pflmpi.rng import GLOBAL_GENERATORS
+from pflmpi.runtime.exchange.mixed import ANSWERED, check_mixed
 from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
@@ -43,6 +44,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                     f"{kind}.{way}: {name!r} is empty with model {task.architecture.name}; choose another model or "
                     "algorithm"
                 )
+    check_mixed(algorithm, task)
     personal = algorithm.personal(task)
     known = {
         "predicts_with": ("message of `downlink`", algorithm.predicts_with, algorithm.downlink(task)),
@@ -63,11 +65,12 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
             f"{kind}.init_client has a part {OPTIMIZER!r}, under which the optimizer's state is kept in checkpoints; "
             "give it another name"
         )
-    if RECEIVED in state:
-        raise ConfigError(
-            f"{kind}.init_client has a part {RECEIVED!r}, under which a client's last reply is kept in checkpoints; "
-            "give it another name"
-        )
+    for name, what in ((RECEIVED, "reply"), (ANSWERED, "answer")):
+        if name in state:
+            raise ConfigError(
+                f"{kind}.init_client has a part {name!r}, under which a client's last {what} is kept in checkpoints; "
+                "give it another name"
+            )
     integers = [path for path, leaf in tree.leaves(state) if leaf.dtype == torch.int64 and not leaf.ndim]
     for name, length in algorithm.passes(task, 1).items():
         if length.times and length.times not in integers:

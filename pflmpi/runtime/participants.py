@@ -39,7 +39,7 @@ def train(setup: Setup, population: Population, reply: Reply, groups: list[Clien
     """Train the participants of this rank."""
     found, watch = Trained(), Stopwatch()
     for group in groups:
-        states, down = population.to_train(group), reply.for_clients(group)
+        states, down = population.to_train(group), {**reply.for_clients(group), **population.mixed(group)}
         done = client_errors.update(setup.executor, group, states, down, round, setup.skips)
         found.failed.update(done.failed)
         if len(done.clients):

@@ -1,4 +1,4 @@
-"""The report that every rank sends rank 0 at the end of a round: scores, seconds, what is on disk."""
+"""The report that every rank sends rank 0 at the end of a round: scores, seconds, memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pflmpi.messages.kinds import Call
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.transports.base import Transport
 
-_HEAD = 4  # microseconds of training and of testing, most memory, newest checkpoint whose shard is on disk
+_HEAD = 3  # microseconds of training and of testing, most memory
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class RoundReport:
         waiting: seconds that the others waited for it, the mean of the ranks that compute.
         testing: seconds that those tested, their mean.
         memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
-        shards_done: newest round whose shards are all on disk.
     """
 
     tested: Counts
@@ -40,7 +39,6 @@ class RoundReport:
     waiting: float
     testing: float
     memory: np.ndarray
-    shards_done: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class Measured:
         train_loss: mean training loss of each client trained here.
         train_seconds: of each client trained here.
         training, testing: seconds of this rank.
-        shards_done: newest round whose shard this rank has written.
     """
 
     tested: Counts
@@ -60,7 +57,6 @@ class Measured:
     train_seconds: Mapping[int, float]
     training: float
     testing: float
-    shards_done: int
 
 
 def gather(
@@ -84,7 +80,7 @@ def gather(
     num_classes = totals.shape[1]
     rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
     here = [each[client] for each in (found.train_loss, found.train_seconds) for client in sorted(found.train_loss)]
-    head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM"), found.shards_done]
+    head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM")]
     part = np.concatenate([head, rows.ravel(), here]).astype(np.float64)
     parts = transport.gather(part.view(np.uint8), list(call(testing, training, num_classes).sizes))
     if parts is None:
@@ -100,7 +96,7 @@ def gather(
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss[:, 0])
     seen, trained = clients < num_clients, clients >= everyone
     unseen = ~seen & ~trained
-    trained_for, tested_for, memory, shards_done = np.array([value[:_HEAD] for value in values]).T
+    trained_for, tested_for, memory = np.array([value[:_HEAD] for value in values]).T
     busy = (trained_for + tested_for) / 1e6
     computes = [bool(one or other) for one, other in zip(testing, training, strict=True)]
     return RoundReport(
@@ -113,7 +109,6 @@ def gather(
         waiting=float(busy.max() - busy[computes].mean()) if any(computes) else 0.0,
         testing=float(tested_for[computes].mean()) / 1e6 if any(computes) else 0.0,
         memory=memory,
-        shards_done=int(shards_done.min()),
     )
 
 

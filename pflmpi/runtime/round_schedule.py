@@ -8,9 +8,11 @@ import numpy as np
 from pflmpi.messages.downlink import down_calls
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Call
+from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import up_calls
 from pflmpi.runtime import client_errors, report, stopping
 from pflmpi.runtime.evaluation.unseen import Unseen
+from pflmpi.runtime.exchange.newcomers import mean_calls
 from pflmpi.runtime.setup import Setup
 
 
@@ -116,20 +118,25 @@ class RoundSchedule:
 
     @cached_property
     def uplink(self) -> list[Call]:
-        """The collective calls by which the participants' messages reach rank 0."""
-        return up_calls(self.setup.declared, self.training) if len(self.participants) else []
+        """The collective calls by which the participants' messages reach the server."""
+        return [*up_calls(self.setup.declared, self.training), *self.owners.up_calls] if len(self.participants) else []
 
     @cached_property
     def downlink(self) -> list[Call]:
-        """The collective calls by which the reply reaches its receivers."""
-        return down_calls(self.setup.declared, self.receiving)
+        """The collective calls by which answers reach the participants, and the reply its receivers."""
+        return [*self.owners.down_calls, *down_calls(self.setup.declared, self.receiving)]
+
+    @cached_property
+    def owners(self) -> LeafOwners:
+        """Which rank owns which leaf of the participants' messages that are compared."""
+        return LeafOwners.of(self.setup.declared, self.training)
 
     @property
     def calls(self) -> list[Call]:
         """All collective calls, in order."""
         ranks = self.setup.placement.ranks
         first = [client_errors.call(self.participants, ranks)] if self.setup.skips and not self.opening else []
-        unseen = self.unseen.calls if self.unseen else []
+        unseen = [*mean_calls(self.setup), *self.unseen.calls] if self.unseen else []
         last = [] if self.opening else [*unseen, self._report, stopping.call(ranks, self.told)]
         return [*first, *self.uplink, *self.downlink, *last]
 

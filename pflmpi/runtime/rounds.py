@@ -1,25 +1,21 @@
 """The loop of a run, for every rank: there is no other."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
-from pflmpi.algorithms.base import Round
-from pflmpi.messages.downlink import Reply, send_down
-from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Messages
-from pflmpi.messages.uplink import send_up
+from pflmpi.messages.downlink import Reply
 from pflmpi.runtime import client_errors, report
 from pflmpi.runtime.balance import client_seconds
-from pflmpi.runtime.checkpoints import Checkpoints, ServerRound
+from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.contract import calling, check_state
 from pflmpi.runtime.evaluation.clients import evaluate, evaluate_trained
 from pflmpi.runtime.evaluation.measures import Counts, concatenated
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
+from pflmpi.runtime.exchange.exchange import exchange
+from pflmpi.runtime.exchange.newcomers import mean_of_mixed
 from pflmpi.runtime.participants import train, without
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
@@ -75,19 +71,20 @@ def run(
         )
         testing = watch.lap()
 
-        seen, reply = _exchange(setup, transport, server, mine.ups, now)
+        seen, reply = exchange(setup, transport, server, population, mine.ups, now)
         server = seen.server
         for group in now.training[rank]:
             population.keep_reply(group, reply)
         reply = reply.on(setup.executor.device)
-        exchange = watch.lap()
+        exchanging = watch.lap()
 
         right = evaluate(setup.executor, population, reply, now.testing[rank], now.round)
         if now.unseen:
-            right = concatenated([right, evaluate_unseen(now.unseen, transport, server, reply.shared, now.round)])
+            shared = {**reply.shared, **mean_of_mixed(setup, transport, population)}
+            right = concatenated([right, evaluate_unseen(now.unseen, transport, server, shared, now.round)])
         right = concatenated([right, trained]) if trained else right
         evaluation = testing + watch.lap()
-        found = report.Measured(right, mine.losses, mine.seconds, training, evaluation, checkpoints.shards_done)
+        found = report.Measured(right, mine.losses, mine.seconds, training, evaluation)
         reported = report.gather(transport, *now.reported, setup.task.num_clients, found)
         progress = None
         if reported is not None:
@@ -96,7 +93,7 @@ def run(
                 seconds_of = client_seconds.measured(seconds_of, now.participants, reported.train_seconds)
             seconds = {
                 "compute": reported.busiest,
-                "exchange": exchange,
+                "exchange": exchanging,
                 "waiting": reported.waiting,
                 "evaluation": reported.testing,
                 "checkpoint": checkpoints.take_seconds(),
@@ -106,7 +103,7 @@ def run(
             others = (reported.unseen, reported.trained, reported.train_loss)
             moved = _moved(transport, now)
             progress = Progress(*who, tested, seconds, moved, reported.memory, *others, client_seconds=seconds_of)
-            checkpoints.record(progress, reported.shards_done)
+            checkpoints.record(progress)
             observe(progress)
             stop.early.add(progress.columns)
         told = np.zeros(now.told)
@@ -137,43 +134,12 @@ def _open(
     """Let the clients of a new run introduce themselves; send the reply that the first round trains with."""
     introducing = opening.training[transport.rank]
     ups = [(group, client_errors.introduce(setup.executor, group, population.get(group))) for group in introducing]
-    seen, reply = _exchange(setup, transport, server, ups, opening)
+    seen, reply = exchange(setup, transport, server, population, ups, opening)
     if opening.saves:
         for group in setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank]:
             population.keep_reply(group, reply)
         checkpoints.save(opening, seen, population, None)
     return seen.server, reply.on(setup.executor.device)
-
-
-def _exchange(
-    setup: Setup, transport: Transport, server: Tree, ups: list[tuple[ClientGroup, Messages]], now: RoundSchedule
-) -> tuple[ServerRound, Reply]:
-    """Update the server with the participants' messages, and send its reply to the receivers.
-
-    Args:
-        server: its state before; rank 0 only.
-        ups: what the clients here send; emptied as soon as it is sent, because it is large.
-    """
-    algorithm, task = setup.algorithm, setup.task
-    published: Messages | None = None
-    measured: Mapping[str, Tensor] = {}
-    up = send_up(transport, setup.declared, ups, now.training) if len(now.participants) else None
-    ups.clear()
-    if up is not None:
-        round = Round(now.round, now.participants, task.seed)
-        if not now.opening and (now.saves or task.training.stop):  # which may call for a checkpoint
-            with calling(algorithm, "diagnose", now.round):
-                measured = algorithm.diagnose(task, server, up, round)
-        with calling(algorithm, "server_update", now.round):
-            new = algorithm.server_update(task, server, up, round)
-        check_state(algorithm, "server_update", new, server)
-        server = new
-    del up
-    if transport.rank == 0:
-        with calling(algorithm, "publish", now.round):
-            published = algorithm.publish(task, server, now.receivers)
-    reply = send_down(transport, setup.declared, published, now.receiving)
-    return ServerRound(server, published, measured), reply
 
 
 def _limit_waiting(setup: Setup, transport: Transport, longest: float | None) -> None:

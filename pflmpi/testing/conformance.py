@@ -13,6 +13,7 @@ import torch
 from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import Experiment, prepare, setup
+from pflmpi.experiment.evaluation import for_newcomers
 from pflmpi.learning.replay import step_by_step
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.evaluation.unseen import joined, received
@@ -103,12 +104,10 @@ def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
     found = []
     for executor in EXECUTORS:
         raw = runs.settings(runtime={"executor": executor, "lanes": 2}, evaluation={"unseen_updates": 2})
-        unseen = setup(prepare(configuration.parse(raw), torch.device("cpu")), 1, 1).unseen
-        if unseen is None:  # a stated refusal
+        ready = setup(prepare(configuration.parse(raw), torch.device("cpu")), 1, 1)
+        if (unseen := ready.unseen) is None:  # a stated refusal
             return
-        task, server = unseen.executor.tasks[0], from_flat(run_folder.read_server(folder, 3))
-        published = unseen.algorithm.publish(task, server, unseen.clients[:0])
-        shared = {name: value for name, value in published.items() if name not in unseen.declared.down}
+        server, shared = from_flat(run_folder.read_server(folder, 3)), for_newcomers(ready, folder, 3)
         reply = received(unseen, InProcessTransport(), server, shared, 3)
         states = [(group, joined(unseen, group, reply.for_clients(group), 3)) for group in unseen.groups[0]]
         rows = ((client, tree.row(state, row)) for group, state in states for row, client in enumerate(group.tolist()))

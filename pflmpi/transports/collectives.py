@@ -83,12 +83,13 @@ class Collectives(ABC):
             self._exchange("gather", {}, {rank: parts[rank] for rank in range(1, self.size) if sizes[rank]})
         return parts
 
-    def all_to_all(self, parts: list[np.ndarray], sizes: np.ndarray) -> list[np.ndarray]:
+    def all_to_all(self, parts: list[np.ndarray], sizes: np.ndarray, answers: bool = False) -> list[np.ndarray]:
         """What every rank has for this one, in rank order; its own part is given back, not a copy.
 
         Args:
             parts: what this rank has for each, of `sizes[rank]` bytes.
             sizes: [R, R] from each rank to each; all ranks give the same.
+            answers: count it as on the way to clients, not from them.
         """
         assert sizes.shape == (self.size, self.size), f"sizes {sizes.shape} for {self.size} ranks"
         for part in parts:
@@ -102,7 +103,8 @@ class Collectives(ABC):
                 {rank: parts[rank] for rank in others if len(parts[rank])},
                 {rank: received[rank] for rank in others if len(received[rank])},
             )
-        self.counter.add(up=int(sizes.sum() - np.trace(sizes)))
+        moved = int(sizes.sum() - np.trace(sizes))
+        self.counter.add(down=moved if answers else 0, up=0 if answers else moved)
         return received
 
     def maximum(self, values: np.ndarray) -> np.ndarray:

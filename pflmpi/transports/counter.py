@@ -8,7 +8,7 @@ Channel = Literal["data", "control"]
 
 
 class Counter:
-    """Payload bytes per channel: `down` left rank 0 for other ranks, `up` moved between ranks on the way to rank 0.
+    """Payload bytes per channel: `down` moved between ranks on the way to clients, `up` on the way from them.
 
     Every rank counts what the whole group moved, as far as it knows the sizes; rank 0 knows all of them.
 

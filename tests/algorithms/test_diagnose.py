@@ -31,11 +31,11 @@ def rows(folder: Path, round: int, participants: np.ndarray) -> dict[str, np.nda
 
 
 @pytest.mark.parametrize("round", [1, 3])
-def test_the_measured_weights_give_the_models_that_the_server_keeps(run: tuple[str, Path], round: int) -> None:
+def test_the_measured_weights_give_the_models_that_the_server_answers(run: tuple[str, Path], round: int) -> None:
     name, folder = run
     participants = run_folder.read_metrics(folder, round)["participants"]
-    measured, server = run_folder.read_diagnostics(folder, round), run_folder.read_server(folder, round)
-    uploaded = rows(folder, round, participants)
+    measured, kept = run_folder.read_diagnostics(folder, round), rows(folder, round, participants)
+    uploaded = {path: array for path, array in kept.items() if not path.startswith("answered/")}
     layers = {
         "fedamp": {"fusion_weights": list(uploaded)},
         "pfedcfr-module": {
@@ -48,13 +48,13 @@ def test_the_measured_weights_give_the_models_that_the_server_keeps(run: tuple[s
         },
     }[name.removesuffix("-cosine")]
     assert measured.keys() == layers.keys()
-    kept = "cloud" if "fedamp" in name else "fused"
+    answer = "cloud" if "fedamp" in name else "personal"
     for key, paths in layers.items():
         assert measured[key].shape == (len(participants), len(participants))
         np.testing.assert_allclose(measured[key].sum(1), 1, rtol=1e-12)
         for path in paths:
             mixed = np.tensordot(measured[key], uploaded[path].astype(np.float64), 1)
-            np.testing.assert_allclose(server[f"{kept}/{path}"][participants], mixed, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(kept[f"answered/{answer}/{path}"], mixed, rtol=1e-5, atol=1e-7)
 
 
 def test_nothing_is_measured_before_the_first_round(run: tuple[str, Path]) -> None:

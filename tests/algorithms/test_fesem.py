@@ -172,7 +172,9 @@ def test_a_client_without_a_cluster_receives_the_mean_of_the_centres_by_their_cl
 
 def test_before_the_first_round_everybody_receives_the_initial_model() -> None:
     task = small_task.task(clients=4, init="per_client")
-    down = FeSEM(num_clusters=3).publish(task, FeSEM(num_clusters=3).init_server(task), np.arange(4))
+    server = FeSEM(num_clusters=3).init_server(task)
+    down = FeSEM(num_clusters=3).publish(task, server, np.arange(4))
+    assert tree.at(server, "cluster").tolist() == [-1] * 4, "a cluster before a client has taken part"
     for path, leaf in tree.leaves(task.init()):
         assert all(torch.equal(row, leaf) for row in tree.at(down["centre"], path)), path
 

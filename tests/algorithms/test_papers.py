@@ -192,6 +192,7 @@ def test_whole_tables_are_published(name: str, rows: int, columns: int) -> None:
         ("pfedpm/pfedpm_table1.yaml", "FedPer", "CIFAR-10 n=3", {"training": {"rounds": 250}}),
         ("pfedpm/pfedpm_table1.yaml", "FedRep", "FEMNIST n=5", {"algorithm": {"personal_layers": 2}}),
         ("pfedafe/pfedafe_figure5.yaml", "FedPer", "CIFAR-100 alpha=1", {"training": {"epochs": 3, "batch_size": 32}}),
+        ("pfedafe/pfedafe_figure5.yaml", "FedPer", "CIFAR-100 alpha=1", {"model": {"third_channels": 128}}),
         ("pfedcfr/pfedcfr_table2.yaml", "pFedCFR", "CIFAR-10 (CNN)", {"algorithm": {"num_personal_layers": 2}}),
         ("pfedcfr/pfedcfr_table2.yaml", "pFedMe", "MNIST (DNN)", {"training": {"steps": 10, "lr": 0.005}}),
         ("fedgmh/fedgmh_table2.yaml", "FedGMH", "CIFAR-100 alpha=5", {"training": {"rounds": 300}}),

@@ -8,6 +8,7 @@ import torch
 
 import numpy_network
 import small_task
+from mixed_rows import answers, products
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.distances import squared_distances
@@ -16,6 +17,7 @@ from pflmpi.algorithms.pfedcfr import PFedCFR
 from pflmpi.errors import ConfigError
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages.kinds import Mean
 from pflmpi.models import MODELS
 from pflmpi.tree import Tree
 
@@ -55,6 +57,11 @@ def bound(name: str, shape: tuple[int, int, int] = (3, 32, 32), bn: Any = "avera
     return Task(architecture, TrainingConfig(bn=bn), 3, 0, (0.5,), (0.5,))
 
 
+def part_of(model: Tree, like: Tree) -> Tree:
+    """The leaves of a model that a template has."""
+    return tree.unflatten({path: tree.at(model, path) for path, _ in tree.leaves(like)})
+
+
 # --- the server
 
 
@@ -71,23 +78,27 @@ def bound(name: str, shape: tuple[int, int, int] = (3, 32, 32), bn: Any = "avera
 def test_personal_layers_are_fused_by_their_own_distance_and_the_others_averaged(fields: Any, layers: Any) -> None:
     task, up = small_task.task(clients=5), models(3)
     algorithm = PFedCFR(alpha=1.5, sigma=4.0, **fields)
-    server = algorithm.init_server(task)
-    new = algorithm.server_update(task, server, {"model": up}, Round(1, np.array([0, 2, 4]), 0))
-    for paths in layers:
-        found = vectors(new["fused"], paths)
-        np.testing.assert_allclose([found[i] for i in (0, 2, 4)], fuse(vectors(up, paths), 1.5, 4.0), atol=1e-6)
-        before = vectors(server["fused"], paths)
-        assert np.array_equal([found[1], found[3]], [before[1], before[3]]), "the absent keep their last layers"
-    for path in {*FEATURE, *DECISION} - {path for paths in layers for path in paths}:
-        expected = tree.at(up, path).double().numpy().mean(0)
-        np.testing.assert_allclose(tree.at(new["fused"], path), expected, atol=1e-6)
+    sent = {name: part_of(up, kind.like) for name, kind in algorithm.uplink(task).items()}
+    now = Round(1, np.array([0, 2, 4]), 0)
+    if layers:
+        found = answers(algorithm, task, {"personal": sent["personal"]}, now)["personal"]
+        for paths in layers:
+            np.testing.assert_allclose(vectors(found, paths), fuse(vectors(up, paths), 1.5, 4.0), atol=1e-6)
+    common = {*FEATURE, *DECISION} - {path for paths in layers for path in paths}
+    if common:
+        kind = algorithm.uplink(task)["decision"]
+        assert isinstance(kind, Mean) and kind.by == "clients" and dict(tree.leaves(kind.like)).keys() == common
+        mean = tree.map(lambda leaf: leaf.double().mean(0).float(), sent["decision"])
+        new = algorithm.server_update(task, algorithm.init_server(task), {**sent, "decision": mean}, now)
+        assert not tree.differences(new, {"decision": kind.like}) and new["decision"] is mean
 
 
 def test_with_a_tiny_alpha_every_client_keeps_its_own_feature_layers() -> None:
     task, up = small_task.task(clients=3), models(3)
     algorithm = PFedCFR(alpha=1e-12)
-    new = algorithm.server_update(task, algorithm.init_server(task), {"model": up}, Round(1, np.arange(3), 0))
-    assert all(torch.equal(tree.at(new["fused"], path), tree.at(up, path)) for path in FEATURE)
+    sent = {"personal": part_of(up, algorithm.uplink(task)["personal"].like)}
+    new = answers(algorithm, task, sent, Round(1, np.arange(3), 0))["personal"]
+    assert all(torch.equal(tree.at(new, path), tree.at(up, path)) for path in FEATURE)
 
 
 def test_distances_of_models_that_are_near_each_other_do_not_cancel() -> None:
@@ -95,26 +106,25 @@ def test_distances_of_models_that_are_near_each_other_do_not_cancel() -> None:
     rng = np.random.default_rng(0)
     w = (rng.normal(1000, 1, 4000) + rng.integers(-3, 4, (5, 4000)) * 2.0**-13).astype(np.float32)
     expected = ((w[:, None].astype(np.float64) - w) ** 2).sum(-1)
-    np.testing.assert_allclose(squared_distances({"w": torch.from_numpy(w)}), expected, rtol=1e-9)
+    seen = products({"w": torch.from_numpy(w)}, from_first=True)
+    np.testing.assert_allclose(squared_distances(seen), expected, rtol=1e-9)
 
 
-def test_the_reply_has_the_own_feature_layers_and_the_common_decision_layers() -> None:
-    task, up, algorithm = small_task.task(clients=3), models(3), PFedCFR(alpha=1.0, sigma=4.0)
-    server = algorithm.server_update(task, algorithm.init_server(task), {"model": up}, Round(1, np.arange(3), 0))
+def test_the_reply_has_the_common_decision_layers() -> None:
+    task, algorithm = small_task.task(clients=3), PFedCFR(alpha=1.0, sigma=4.0)
+    server: Tree = {"decision": part_of(tree.row(models(2), 1), algorithm.uplink(task)["decision"].like)}
     down = algorithm.publish(task, server, np.array([2, 0]))
-    for path in FEATURE:
-        assert torch.equal(tree.at(down["personal"], path), tree.at(server["fused"], path)[[2, 0]])
+    assert down.keys() == {"decision"} and dict(tree.leaves(down["decision"])).keys() == {*DECISION}
     for path in DECISION:
-        assert torch.equal(tree.at(down["decision"], path), tree.at(server["fused"], path))
+        assert torch.equal(tree.at(down["decision"], path), tree.at(models(2), path)[1])
 
 
 def test_the_first_reply_is_every_clients_own_initial_feature_layers() -> None:
     task, algorithm = small_task.task(clients=3, init="per_client"), PFedCFR()
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(3))
     for client in range(3):
-        assert torch.equal(
-            down["personal"]["body"]["fc1"]["weight"][client], task.init(client)["body"]["fc1"]["weight"]
-        )
+        first = algorithm.init_received(task, client)["personal"]
+        assert torch.equal(first["body"]["fc1"]["weight"], task.init(client)["body"]["fc1"]["weight"])
     assert torch.equal(down["decision"]["head"]["weight"], task.init()["head"]["weight"])
 
 
@@ -142,8 +152,9 @@ def test_the_client_is_pulled_to_what_it_received_by_two_terms(start: Any) -> No
         w = {k: w[k] - LR * (gradient[k] + pull[k] * (w[k] - anchor[k])) for k in w}
     state, up = algorithm.client_update(task, {"model": task.init()}, down, small_task.data(batches, LR))
     small_task.assert_close(state["model"], w)
-    assert dict(tree.leaves(up["model"])).keys() == {*FEATURE, *DECISION}
-    assert all(torch.equal(leaf, tree.at(state["model"], path)) for path, leaf in tree.leaves(up["model"]))
+    sent = [leaf for part in up.values() for leaf in tree.leaves(part)]
+    assert sorted(path for path, _ in sent) == sorted([*FEATURE, *DECISION])
+    assert all(torch.equal(leaf, tree.at(state["model"], path)) for path, leaf in sent)
 
 
 def test_without_personal_layers_the_client_is_that_of_fedprox() -> None:
@@ -152,7 +163,7 @@ def test_without_personal_layers_the_client_is_that_of_fedprox() -> None:
     model = tree.row(models(2), 0)
     _, mine = algorithm.client_update(task, {"model": task.init()}, {"decision": model}, data)
     _, theirs = FedProx(prox_weight=0.4).client_update(task, {}, {"model": model}, data)
-    assert all(torch.equal(leaf, tree.at(theirs["model"], path)) for path, leaf in tree.leaves(mine["model"]))
+    assert all(torch.equal(leaf, tree.at(theirs["model"], path)) for path, leaf in tree.leaves(mine["decision"]))
     assert list(algorithm.downlink(task)) == ["decision"]
 
 
@@ -176,7 +187,7 @@ def test_batch_norm_statistics_stay_with_the_client() -> None:
     batch = small_task.Batch(torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1]))
     data = small_task.ClientData({"train": [batch]}, [batch], torch.tensor([1.0, 1.0] + [0.0] * 8), LR, 1)
     state, up = algorithm.client_update(task, client, down, data)
-    assert sorted(up["model"]) == ["body", "head"]
+    assert sorted({part for sent in up.values() for part in sent}) == ["body", "head"]
     assert not torch.equal(
         tree.at(state["model"], "stats/bn1/running_mean"), tree.at(client["model"], "stats/bn1/running_mean")
     )
@@ -221,7 +232,7 @@ def test_the_feature_layers_are_the_own_ones_and_the_decision_layers_the_shared_
     down = PFedCFR().downlink(bound("cnn"))
     convolutions = (3 * 25 * 32 + 32) + (32 * 25 * 64 + 64)
     assert {name: (type(kind).__name__, kind.client_bytes(2)) for name, kind in down.items()} == {
-        "personal": ("Own", 4 * convolutions),
+        "personal": ("Mixed", 4 * convolutions),
         "decision": ("Shared", 4 * (878_538 - convolutions)),
     }
 

@@ -24,7 +24,7 @@ from pflmpi.experiment.start import start
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
-from pflmpi.messages.kinds import ClassMeans, Mean, Own, OwnClasses, Rows, Shared, Sum
+from pflmpi.messages.kinds import ClassMeans, Compared, Mean, Mixed, Own, OwnClasses, Rows, Shared, Sum
 from pflmpi.models import MODELS
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
@@ -110,8 +110,8 @@ def expected_up(run: Recorded) -> int:
             if isinstance(kind, ClassMeans):
                 total += sum(int(held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
             else:
-                assert type(kind) in (Rows, Sum, Mean)
-                folded_there = type(kind) is not Rows and len(set(rank_of(run, chosen).values())) == 1
+                assert type(kind) in (Rows, Sum, Mean, Compared)
+                folded_there = type(kind) in (Sum, Mean) and len(set(rank_of(run, chosen).values())) == 1
                 total += min(len(away), 1 if folded_there else len(away)) * size(kind.like)
     return total
 
@@ -132,9 +132,12 @@ def expected_down(run: Recorded) -> int:
         by_rank: dict[int, list[int]] = defaultdict(list)
         for client, rank in rank_of(run, receivers(run, round)).items():
             by_rank[rank].append(client)
+        answered = list(rank_of(run, participants(run, round)).values()) if round else []
         for kind in run.experiment.config.algorithm.downlink(task).values():
             for rank in range(1, RANKS):
-                if isinstance(kind, OwnClasses):
+                if isinstance(kind, Mixed):
+                    rows = answered.count(rank)
+                elif isinstance(kind, OwnClasses):
                     rows = int(holds[by_rank[rank]].any(0).sum()) if by_rank[rank] else 0
                 else:
                     assert type(kind) in (Shared, Own)
@@ -186,15 +189,15 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
         assert [len(one) for one in (*agreed, same, kept)] == [AGREE] * 6
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
-        sizes = [4 + (2 * k + 1) * len(tested) + 2 * len(own) for tested, own in zip(lists, trained[rank], strict=True)]
+        sizes = [3 + (2 * k + 1) * len(tested) + 2 * len(own) for tested, own in zip(lists, trained[rank], strict=True)]
         assert [len(one) for one in scores] == [8 * one for one in sizes]
         for content in ends:
             longest, wish = from_keys(np.frombuffer(content, np.int64))
             assert 0 <= longest < 60 and wish == 0
         for round, (content, tested) in enumerate(zip(scores, lists, strict=True), start=1):
-            (trained_for, tested_for, memory, written), rest = np.split(np.frombuffer(content), [4])
+            (trained_for, tested_for, memory), rest = np.split(np.frombuffer(content), [3])
             assert 0 <= trained_for < 60e6 and 0 <= tested_for < 60e6  # microseconds
-            assert 0 < memory < 2**40 and -1 <= written < round
+            assert 0 < memory < 2**40
             counts, each = np.split(rest, [(2 * k + 1) * len(tested)])
             losses, seconds = each.reshape(2, -1)
             hits, predicted, loss = np.split(counts.reshape(-1, 2 * k + 1), [k, 2 * k], axis=1)

@@ -11,6 +11,7 @@ from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
+from pflmpi.algorithms.fedfomo import FedFomo
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.errors import RunError
 from pflmpi.store import run_folder
@@ -85,9 +86,19 @@ ROGUES: dict[str, tuple[type, dict[str, Any], list[str]]] = {
     ),
     "shared: missing": (FedAvg, down_with(lambda down: {}), ["downlink", "model/body", "absent"]),
     "own: one row too many": (
+        FedFomo,
+        down_with(lambda down: {"candidates": tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), down["candidates"])}),
+        ["downlink", "candidates/models/body", "[4, ", "[3, "],
+    ),
+    "mixed: weights of one leaf for all": (
         FedAMP,
-        down_with(lambda down: {"cloud": tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), down["cloud"])}),
-        ["downlink", "cloud/body", "[4, ", "[3, "],
+        {"mixing_weights": lambda self, task, up, round: {"cloud": {"head": {"bias": self.weights(up["model"])}}}},
+        ["mixing_weights", "cloud/body", "absent against [3, 3] float64", "[P, P]"],
+    ),
+    "mixed: a row too few": (
+        FedAMP,
+        {"mixing_weights": lambda self, task, up, round: {"cloud": tree.map(lambda leaf: leaf[1:], up["model"])}},
+        ["mixing_weights", "cloud/body", "[2, 3] float64 against [3, 3] float64"],
     ),
     "by class: one more": (
         FedGMH,

@@ -22,6 +22,7 @@ from pflmpi.forecast.costs import Calibration, CallCost, GroupCosts
 from pflmpi.forecast.process import Cost
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.client_state import from_flat
+from pflmpi.runtime.exchange.newcomers import mean_calls
 from pflmpi.runtime.schedule import schedule
 from pflmpi.store import metrics_file, run_folder
 
@@ -133,7 +134,7 @@ def test_somebody_is_left_to_train() -> None:
 def test_the_schedule_knows_the_calls_of_newcomers(case: str) -> None:
     ready = setup(prepared(quick_run.settings(CASES[case], **UNSEEN)), 3, 3)
     assert ready.unseen is not None
-    sent = [sum(call.sizes) for call in ready.unseen.calls]
+    sent = [sum(call.sizes) for call in (*mean_calls(ready), *ready.unseen.calls)]
     assert bool(sent) == (case != "fedavg"), "what is the same for all comes with the reply"
     tested = [now for now in schedule(ready, None) if now.evaluates]
     assert all(len(clients_of([*chain(*now.reporting)])) == len(now.tested) + 2 for now in tested)

@@ -12,7 +12,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call, Messages, Shared
+from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, Shared
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
 from pflmpi.runtime.executors.base import Executor
@@ -77,7 +77,7 @@ def unseen_setup(
     work = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
     places = Placement(placement.ranks, groups, placement.most, None, placement.hosts, work).assign(clients)
-    own: dict[str, Shared] = {name: kind for name, kind in down.items() if type(kind) is not Shared}
+    own: dict[str, Shared] = {name: kind for name, kind in down.items() if isinstance(kind, Own | OwnClasses)}
     declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
     return Unseen(executor, declared, places, updates if rule.trains else 0)
 
@@ -87,7 +87,7 @@ def evaluate_unseen(unseen: Unseen, transport: Transport, server: Tree, shared: 
 
     Args:
         server: its state after the round; rank 0 only.
-        shared: the messages of the round's reply that are the same for all.
+        shared: the messages that are the same for all: of the round's reply, and what newcomers get of `Mixed` ones.
     """
     reply = received(unseen, transport, server, shared, round)
     groups, found = unseen.groups[transport.rank], []

@@ -6,6 +6,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import HOST, Task
 from pflmpi.runtime.contract import calling
+from pflmpi.runtime.exchange.mixed import ANSWERED
 from pflmpi.runtime.state.rows import Rows
 from pflmpi.tree import Tree
 
@@ -20,14 +21,20 @@ def fill(rows: Rows, algorithm: Algorithm, task: Task) -> None:
             _begin(rows, rows.clients, same)
             return
         for position, client in enumerate(rows.clients.tolist()):
-            _begin(rows, rows.clients[position : position + 1], algorithm.init_client(host, client))
+            _begin(rows, rows.clients[position : position + 1], of_one(algorithm, host, client))
+
+
+def of_one(algorithm: Algorithm, task: Task, client: int) -> Tree:
+    """What a client keeps before the first round, with what it has of `Mixed` messages."""
+    state, mixed = algorithm.init_client(task, client), algorithm.init_received(task, client)
+    return {**state, ANSWERED: {**mixed}} if mixed else state
 
 
 def of_anyone(algorithm: Algorithm, task: Task) -> Tree | None:
     """What every client of a cohort keeps before the first round; None where it may depend on the client."""
     someone = _Someone()
     try:
-        state = algorithm.init_client(task, someone)  # type: ignore[arg-type]
+        state = of_one(algorithm, task, someone)  # type: ignore[arg-type]
     except Exception:  # not every number may be anyone's; with a real one an error has its own message
         return None
     return None if someone.asked else state

@@ -43,6 +43,10 @@ class Rows:
         leaves = iter([self._leaf(path, leaf, positions) for path, leaf in tree.leaves(named)])
         return tree.map(lambda _: next(leaves), named)
 
+    def one(self, clients: np.ndarray, path: str) -> Tensor:
+        """A copy of the rows [c, ...] of one leaf of the given clients."""
+        return self._leaf(path, tree.at(self.rows, path), self._positions(clients))
+
     def put(self, clients: np.ndarray, state: Tree) -> None:
         """Overwrite the rows of the given clients, of the leaves that `state` has, [c, ...]."""
         positions, leaves, new = self._positions(clients), dict(tree.leaves(self.rows)), dict(tree.leaves(state))

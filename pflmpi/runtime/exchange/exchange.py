@@ -1,0 +1,76 @@
+"""The exchange of a round: the participants' messages go up, answers and the server's reply come down."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Round
+from pflmpi.messages import mixing
+from pflmpi.messages.downlink import Reply, send_down
+from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.kinds import Messages
+from pflmpi.messages.uplink import send_up
+from pflmpi.runtime.checkpoints import ServerRound
+from pflmpi.runtime.client_state import Population
+from pflmpi.runtime.contract import calling, check_state
+from pflmpi.runtime.exchange.mixed import ANSWERED
+from pflmpi.runtime.round_schedule import RoundSchedule
+from pflmpi.runtime.setup import Setup
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+
+
+def exchange(
+    setup: Setup,
+    transport: Transport,
+    server: Tree,
+    population: Population,
+    ups: list[tuple[ClientGroup, Messages]],
+    now: RoundSchedule,
+) -> tuple[ServerRound, Reply]:
+    """Update the server with the participants' messages, answer these, and send its reply to the receivers.
+
+    Args:
+        server: its state before; rank 0 only.
+        population: the clients that live here; the participants keep their answers.
+        ups: what the clients here send; emptied as soon as it is sent, because it is large.
+    """
+    algorithm, task = setup.algorithm, setup.task
+    published: Messages | None = None
+    measured: Mapping[str, Tensor] = {}
+    weights: Messages = {}
+    up = send_up(transport, setup.declared, ups, now.training) if len(now.participants) else None
+    received, products = mixing.compare(transport, now.owners, ups) if now.owners.compared else ([], {})
+    ups.clear()
+    if up is not None:
+        up, round = {**up, **products}, Round(now.round, now.participants, task.seed)
+        if not now.opening and (now.saves or task.training.stop):  # which may call for a checkpoint
+            with calling(algorithm, "diagnose", now.round):
+                measured = algorithm.diagnose(task, server, up, round)
+        if now.owners.mixed:
+            with calling(algorithm, "mixing_weights", now.round):
+                weights = algorithm.mixing_weights(task, up, round)
+        with calling(algorithm, "server_update", now.round):
+            new = algorithm.server_update(task, server, up, round)
+        check_state(algorithm, "server_update", new, server)
+        server = new
+    del up
+    if now.owners.mixed:
+        _keep(population, now.training[transport.rank], mixing.mix(transport, now.owners, received, weights))
+    if transport.rank == 0:
+        with calling(algorithm, "publish", now.round):
+            published = algorithm.publish(task, server, now.receivers)
+    reply = send_down(transport, setup.declared, published, now.receiving)
+    return ServerRound(server, published, measured), reply
+
+
+def _keep(population: Population, groups: list[ClientGroup], answers: Messages) -> None:
+    """Give the clients of some groups the rows [m, ...] of all of them, in ascending order."""
+    clients = clients_of(groups)
+    for group in groups:
+        rows = torch.from_numpy(np.searchsorted(clients, group))
+        mine = tree.map(lambda leaf, rows=rows: leaf.index_select(0, rows), dict(answers))
+        population.put(group, {ANSWERED: mine})

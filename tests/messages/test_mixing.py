@@ -1,0 +1,126 @@
+"""Models that are compared and mixed by the owners of their leaves have the bits of one place with whole models."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from pflmpi import tree
+from pflmpi.forecast.bytes import wire_bytes
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.messages import leaf_owners, mixing
+from pflmpi.messages.declared import Declared
+from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Compared, Messages, Mixed, tensor
+from pflmpi.messages.leaf_owners import LeafOwners
+from pflmpi.models import MODELS
+from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
+from thread_transport import run_ranks
+
+N = 12
+LIKE: Tree = {
+    "a": tensor(7),
+    "b": {"c": tensor(3, 5), "d": tensor()},
+    "e": tensor(30001),
+    "f": tensor(2, dtype=torch.float64),
+}
+LAYOUTS = {  # clients of each rank, in groups
+    "one rank": [[[0, 3], [1, 2, 7]]],
+    "two": [[[0, 4]], [[1, 2]]],
+    "a server alone": [[], [[5]], [[2, 9]]],
+    "more ranks than participants": [[[0]], [], [[1]], [[3], [2]], []],
+    "all on another": [[], [[1, 2], [0]], [], []],
+    "one participant": [[], [[4]]],
+}
+
+
+def declared(like: Tree = LIKE) -> Declared:
+    up, down = {"m": Compared(like), "n": Compared({"x": tensor(9)}, True)}, {"u": Mixed(like, "m")}
+    return Declared(dict(up), dict(down), np.zeros((N, 1), bool), np.zeros(N, np.int64))
+
+
+def message(clients: Sequence[int]) -> Messages:
+    def values(leaf: torch.Tensor) -> torch.Tensor:
+        rows = [np.random.default_rng(client).normal(size=tuple(leaf.shape)) for client in clients]
+        return torch.from_numpy(np.stack(rows)).to(leaf.dtype)
+
+    return {name: tree.map(values, kind.like) for name, kind in declared().compared.items()}
+
+
+def weights(participants: int) -> Messages:
+    generator = torch.Generator().manual_seed(participants)
+
+    def random(_: torch.Tensor) -> torch.Tensor:
+        return torch.rand(participants, participants, generator=generator, dtype=torch.float64)
+
+    return {"u": tree.map(random, LIKE)}
+
+
+@pytest.mark.parametrize("least", [1, leaf_owners._LEAST])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_and_answers_have_the_bits_of_whole_models(
+    layout: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaf_owners, "_LEAST", least)
+    torch.set_num_threads(1)
+    assigned: list[list[ClientGroup]] = [[np.array(group) for group in groups] for groups in LAYOUTS[layout]]
+    owners = LeafOwners.of(declared(), assigned)
+    everyone = owners.participants.tolist()
+
+    def work(transport: Transport) -> tuple[Messages, Messages, tuple[int, int]]:
+        ups = [(group, message(group.tolist())) for group in assigned[transport.rank]]
+        received, products = mixing.compare(transport, owners, ups)
+        given = weights(len(everyone)) if transport.rank == 0 else {}
+        return products, mixing.mix(transport, owners, received, given), transport.counter.take("data")
+
+    results, whole = run_ranks(len(assigned), work), message(everyone)
+    for name, kind in declared().compared.items():
+        for path, leaf in tree.leaves(whole[name]):
+            flat = tree.flat_rows(leaf).double()
+            flat = flat - flat[:1] if kind.from_first else flat
+            assert torch.equal(tree.at(results[0][0][name], path), flat @ flat.mT), path
+    for path, leaf in tree.leaves(whole["m"]):
+        mixed = tree.at(weights(len(everyone))["u"], path) @ tree.flat_rows(leaf).double()
+        for (_, answers, _), groups in zip(results, assigned, strict=True):
+            mine = np.sort(np.concatenate([np.empty(0, np.int64), *groups])).tolist()
+            right = mixed[[everyone.index(client) for client in mine]].to(leaf.dtype)
+            found = tree.at(answers["u"], path)
+            assert found.dtype == leaf.dtype and torch.equal(tree.flat_rows(found), right), path
+    assert results[0][2] == wire_bytes([*owners.up_calls, *owners.down_calls], "mpi")[::-1]
+    assert sum(map(bool, owners.owned)) == (min(len(assigned), 6) if least == 1 else 1)
+
+
+@pytest.mark.parametrize("server_trains", [True, False])
+def test_no_rank_gets_all_leaves_of_all_participants(server_trains: bool) -> None:
+    """ResNet-18, 20 participants on as many ranks: the largest leaf is a fifth, and the server has the least."""
+    bound = MODELS["resnet18"]().bind((3, 32, 32), 10)
+    like = Task(bound, TrainingConfig(), 20, 0, (0.5,), (0.5,)).like("body", "head")
+    what = Declared({"m": Compared(like)}, {"u": Mixed(like, "m")}, np.zeros((20, 1), bool), np.zeros(20, np.int64))
+    clients = [[np.array([client])] for client in range(20)]
+    owners = LeafOwners.of(what, clients if server_trains else [[], *clients])
+    held = np.array([owners.bytes[leaves].sum() for leaves in owners.owned])
+    assert held.sum() == owners.bytes.sum() and held.max() == owners.bytes.max() < 0.22 * held.sum()
+    assert held[0] == held.min()
+    assert (owners.row_sizes.sum(0) == 20 * held).all() and (owners.answer_sizes == owners.row_sizes.T).all()
+
+
+def test_small_models_are_compared_and_mixed_in_one_place() -> None:
+    assigned: list[list[ClientGroup]] = [[], [np.array([0, 1])], [np.array([2])]]
+    owners = LeafOwners.of(declared({"a": tensor(100)}), assigned)
+    assert [len(leaves) for leaves in owners.owned] == [2, 0, 0]
+    assert [call.operation for call in (*owners.up_calls, *owners.down_calls)] == ["all-to-all", "all-to-all"]
+
+
+def test_an_owner_needs_its_rows_their_answers_and_the_largest_leaf_of_both_in_float64() -> None:
+    owners = LeafOwners.of(declared({"a": tensor(100), "b": tensor(10)}), [[np.array([0, 1])], [np.array([5])]])
+    rows, answers, largest = 4 * (100 + 10 + 9), 4 * (100 + 10), 8 * 100  # "n", of 9, is compared alone
+    assert [owners.memory(rank) for rank in (0, 1)] == [3 * (rows + answers + 2 * largest), 0]
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    rows = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
+    assert mixing.inner_products(rows, from_first=False)[0].isnan().all()
+    assert mixing.weighted_sums(torch.eye(2, dtype=torch.float64), rows)[:, 1].isnan().all()
