@@ -37,7 +37,8 @@ def shared_gpus(everyone: Sequence[RankFacts]) -> Iterator[Problem]:
         if len(group) > 1 and uuid:
             remedy = (
                 "give each its own (--ntasks-per-node as many as GPUs, --gpus-per-task=1 or --gpus-per-node), or start "
-                "fewer; clients are shared out among ranks, so one rank per GPU is fastest"
+                "fewer; clients are shared out among ranks, so one rank per GPU is fastest. Where they must share it, "
+                "start NVIDIA's MPS first (nvidia-cuda-mps-control -d); without it they take turns"
             )
             yield Problem(f"{_ranks(group)} share one GPU ({group[0].device.name}, {uuid})", remedy, numbers(group))
 

@@ -26,6 +26,7 @@ class Padding:
     share: Tensor  # [B] float32, the weight over the number of real samples
     target: Tensor  # [B, K] float32, minus the one-hot label times the share
     active: Tensor | None  # [] float32, 0 where there is no real sample at all; None: there is one in every lane
+    full: bool = False  # every sample is real, in every lane; known where the model has batch norm
 
 
 @dataclass(frozen=True)

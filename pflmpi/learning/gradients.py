@@ -1,5 +1,7 @@
 """The gradient of a loss by the leaves that are trained, for one client or in a lane of a vmapped call."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.parts import overlay
 from pflmpi.learning.task import Task
+from pflmpi.models.padded_norm import OverRealSamples
 from pflmpi.tree import Tree
 
 
@@ -25,7 +28,7 @@ def gradients(
     if task.architecture.draws_noise and batch.key is not None:
         params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
     if task.batched:
-        return _in_a_lane(params, trained, loss, batch, one)
+        return _in_a_lane(task, params, trained, loss, batch, one)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     value = loss(params, batch)
     if one is None and value.device.type != "cpu":
@@ -34,14 +37,16 @@ def gradients(
 
 
 def _in_a_lane(
-    params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
     leaves = [leaf for _, leaf in tree.leaves(trained)]
 
     def of(leaves: list[Tensor]) -> Tensor:
         rest = iter(leaves)
-        value = loss(overlay(params, tree.map(lambda _: next(rest), trained)), batch)
         assert batch.padding is not None
+        padded = task.architecture.has_batch_norm and not batch.padding.full
+        with OverRealSamples(batch.padding.weight) if padded else nullcontext():
+            value = loss(overlay(params, tree.map(lambda _: next(rest), trained)), batch)
         # A step of padding alone must have no gradient at all, also not that of a proximal term.
         return value if batch.padding.active is None else batch.padding.active * value
 

@@ -33,6 +33,7 @@ class Program:
         exec(source, names)  # names of operations and tensors, integers, texts: nothing that a file says
         self._run: Callable[..., None] = names["run"]
         self.repeats: dict[Hashable, bool] = {}  # by the kind of step, whether two in a row were the same
+        self.uses: dict[Hashable, Any] = {}  # of `capture`, by the layout of the tensors
 
     def run(self, batch: Sequence[Tensor], kept: Sequence[Any]) -> None:
         """Run the operations, in place on what is kept."""

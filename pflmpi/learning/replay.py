@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_vmap
 
+from pflmpi.learning.capture.graphs import capture_on, say_why_not
+from pflmpi.learning.capture.runs import Runs
 from pflmpi.learning.client import Batch
 from pflmpi.learning.recording import Program, Recording, same
 
@@ -35,11 +37,11 @@ class _Form:
     kept: list[Any] = field(default_factory=list)
     repeats: bool | None = None  # None: not yet known
 
-    def note(self, recording: Recording, kind: Hashable) -> None:
-        """Take a recorded step as the one to replay, once it is known to repeat itself."""
+    def note(self, recording: Recording, kind: Hashable) -> bool:
+        """Take a recorded step as the one to replay, once it is known to repeat itself; whether it may do so."""
         if not recording.possible:
             self.repeats = False
-            return
+            return False
         before, self.program = self.program, recording.program()
         self.repeats = self.program.repeats.get(kind)
         if before is not None:
@@ -47,6 +49,7 @@ class _Form:
             if kind is not None:
                 before.repeats[kind] = self.program.repeats[kind] = self.repeats
         self.kept = recording.kept
+        return self.repeats is not False
 
 
 class Steps:
@@ -61,6 +64,7 @@ class Steps:
     def __init__(self, step: Callable[[Batch], None], kind: Hashable, length: int) -> None:
         self._step, self._kind, self._length = step, kind, length
         self._forms: dict[Hashable, _Form] = {}
+        self._runs = Runs()
 
     def take(self, batch: Batch) -> None:
         """Take the step of one batch."""
@@ -70,14 +74,21 @@ class Steps:
         form = self._forms.setdefault(key, _Form())
         if form.repeats and form.program:
             with outside_vmap(), torch.no_grad():
-                return form.program.run(tensors, form.kept)
+                return self._runs.run(form.program, key, tensors, form.kept)
+        self.end()
         if form.repeats is False or not form.taken:  # the first step may make what all of them use
             form.taken = True
             return self._step(batch)
         with Recording(tensors) as recording:
             self._step(batch)
-        form.note(recording, self._kind)
+        if not form.note(recording, self._kind) and capture_on(batch.x.device):
+            say_why_not("it looks at values, or is another one each time")
         return None
+
+    def end(self) -> None:
+        """Leave to what stays in place what the steps have made of it; `take` may be late with that."""
+        with outside_vmap(), torch.no_grad():
+            self._runs.put_back()
 
 
 @contextmanager
@@ -97,7 +108,7 @@ def _behind_lanes(batch: Batch) -> tuple[list[Tensor], Hashable]:
     own = [batch.x, batch.y, batch.key]
     of_lanes = [] if padding is None else [padding.weight, padding.share, padding.target, padding.active]
     tensors: list[Tensor] = []
-    key: list[Hashable] = []
+    key: list[Hashable] = [padding is not None and padding.full]
     for one in (*own, *of_lanes):
         lanes_at = -1
         if one is not None and torch._C._functorch.is_batchedtensor(one):

@@ -73,6 +73,7 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequen
         steps.take(batch)
         for mover in movers:
             mover.count(batch)
+    steps.end()
     for mover in movers:
         mover.end()
     return tree.map(Tensor.detach, params)

@@ -131,6 +131,11 @@ MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
             id="one GPU for two",
         ),
         pytest.param(
+            [{"device": GPU}, {"device": GPU}, {"device": {**GPU, "uuid": "GPU-2"}}, {"device": {**GPU, "uuid": "3"}}],
+            "Where they must share it, start NVIDIA's MPS first (nvidia-cuda-mps-control -d)",
+            id="one GPU for two needs MPS",
+        ),
+        pytest.param(
             [{}, {"device": {**GPU, "uuid": "2"}}, {"device": {**GPU, "uuid": "3"}}, {}],
             "rank 3 on node2: the device is CPU here, and A100 on ranks 1-2: results would depend on it; choose",
             id="unlike devices",

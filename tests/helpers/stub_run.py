@@ -17,7 +17,8 @@ from pflmpi.config import load as configuration
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.experiment import build as building
-from pflmpi.models import two_conv
+from pflmpi.learning.task import HOST
+from pflmpi.models import conv_net
 from pflmpi.runtime import rounds
 from pflmpi.runtime.client_state import allocate, initialise
 from pflmpi.runtime.executors.base import Executor
@@ -65,14 +66,18 @@ def settings(case: dict[str, Any], model: str, executor: str, steps: int = 2) ->
     )
 
 
-def run(raw: dict[str, Any], on_stub: bool) -> Outcome:
-    """One round of a configuration, with colour images unless the model is a perceptron."""
+def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outcome:
+    """One round of a configuration, with colour images unless the model is a perceptron.
+
+    Args:
+        device: where it runs, if not on the stub.
+    """
     config = configuration.parse(raw)
     channels = 1 if raw["model"]["name"] == "mlp" else 3
     scope = stub_device.stub_device() if on_stub else contextlib.nullcontext()
     # Channels go last on the host alone, which changes bits.
-    with mock.patch.object(two_conv, "channels_last", lambda x: x), scope as stub:
-        device = stub_device.DEVICE if on_stub else torch.device("cpu")
+    with mock.patch.object(conv_net, "channels_last", lambda x: x), scope as stub:
+        device = stub_device.DEVICE if on_stub else device
         experiment = building.assemble(config, _federation(channels), device)
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
@@ -81,7 +86,7 @@ def run(raw: dict[str, Any], on_stub: bool) -> Outcome:
         initialise(population, setup.algorithm, experiment.tasks)
         server = setup.algorithm.init_server(setup.task)
         seen: list[Any] = []
-        checkpoints = mock.MagicMock(shards_done=0, take_seconds=lambda: 0.0)
+        checkpoints = mock.MagicMock(take_seconds=lambda: 0.0)
         before = Counts() if stub is None else replace(stub.counts)
         server = rounds.run(setup, InProcessTransport(), checkpoints, server, population, None, seen.append, Stop())
         if stub is not None:

@@ -98,6 +98,7 @@ class LaneBatches:
     smoothing: float = 0.0  # of the labels
     transform: Transform | None = None
     draws: Tensor | None = None  # [S] int64, keys of the transform; None: no sample is changed
+    full: tuple[bool, ...] = ()  # of each step, whether all samples of all lanes are real; (): not known
 
     def __len__(self) -> int:
         return self.images.shape[0]
@@ -111,8 +112,11 @@ class LaneBatches:
         parts = (self._images(), self.labels.unbind(0), self.weight.unbind(0), share.unbind(0))
         targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
         keys = _each(self.keys, len(self))
+        full = self.full if self.task.architecture.has_batch_norm else ()
         for step, (x, y, weight, mean, target, key) in enumerate(zip(*parts, targets, keys, strict=True)):
-            padding = Padding(weight, mean, target, None if step < self.full_steps else active[step])
+            padding = Padding(
+                weight, mean, target, None if step < self.full_steps else active[step], bool(full) and full[step]
+            )
             yield Batch(x, y, padding, key, self.smoothing)
 
     def _images(self) -> Iterator[Tensor]:
@@ -132,10 +136,12 @@ class LanePass:
         places: on the host, `index` [L, S, B] int64, `weight` [L, S, B] float32, 0 for padding, `keys` [L, S] int64
             where the algorithm draws noise, and `draws` [L, S] int64 where samples are transformed.
         full_steps: steps before the shortest lane ends.
+        full: of each step, whether all samples of all lanes are real.
     """
 
     places: Tree
     full_steps: int
+    full: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,9 @@ def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
             index[i, s, : len(batch)] = batch
             weight[i, s, : len(batch)] = 1
     places: Tree = {"index": torch.from_numpy(index), "weight": torch.from_numpy(weight)}
-    return LanePass(places, min((len(lane) for lane in lanes), default=0))
+    return LanePass(
+        places, min((len(lane) for lane in lanes), default=0), tuple(bool(one) for one in weight.min((0, 2), initial=1))
+    )
 
 
 def lane_tensors(pool: Pool, places: Tree) -> LaneTensors:

@@ -1,6 +1,7 @@
 """Many clients in one vmapped call: the executor for small models, whose operations cost more than their arithmetic."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
+from pflmpi.models.base import Architecture
 from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
@@ -69,6 +71,8 @@ class Lanes(Executor):
         """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
         task = self.task(clients).replace(batched=True)
         lanes = {name: self._lanes(clients, states, round, name, length) for name, length in passes.items()}
+        if task.architecture.has_batch_norm:
+            self._refuse_single(method.__name__, clients, round, lanes.values())
         lanes[TRAIN] = lane_pass([in_order(self.federation.train[client], self.eval_batch) for client in clients])
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         sent: Tree = {
@@ -101,7 +105,16 @@ class Lanes(Executor):
             decays: Tensor,
         ) -> Any:
             batches = {
-                name: LaneBatches(task, *value, *fixed[name], keys.get(name), smoothing[name], change, draws.get(name))
+                name: LaneBatches(
+                    task,
+                    *value,
+                    *fixed[name],
+                    keys.get(name),
+                    smoothing[name],
+                    change,
+                    draws.get(name),
+                    lanes[name].full,
+                )
                 for name, value in mine.items()
             }
             own, factor = batches.pop(TRAIN), decays if by_client else float(decay[0])
@@ -123,4 +136,20 @@ class Lanes(Executor):
         if self.transforms(length):
             each = [self.keys(int(client), round, name, steps, "transform") for client in clients]
             drawn["draws"] = torch.stack(each)
-        return LanePass({**one.places, **drawn}, one.full_steps)
+        return LanePass({**one.places, **drawn}, one.full_steps, one.full)
+
+    def _refuse_single(self, method: str, clients: np.ndarray, round: int, passes: Iterable[LanePass]) -> None:
+        """Let a model refuse batches of one sample, as it does in a loop; in a lane it does not see them."""
+        task = self.task(clients)
+        for one in passes:
+            alone = (tree.leaf(one.places, "weight").sum(-1) == 1).any(-1).numpy()
+            if alone.any():
+                with calling(self.algorithm, method, round, [int(clients[alone][0])]):
+                    _train_on_one(task.architecture)
+
+
+@functools.cache
+def _train_on_one(architecture: Architecture) -> None:
+    """Raise what a model raises when it is trained on one sample."""
+    model: Tree = {**architecture.init(np.random.default_rng(0)), "noise": {"key": torch.tensor(0)}}
+    architecture.features(model, torch.zeros(1, *architecture.shape), training=True)

@@ -1,0 +1,1 @@
+"""Replayed steps captured as one launch each."""

@@ -1,0 +1,62 @@
+"""What captures the launches of a step, by kind of device: CUDA graphs."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+Work = Callable[[], object]
+Capture = Callable[[Work], Work]  # notes what the work launches, without running it; the result launches that again
+
+_log = logging.getLogger(__name__)
+
+
+def cuda_graph(work: Work) -> Work:
+    """What some work launches on the current GPU, as one launch. It has not run yet: no GPU was at hand."""
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        # What other threads call meanwhile is no part of it, such as NCCL's, which looks for ranks that are lost.
+        graph.capture_begin(pool=_pool(), capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
+    here.wait_stream(aside)
+    return graph.replay
+
+
+_BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}
+
+
+def capture_on(device: torch.device) -> Capture | None:
+    """What captures steps on a device; None if nothing does."""
+    return _BY_DEVICE.get(device.type)
+
+
+@contextmanager
+def captured_by(device: str, capture: Capture) -> Iterator[None]:
+    """Capture steps on a kind of device that way meanwhile, as tests do without a GPU."""
+    before = dict(_BY_DEVICE)
+    _BY_DEVICE[device] = capture
+    try:
+        yield
+    finally:
+        _BY_DEVICE.clear()
+        _BY_DEVICE.update(before)
+
+
+@cache  # one line for each reason in a process
+def say_why_not(reason: str) -> None:
+    """Say in the log, once, why a step is not captured."""
+    _log.warning("a training step is not captured in a CUDA graph, but launched operation by operation: %s", reason)
+
+
+@cache
+def _pool() -> Any:
+    """Memory for what steps compute on their way; all graphs share it, since they run one after another."""
+    return torch.cuda.graph_pool_handle()

@@ -1,0 +1,151 @@
+"""Batch norm in lanes: what the loop gives, whatever is in the padding of a batch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import quick_run
+import stub_run
+from every_algorithm import MESSAGE_KINDS, every_algorithm
+from pflmpi.errors import PflmpiError
+from pflmpi.models.padded_norm import OverRealSamples
+from pflmpi.testing import conformance
+from pflmpi.testing.conformance import Runs
+
+ROUNDING = 1e-5  # float32 sums in another order, over some steps
+
+
+class SmallNet(nn.Module):
+    """A convolution, batch norm, and batch norm over features."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(in_channels, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.hidden, self.flat_norm = nn.Linear(16, 6), nn.BatchNorm1d(6)
+        self.fc = nn.Linear(6, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.norm(self.conv(x)).relu(), 4).flatten(1)
+        return self.fc(self.flat_norm(self.hidden(x)).relu())
+
+
+MODEL = {"name": f"{__file__}:SmallNet", "head": "fc"}
+UNLIKE = {"epochs": 2, "batch_size": 10}  # clients have unlike numbers of steps, and short batches, none of one sample
+
+
+def _lane(
+    x: Tensor, real: Tensor, mean: Tensor, var: Tensor, weights: list[Tensor]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The normalised samples, the loss over real ones, and its gradient."""
+
+    def of(weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+        with OverRealSamples(real):
+            z = F.batch_norm(x * weights[2], mean, var, weights[0], weights[1], training=True, momentum=0.3)
+        return ((z**3).flatten(1).sum(1) * real).sum(), z
+
+    loss, pull, z = torch.func.vjp(of, weights, has_aux=True)  # type: ignore[misc]
+    return z, loss, pull(torch.ones_like(loss))[0]
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=["features", "images"])
+def test_only_real_samples_are_normalised_and_remembered(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    samples, channels = [5, 3, 0], 4
+    x = torch.randn(3, 5, channels, *shape)
+    real = torch.stack([(torch.arange(5) < count).float() for count in samples])
+    mean, var = torch.randn(3, channels), torch.rand(3, channels) + 1
+    weights = [torch.rand(3, channels) + 0.5, torch.randn(3, channels), torch.rand(3) + 0.5]
+    before = mean.clone(), var.clone()
+    z, loss, slopes = torch.func.vmap(_lane)(x, real, mean, var, weights)
+    for lane, count in enumerate(samples[:2]):
+        own = [one[lane].clone().requires_grad_() for one in weights]
+        kept = [one[lane].clone() for one in before]
+        expected = F.batch_norm(x[lane, :count] * own[2], *kept, own[0], own[1], training=True, momentum=0.3)
+        (expected**3).sum().backward()
+        torch.testing.assert_close(z[lane, :count], expected)
+        torch.testing.assert_close(loss[lane], (expected**3).sum())
+        torch.testing.assert_close([mean[lane], var[lane]], kept)
+        # 1e-4: the sums of a gradient cancel each other.
+        torch.testing.assert_close([one[lane] for one in slopes], [one.grad for one in own], rtol=1e-4, atol=1e-4)
+    assert torch.equal(mean[2], before[0][2]) and torch.equal(var[2], before[1][2]), "padding alone changes nothing"
+
+
+def test_what_is_in_the_padding_changes_no_bit() -> None:
+    torch.manual_seed(0)
+    x, real = torch.randn(1, 5, 4, 2, 2), torch.tensor([[1.0, 1, 1, 0, 0]])
+    weights = [torch.rand(1, 4), torch.randn(1, 4), torch.ones(1)]
+    found = []
+    for filled in (x, torch.where(real.view(1, 5, 1, 1, 1) > 0, x, 100.0)):
+        mean, var = torch.zeros(1, 4), torch.ones(1, 4)
+        z, loss, slopes = torch.func.vmap(_lane)(filled, real, mean, var, weights)
+        found.append([z[:, :3], loss, *slopes, mean, var])
+    assert all(map(torch.equal, *found))
+
+
+def test_a_loss_that_gives_the_model_another_batch_is_refused() -> None:
+    with OverRealSamples(torch.ones(3)), pytest.raises(ValueError, match="4 samples in training, and the batch has 3"):
+        F.batch_norm(torch.randn(4, 2), torch.zeros(2), torch.ones(2), training=True)
+
+
+QUICK = (("fedgmh-full", "local"), ("fedcp", "average"))
+CASES = [
+    pytest.param(name, bn, marks=[] if (name, bn) in QUICK else [pytest.mark.slow])
+    for name in (*MESSAGE_KINDS, "ditto", "apfl", "fedcp", "fedrod", "gpfl")
+    for bn in ("average", "local")
+]
+
+
+@pytest.mark.parametrize(("name", "bn"), CASES)
+def test_lanes_agree_with_the_loop(name: str, bn: str, tmp_path: Path) -> None:
+    case = every_algorithm()[name]
+    sections = {**case, "model": MODEL, "training": {**case["training"], **UNLIKE, "bn": bn, "lr": 0.02}}
+    loop, lanes = (_after_a_round(Runs(sections, tmp_path), executor) for executor in ("loop", "lanes"))
+    assert loop.keys() == lanes.keys()
+    for path, array in loop.items():
+        if array.dtype != bool:
+            np.testing.assert_allclose(array, lanes[path], rtol=0, atol=ROUNDING, err_msg=path)
+
+
+def _after_a_round(runs: Runs, executor: str) -> dict[str, np.ndarray]:
+    raw = runs.settings(training={"rounds": 1}, runtime={"executor": executor, "lanes": 2})
+    quick_run.run(raw, runs.folder / executor)
+    return conformance.state_of(runs.folder / executor, 1)
+
+
+def test_lanes_have_the_same_bits_on_two_ranks_and_replayed(tmp_path: Path) -> None:
+    runs = Runs({"algorithm": {"name": "fedavg"}, "model": MODEL, "training": {**UNLIKE, "drop_last": True}}, tmp_path)
+    conformance.same_bits(runs, "lanes", 2)
+    conformance.replayed_steps_are_the_steps(runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["fedavg", "fedgmh-full"])
+def test_resnet18_in_lanes_agrees_with_the_loop(case: str) -> None:
+    torch.set_num_threads(1)
+    loop, lanes = (
+        stub_run.run(stub_run.settings(every_algorithm()[case], "resnet18", executor, 1), False).values
+        for executor in ("loop", "lanes")
+    )
+    # After one step: batches of 6 in 18 layers of batch norm make of 1e-6 in the weights 1e-3 in one step more, also in
+    # a loop.
+    for path, leaf in loop.items():
+        torch.testing.assert_close(lanes[path], leaf, rtol=0, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_a_batch_of_one_sample_is_refused(executor: str, tmp_path: Path) -> None:
+    raw: dict[str, Any] = quick_run.settings(
+        algorithm={"name": "fedavg"}, model=MODEL, training={"batch_size": 1}, runtime={"executor": executor}
+    )
+    with pytest.raises(PflmpiError, match="more than 1 value per channel"):
+        quick_run.run(raw, tmp_path / "run")
+
+
+def test_auto_leaves_batch_norm_to_the_loop(tmp_path: Path) -> None:
+    experiment = Runs({"algorithm": {"name": "fedavg"}, "model": MODEL}, tmp_path).experiment()
+    assert experiment.config.runtime.executor == "loop" and np.unique(experiment.cohort).size == 1
