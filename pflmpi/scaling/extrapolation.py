@@ -3,11 +3,13 @@
 import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves
-from pflmpi.scaling.model import Model, fit
+from pflmpi.scaling.fitting import fit
+from pflmpi.scaling.model import Model
 from pflmpi.scaling.results import Results
+from pflmpi.text import size
 
 EXTRAPOLATION = "extrapolation"  # how the names of the figures begin
-_POINTS = 40  # of the curve
+_POINTS = 24  # of the curve
 
 
 def extrapolations(among: dict[str, Results], to: int) -> list[Curves]:
@@ -39,7 +41,8 @@ def _figure(results: Results, model: Model, to: int, ending: str, name: str) -> 
         name=f"{EXTRAPOLATION}{ending}",
         title=f"Extrapolation to {to} ranks{f': {name}' if ending else ''}",
         caption=f"Markers: measured. Dotted: the model fitted to them, with its 95 % interval. At {to} ranks: "
-        f"{last.value:.3g} s ({last.low:.3g} to {last.high:.3g}).{far} Coefficients in seconds: {said}.",
+        f"{last.value:.3g} s ({last.low:.3g} to {last.high:.3g}), and {size(model.size(to).wire_bytes)} "
+        f"between ranks by the schedule.{far} Coefficients in seconds: {said}.",
         x_label="ranks",
         y_label="seconds per round",
         curves=(

@@ -1,22 +1,20 @@
-"""A model of a round, fitted to the points that were measured, and what it says of other numbers of ranks.
+"""A model of a round, and what it says of numbers of ranks that were not measured.
 
-    seconds = fixed + client c + imbalance c (1 - 1/r) + server + latency log2(r) + bytes / bandwidth + checkpoint
+    seconds = fixed + client c + imbalance c (1 - 1/r) + server + latency h + byte b + checkpoint
 
-with r ranks and c clients of each that computes. Each part is fitted by least squares to what was measured of it:
-compute and evaluation, waiting, exchange, checkpoint. A coefficient that would be negative is left out.
+with r ranks and c clients of each that computes; h delays and b bytes follow each other until the messages have
+arrived. These sizes are those of the schedule (see `sizes`), for any number of ranks; the coefficients are fitted by
+least squares to what was measured of each part: compute and evaluation, waiting, exchange, checkpoint. A coefficient
+that would be negative is left out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, log2, sqrt
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from pflmpi.errors import ConfigError
-from pflmpi.scaling.results import MeasuredRun, Results
-
-LEAST_POINTS = 3
 FAR = 10  # times the largest number of ranks that was measured: beyond, the extrapolation is said to be far
 
 
@@ -30,24 +28,33 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """A number of ranks, the clients of each rank that computes in a round, and bytes between all ranks."""
+    """A round on a number of ranks.
+
+    Attributes:
+        ranks: how many.
+        clients: of each rank that computes.
+        delays, path_bytes: of the messages, that follow each other; what passes at the same time counts once.
+        wire_bytes: between all ranks.
+    """
 
     ranks: int
     clients: float
+    delays: float
+    path_bytes: float
     wire_bytes: float
 
 
 Term = Callable[[Size], float]
 # For each part: what it is measured by, and its terms by coefficient.
-_PARTS: dict[str, tuple[tuple[str, ...], dict[str, Term]]] = {
+PARTS: dict[str, tuple[tuple[str, ...], dict[str, Term]]] = {
     "compute": (("compute", "evaluation"), {"fixed": lambda _: 1.0, "client": lambda size: size.clients}),
     "waiting": (("waiting",), {"imbalance": lambda size: size.clients * (1 - 1 / size.ranks)}),
     "exchange": (
         ("exchange",),
         {
             "server": lambda _: 1.0,
-            "latency": lambda size: ceil(log2(size.ranks)),
-            "byte": lambda size: size.wire_bytes,
+            "latency": lambda size: size.delays,
+            "byte": lambda size: size.path_bytes,
         },
     ),
     "checkpoint": (("checkpoint",), {"checkpoint": lambda _: 1.0}),
@@ -57,8 +64,8 @@ MEANINGS = {
     "client": "s, of a client: training and evaluation",
     "imbalance": "s, of a client: waiting for the slowest rank",
     "server": "s, of a round on rank 0",
-    "latency": "s, each time the ranks double",
-    "byte": "s, of a byte between ranks",
+    "latency": "s, of a delay between two ranks",
+    "byte": "s, of a byte between two ranks",
     "checkpoint": "s, of a round",
 }
 
@@ -90,20 +97,21 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Model:
-    """The fitted parts, and what is known of the sizes between and beyond the points."""
+    """The fitted parts, and the sizes that they are for.
+
+    Attributes:
+        parts: by name.
+        size: of a round on a number of ranks.
+        largest: number of ranks that was measured.
+    """
 
     parts: dict[str, Fitted]
-    participants: Callable[[int], float]
-    wire_bytes: float  # for each rank after the first
-    largest: int  # number of ranks that was measured
+    size: Callable[[int], Size]
+    largest: int
 
     def is_far(self, ranks: int) -> bool:
         """Whether so many ranks are far beyond those that were measured."""
         return ranks > FAR * self.largest
-
-    def size(self, ranks: int) -> Size:
-        """The work of a round on so many ranks; no rank that computes has less than one client."""
-        return Size(ranks, max(self.participants(ranks) / ranks, 1.0), self.wire_bytes * (ranks - 1))
 
     def seconds(self, ranks: int) -> Estimate:
         """Seconds of a round with their interval; errors of the parts are taken to be independent."""
@@ -119,58 +127,6 @@ class Model:
             for name, value, width in zip(part.terms, part.values.tolist(), widths.tolist(), strict=True):
                 found[name] = Estimate(value, max(value - width, 0.0), value + width)
         return found
-
-
-def check(mode: str, ranks: Sequence[int], to: int) -> None:
-    """Raise `ConfigError` where a model cannot be fitted to so many ranks, or they are as many as `to` or more."""
-    if mode == "packing":
-        raise ConfigError("--to with mode packing: its ranks share one machine, which says nothing of more machines")
-    if len(ranks) < LEAST_POINTS:
-        raise ConfigError(
-            f"--to needs {LEAST_POINTS} numbers of ranks that were measured, and there are {len(ranks)}; measure more "
-            "with --ranks"
-        )
-    if to <= max(ranks):
-        raise ConfigError(f"--to {to}: must be more than {max(ranks)}, the largest number of ranks that was measured")
-
-
-def fit(results: Results, to: int) -> Model:
-    """The model of an experiment, for up to so many ranks; raises as `check` does."""
-    points, scaling = results.measured, results.scaling
-    check(scaling.mode, [point.ranks for point in points], to)
-    runs = [run for point in points for run in point.runs]
-    sizes = [Size(run.one.ranks, max(_participants(run) / run.one.ranks, 1.0), run.wire_bytes) for run in runs]
-    parts = {}
-    for name, (measured_by, terms) in _PARTS.items():
-        seconds = [sum(float(run.measured(run.parts[part]).mean()) for part in measured_by) for run in runs]
-        parts[name] = _fitted(terms, sizes, np.array(seconds))
-    others = np.array([size.ranks - 1 for size in sizes])
-    wire = float(others @ [size.wire_bytes for size in sizes]) / max(float(others @ others), 1.0)
-    each = float(np.mean([_participants(run) / (run.one.ranks if scaling.mode == "weak" else 1) for run in runs]))
-    return Model(
-        parts, (lambda ranks: each * ranks) if scaling.mode == "weak" else (lambda _: each), wire, points[-1].ranks
-    )
-
-
-def _participants(run: MeasuredRun) -> float:
-    return float(run.measured(run.columns["participants"]).mean())
-
-
-def _fitted(terms: dict[str, Term], sizes: Sequence[Size], seconds: np.ndarray) -> Fitted:
-    """Least squares with coefficients that are not negative: the most negative one is left out until none is."""
-    left = dict(terms)
-    while True:
-        rows = np.array([[term(size) for term in left.values()] for size in sizes]).reshape(len(sizes), len(left))
-        scale = np.abs(rows).max(axis=0, initial=1e-300)  # bytes are many, and latencies few
-        values = np.linalg.lstsq(rows / scale, seconds, rcond=None)[0] / scale
-        if not len(left) or values.min() >= 0:
-            break
-        left.pop(list(left)[int(np.argmin(values * scale))])
-    freedom = max(len(sizes) - len(left), 1)
-    residuals = seconds - rows @ values
-    variance = float(residuals @ residuals) / freedom
-    inverse = np.linalg.pinv((rows / scale).T @ (rows / scale)) / np.outer(scale, scale)
-    return Fitted(left, values, variance * inverse, variance, freedom)
 
 
 def _quantile(freedom: int) -> float:

@@ -1,6 +1,7 @@
 """Files beside the runs of a scaling experiment: what each run was, and what was predicted for its point."""
 
 import json
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def record(one: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> 
             "digest": digest(run, last),
             "nodes": nodes,
             **{name: found[name] for name in ("device", "transport", "data")},
-            **environment(environ, on_gpu=found["device"] != "cpu"),
+            **environment(environ, on_gpu=found["device"] != platform.machine()),
         }
     except UserError as error:
         return str(error)

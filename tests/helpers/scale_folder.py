@@ -12,7 +12,7 @@ from pflmpi.scaling.experiment import Mode, Scaling
 from pflmpi.scaling.points import ScaleRun, runs
 from pflmpi.store import metrics_file
 
-ABOUT = {"device": "cpu", "transport": "torch", "cpu": "Old Faithful", "cores": "8", "commit": "abc+", "torch": "2"}
+ABOUT = {"device": "x86_64", "transport": "torch", "cpu": "Old Faithful", "cores": "8", "commit": "abc+", "torch": "2"}
 ROUNDS = 4
 Seconds = Callable[[int], dict[str, float]]  # ranks -> the columns of a round
 

@@ -1,6 +1,7 @@
 """`pflmpi scale`: what it measures, in which order, what it makes of it, and what it refuses."""
 
 import csv
+import platform
 import signal
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 import processes
 import quick_run
 import scale_folder
+from pflmpi import machine
 from pflmpi.cli import main
 from pflmpi.scaling import experiment, records
 from pflmpi.scaling.points import runs
@@ -107,6 +109,15 @@ def test_points_with_the_same_clients_and_threads_must_have_the_same_bits(
     found = results(by_repeat)
     assert not any(point.same_bits for point in found.points)
     assert found.problems == ["OTHER BITS on 1, 2 ranks"] and readable(found)[1][0][-1] == "OTHER"
+
+
+def test_the_record_of_a_run_on_cpus_does_not_ask_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = runs(scale_folder.scaling([1]))[0]
+    quick_run.run(quick_run.settings(training={"rounds": 1}), one.run(tmp_path))
+    monkeypatch.setattr(machine, "gpus", None)
+    assert records.record(one, tmp_path, 1, {}) == ""
+    written = records.read(one.record(tmp_path))
+    assert (written["device"], written["gpus"], written["driver"]) == (platform.machine(), "", "")
 
 
 def test_the_csv_has_a_line_for_each_run_also_for_one_that_failed(tmp_path: Path) -> None:

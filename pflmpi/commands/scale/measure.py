@@ -13,7 +13,7 @@ from pflmpi.commands.scale.table import show_model, show_results
 from pflmpi.config.load import load
 from pflmpi.errors import PflmpiError, Stopped, show
 from pflmpi.forecast.cache import cache_folder
-from pflmpi.scaling import experiment, model, slurm
+from pflmpi.scaling import experiment, fitting, slurm
 from pflmpi.scaling.page import PAGE, write_page
 from pflmpi.scaling.points import folder, runs
 from pflmpi.scaling.prediction import Machines
@@ -32,7 +32,7 @@ def measure(options: argparse.Namespace) -> int:
     gpus, job = num_gpus(config.runtime) or 0, slurm.allocation(os.environ, options.mpi)
     scaling, out = requested_experiment(options, config, bool(gpus), None if job else len(machine.cores()))
     if options.to is not None:
-        model.check(scaling.mode, scaling.ranks, options.to)
+        fitting.check(scaling.mode, scaling.ranks, options.to)
     if job:
         job.check(scaling.ranks[-1] if only is None else only)
         machines = Machines(job.nodes_of, gpus, "torch" if options.mpi == "none" else "mpi", cache_folder(os.environ))

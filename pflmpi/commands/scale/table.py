@@ -6,10 +6,12 @@ from rich.table import Table
 from pflmpi.errors import PflmpiError, show
 from pflmpi.scaling.environment import hardware
 from pflmpi.scaling.experiment import WARM_UP
-from pflmpi.scaling.model import MEANINGS, Estimate, fit
+from pflmpi.scaling.fitting import fit
+from pflmpi.scaling.model import MEANINGS, Estimate
 from pflmpi.scaling.results import Results
 from pflmpi.scaling.tables import TITLES, readable
 from pflmpi.terminal import table_console
+from pflmpi.text import size
 
 _WIDTH = 190  # characters of a line where no terminal says it
 
@@ -38,6 +40,7 @@ def show_model(found: Results, to: int) -> None:
     for name, estimate in model.coefficients().items():
         print(f"{name:>10}  {_interval(estimate)}  {MEANINGS[name]}")
     print(f"{to} ranks: {_interval(model.seconds(to))} s per round by the model{', far beyond' * model.is_far(to)}")
+    print(f"{to} ranks: {size(model.size(to).wire_bytes)} between ranks in a round by the schedule")
 
 
 def _interval(estimate: Estimate) -> str:
