@@ -58,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_what_is_shown_of_a_client_is_its_own(runs: list[Path]) -> None:
     among = named([open_run(path) for path in runs])
-    found = clients(among, [detailed(one, False)[0] for one in among])
+    found = clients(among, [detailed(one)[0] for one in among])
     assert found is not None and found["clients"] == 7 and len(found["counts"]) == 1, "one partition"
     run, other = (one.run for one in among)
     (gmh, local) = found["runs"]

@@ -1,14 +1,15 @@
 """What a page shows of several runs together, and what it leaves out because it would mislead."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pflmpi.analysis.drawing.figure import drawing
-from pflmpi.analysis.drawing.scene import Boxes, Text
-from pflmpi.analysis.page import contents
+from pflmpi.analysis.drawing.frame import Axis, frame
+from pflmpi.analysis.drawing.scene import Boxes, Text, width_of
 from pflmpi.analysis.page.html import Section
 from pflmpi.analysis.page.report import _missing
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel
@@ -16,6 +17,7 @@ from pflmpi.analysis.run import Run
 from pflmpi.analysis.series import class_vectors, client_weights, scores, seeds
 from pflmpi.analysis.series.across.multiples import side_by_side
 from pflmpi.analysis.series.ordering import by_class, without_single_class
+from pflmpi.analysis.series.partition import partitions
 from pflmpi.analysis.series.selection import NamedRun, named
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
@@ -186,12 +188,34 @@ def test_what_single_runs_lack_is_said_in_one_line() -> None:
     assert not sections[0].figures and _missing(sections) == ""
 
 
-def test_the_partition_is_shown_once_where_it_is_the_same(tmp_path: Path) -> None:
-    def recorded(folder: str, partition: str) -> Run:
+def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path: Path) -> None:
+    def held(folder: str, first: int) -> Run:
         one = run(tmp_path / folder, 0)
-        one.config["recorded"] = {"data": "d", "partition": partition}
+        partition_file.write(one.path, Counts(np.array([[first, 1]]), np.array([[0, 1]])))
         return one
 
-    assert contents.one_partition(named([recorded("a", "p"), recorded("b", "p")]))
-    assert not contents.one_partition(named([recorded("a", "p"), recorded("b", "q")]))
-    assert not contents.one_partition(named([run(tmp_path / "c", 0)])), "nothing is recorded"
+    (one,) = partitions(named([held("a", 3), held("b", 3)]), 1)
+    assert isinstance(one, Matrices) and (one.name, one.title) == ("partition", "The partition")
+    runs = named([held("a", 3), held("b", 3), held("c", 4), run(tmp_path / "d", 0)])
+    shown, other, none = partitions(runs, 3)
+    a, b, c, d = (one.label for one in runs)
+    assert isinstance(shown, Matrices) and (shown.name, shown.title) == ("partition", f"The partition of {a}, {b}")
+    assert isinstance(other, Matrices) and (other.name, other.title) == ("partition_2", f"The partition of {c}")
+    assert other.panels[0].values[0, 0] == 4
+    assert isinstance(none, Missing) and none.title == f"The partition of {d}"
+    assert [one.title for one in partitions(runs, 1)] == [shown.title], "others differ that are not shown"
+
+
+def test_numbers_below_an_axis_do_not_touch_and_the_last_one_stays() -> None:
+    upright = Axis(label="seconds", low=0, high=1)
+    for axis, all_there in (
+        (Axis(label="ranks", low=1, high=1000, log=True, ticks=(1, 2, 28, 30, 32, 1000)), False),
+        (Axis(label="ranks", low=1, high=4, ticks=(1, 2, 4)), True),
+        (Axis(label="bytes", low=0, high=1.0001e-3), True),
+    ):
+        texts = [one for one in frame(axis, upright, 300, 150).shapes if isinstance(one, Text)]
+        deepest = max(one.y for one in texts if not one.turned and one.text != axis.label)
+        below = sorted((one.x, one.text) for one in texts if one.y == deepest and one.text != axis.label)
+        ends = [(x - width_of(text) / 2, x + width_of(text) / 2) for x, text in below]
+        assert len(below) > 1 and all(one[1] + 8 < other[0] for one, other in pairwise(ends)), below
+        assert not axis.ticks or (below[-1][1] == str(axis.ticks[-1]) and (len(below) == len(axis.ticks)) == all_there)

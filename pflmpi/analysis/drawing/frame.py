@@ -136,9 +136,28 @@ def _below(axis: Axis, room: float) -> tuple[list[float], list[str], float]:
         turned = longest > _LONG
         step = _ROW if turned else longest + SIZE
         return *_some_names(axis, max(1, int(room // step))), _TURNED if turned else 0.0
-    widest = max(map(width_of, ticks.texts(_round_numbers(axis, 6))), default=0.0)
-    values = _round_numbers(axis, max(2, int(room // (widest + _GAP))))
+    if axis.ticks:
+        values = _apart(axis, list(axis.ticks), room)
+        return values, ticks.texts(values), 0.0
+    values = []
+    for most in range(max(2, int(room // (SIZE + _GAP))), 1, -1):
+        values = _round_numbers(axis, most)
+        if len(_apart(axis, values, room)) == len(values):
+            break
     return values, ticks.texts(values), 0.0
+
+
+def _apart(axis: Axis, values: list[float], room: float) -> list[float]:
+    """Those of some values whose texts below the axis do not touch, from the last one backwards."""
+    places = _between(axis, 0.0, room, np.array(values)).tolist()
+    found: list[float] = []
+    left = np.inf  # where the texts so far begin
+    for value, place, text in reversed(list(zip(values, places, ticks.texts(values), strict=True))):
+        half = width_of(text) / 2
+        if place + half + _GAP <= left:
+            found.insert(0, value)
+            left = place - half
+    return found
 
 
 def _some_names(axis: Axis, most: int) -> tuple[list[float], list[str]]:
@@ -147,8 +166,6 @@ def _some_names(axis: Axis, most: int) -> tuple[list[float], list[str]]:
 
 
 def _round_numbers(axis: Axis, most: int) -> list[float]:
-    if axis.ticks:
-        return list(axis.ticks)
     make = ticks.logarithmic(axis.low, axis.high, most) if axis.log else None
     return ticks.linear(axis.low, axis.high, most, axis.whole) if make is None else make
 

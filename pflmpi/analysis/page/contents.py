@@ -28,28 +28,13 @@ def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Figures:
         seeds.merged(scores.accuracy_against_seconds(runs), runs),
         seeds.merged(final.distribution(runs, ends), runs),
         final.against_local(runs, ends),
-        *([partition.partition(runs[0].run)] if several and one_partition(runs) else []),
+        *partition.partitions(runs, MOST_DETAILED),
     ]
 
 
-def one_partition(runs: Sequence[NamedRun]) -> bool:
-    """Whether the runs have the same samples on the same clients."""
-    recorded = [one.run.config.get("recorded", {}) for one in runs]
-    return all(
-        each.get(key) is not None and each.get(key) == recorded[0].get(key)
-        for each in recorded
-        for key in ("data", "partition")
-    )
-
-
-def detailed(one: NamedRun, with_partition: bool) -> tuple[Figures, list[str]]:
-    """The figures of one run, and what of it could not be read.
-
-    Args:
-        with_partition: whether to show the partition, which `compared` does where runs have one in common.
-    """
+def detailed(one: NamedRun) -> tuple[Figures, list[str]]:
+    """The figures of one run, and what of it could not be read."""
     found: list[Plot | Missing] = [rounds.bytes_per_round(one), rounds.seconds_per_round(one), *rounds.imbalance(one)]
-    found += [partition.partition(one.run)] if with_partition else []
     checkpoints = _good(one.run)
     if not checkpoints:
         return [*found, Missing("Checkpoints", f"{one.run.path} has no good checkpoint")], []

@@ -60,7 +60,7 @@ def write_report(
         ends = [final(one.run) for one in among]
         lines = summaries(among, ends, targets or targets_of(runs))
         (out / "runs.csv").write_text(comma_separated([list(lines[0]), *map(cells, lines)]), encoding="utf-8")
-        details = [_detailed(one, among, problems, step) for one in among[: contents.MOST_DETAILED]]
+        details = [_detailed(one, problems, step) for one in among[: contents.MOST_DETAILED]]
         sections = _sections(among, ends, lines, details, drawn)
         title = f"{among[0].label}: report" if len(among) == 1 else f"{len(among)} runs: report"
         text = html.page(title, _about(among), problems, sections, clients(among, details))
@@ -104,9 +104,9 @@ def _sections(
     return sections
 
 
-def _detailed(one: NamedRun, among: Sequence[NamedRun], problems: list[str], step: Callable[[], None]) -> Figures:
+def _detailed(one: NamedRun, problems: list[str], step: Callable[[], None]) -> Figures:
     """The figures of one run, and more `problems`."""
-    figures, unread = contents.detailed(one, len(among) == 1 or not contents.one_partition(among))
+    figures, unread = contents.detailed(one)
     problems += unread
     step()
     return figures

@@ -1,14 +1,18 @@
 """The partition: samples of each client and class."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from pflmpi.analysis.plots import Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
+from pflmpi.analysis.series.selection import NamedRun
 from pflmpi.errors import CheckpointError
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import Counts
+from pflmpi.text import some
 
 _TITLE = "The partition"
 
@@ -28,6 +32,29 @@ def class_names(run: Run, count: int) -> list[str]:
     except (CheckpointError, ValueError):
         found = []
     return [str(name) for name in found] if len(found) == count else [str(label) for label in range(count)]
+
+
+def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
+    """The partition of each run, once for those that have the same samples of each class on each client.
+
+    Args:
+        most: how many of them; titles name the runs wherever there are more.
+    """
+    groups: dict[tuple[object, ...], list[NamedRun]] = {}
+    for one in runs:
+        held = counts_of(one.run)
+        key = (held.train.shape, held.train.tobytes(), held.test.tobytes()) if held else ()
+        groups.setdefault(key, []).append(one)
+    shown = list(groups.values())[:most]
+    figures = [partition(group[0].run) for group in shown]
+    if len(groups) == 1:
+        return figures
+    ends = ["", *(f"_{number}" for number in range(2, len(shown) + 1))]
+    titles = [f"{_TITLE} of {some([one.label for one in group])}" for group in shown]
+    return [
+        replace(one, title=title) if isinstance(one, Missing) else replace(one, title=title, name=one.name + end)
+        for one, title, end in zip(figures, titles, ends, strict=True)
+    ]
 
 
 def partition(run: Run) -> Matrices | Missing:
