@@ -13,6 +13,8 @@ sunflower sweet_pepper table tank telephone television tiger tractor train trout
 willow_tree wolf woman worm
 """
 
+_CHARACTERS = (*digits, *ascii_uppercase, *ascii_lowercase)
+
 CLASS_NAMES: dict[str, tuple[str, ...]] = {
     "digits": _DIGITS,
     "mnist": _DIGITS,
@@ -22,5 +24,6 @@ CLASS_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
     "cifar100": tuple(_CIFAR100.split()),
-    "femnist": (*digits, *ascii_uppercase, *ascii_lowercase),
+    "emnist": _CHARACTERS,
+    "femnist": _CHARACTERS,
 }

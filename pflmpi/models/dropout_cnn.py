@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from pflmpi.models.base import Architecture, Model, Shape
-from pflmpi.models.two_conv import TwoConv
+from pflmpi.models.conv_net import ConvNet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class DropoutCNN(Model):
     head_dropout: Annotated[float, Field(ge=0, lt=1, description="probability before the head")] = 0.5
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        return TwoConv(
+        return ConvNet(
             name=self.name,
             shape=shape,
             num_classes=num_classes,

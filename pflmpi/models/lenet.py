@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pflmpi.models.base import Architecture, Model, Shape
-from pflmpi.models.two_conv import TwoConv
+from pflmpi.models.conv_net import ConvNet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class LeNet(Model):
     summary: ClassVar[str] = "LeNet-5 with ReLU, 61,706 parameters for 1x28x28"
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        return TwoConv(
+        return ConvNet(
             name=self.name,
             shape=shape,
             num_classes=num_classes,
@@ -26,5 +26,6 @@ class LeNet(Model):
             channels=(6, 16),
             kernel=5,
             padding=(max(0, (32 - max(shape[1:])) // 2), 0),
+            pools=(True, True),
             widths=(120, 84),
         )

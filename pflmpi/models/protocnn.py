@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from pflmpi.models.base import Architecture, Model, Shape
-from pflmpi.models.two_conv import TwoConv, check_size
+from pflmpi.models.conv_net import ConvNet, check_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class ProtoCNN(Model):
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
         check_size(self.name, shape, self.kernel, self.padding)
-        return TwoConv(
+        return ConvNet(
             name=self.name,
             shape=shape,
             num_classes=num_classes,
@@ -37,5 +37,6 @@ class ProtoCNN(Model):
             channels=(10, self.channels),
             kernel=self.kernel,
             padding=(self.padding, self.padding),
+            pools=(True, True),
             widths=(50,),
         )

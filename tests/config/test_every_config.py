@@ -28,6 +28,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data"
     write_idx(folder / "MNIST" / "raw", "mnist", packed=True)
     write_idx(folder / "FashionMNIST" / "raw", "fashion_mnist", packed=False)
+    write_idx(folder / "EMNIST" / "raw", "emnist", packed=False)
     write_cifar(folder, "cifar10", monkeypatch)
     write_cifar(folder, "cifar100", monkeypatch)
     write_leaf(folder / "femnist")
@@ -126,7 +127,7 @@ def test_a_saved_partition_gives_the_same_bits(tmp_path: Path) -> None:
 MODEL_KEYS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": 9},
     "dnn": {"hidden": 9},
-    "cnn": {**SMALL, "first_channels": 3, "second_channels": 4, "hidden": 9},
+    "cnn": {**SMALL, "first_channels": 3, "second_channels": 4, "third_channels": 5, "hidden": 9},
     "protocnn": {**SMALL, "channels": 4},
     "resnet18": {"first_stage_stride": 2, "hidden": 9},
 }

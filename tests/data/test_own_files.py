@@ -79,7 +79,7 @@ def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path: Path) -> No
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report")]) == 0
     page = (tmp_path / "report" / "report.html").read_text()
     assert page.count("&lt;owl&gt;</text>") == 2 and "\\u003cowl>" in page and "<owl>" not in page
-    assert ",dog," in (tmp_path / "report" / "figures" / "01-fedgmh" / "partition.csv").read_text()
+    assert ",dog," in (tmp_path / "report" / "figures" / "partition.csv").read_text()
 
 
 def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data"
     write_idx(folder / "MNIST" / "raw", "mnist", packed=True)
     write_idx(folder / "FashionMNIST" / "raw", "fashion_mnist", packed=False)
+    write_idx(folder / "EMNIST" / "raw", "emnist", packed=False)
     write_cifar(folder, "cifar10", monkeypatch)
     write_cifar(folder, "cifar100", monkeypatch)
     write_leaf(folder / "femnist")
@@ -129,7 +130,7 @@ def test_without_a_folder_the_error_says_how_to_name_one(name: str, monkeypatch:
 def test_a_failed_download_is_a_data_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for reader in ("MNIST", "FashionMNIST"):
         monkeypatch.setattr(getattr(torchvision.datasets, reader), "mirrors", [NOWHERE])
-    for reader in ("CIFAR10", "CIFAR100"):
+    for reader in ("CIFAR10", "CIFAR100", "EMNIST"):
         monkeypatch.setattr(getattr(torchvision.datasets, reader), "url", NOWHERE + "archive.tar.gz")
     with pytest.raises(DataError) as caught:
         load(config(name, tmp_path / "new", download=True), seed=0, cache=tmp_path / "cache")
@@ -173,6 +174,36 @@ def test_idx_files_come_out_as_they_were_written(root: Path, tmp_path: Path) -> 
         assert np.array_equal(data.images, np.concatenate([x for x, _ in parts]))
         assert np.array_equal(data.labels, np.concatenate([y for _, y in parts]))
         assert np.array_equal(np.flatnonzero(data.official_test), np.arange(30, 40))
+
+
+def test_characters_of_emnist_are_upright_which_have_rows_and_columns_exchanged_in_the_files(root: Path) -> None:
+    data = SOURCES["emnist"].read(root)
+    written = np.concatenate([random_samples(seed, count, "emnist")[0] for seed, count in ((1, 30), (2, 10))])
+    assert np.array_equal(data.images, written.transpose(0, 1, 3, 2))
+    assert data.writers is None
+
+
+def test_emnist_has_writers_where_they_are_given(root: Path) -> None:
+    labels = [random_samples(seed, count, "emnist")[1] for seed, count in ((1, 30), (2, 10))]
+    who = {"train_writer": np.arange(30) // 5, "test_writer": np.arange(10) // 5}
+    np.savez(root / "EMNIST" / "writers.npz", train_label=labels[0], test_label=labels[1], **who)
+    writers = SOURCES["emnist"].read(root).writers
+    assert writers is not None and writers.tolist() == [*who["train_writer"], *who["test_writer"]]
+
+
+def test_emnist_is_looked_for_where_torchvision_puts_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = object.__new__(torchvision.datasets.EMNIST)
+    reader.root, reader.split = str(root), "byclass"
+    looked_for = []
+    for reader.train in (True, False):
+        looked_for += [Path(reader.images_file), Path(reader.labels_file)]
+    assert SOURCES["emnist"].files(root) == looked_for
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(torchvision.datasets, "EMNIST", lambda *args, **named: asked.append((*args, named)))
+    SOURCES["emnist"].fetch(tmp_path)
+    assert asked == [(str(tmp_path), {"split": "byclass", "download": True})]
 
 
 def test_cifar_pickles_come_out_as_they_were_written(root: Path, tmp_path: Path) -> None:
@@ -231,7 +262,7 @@ def test_leaf_json_with_impossible_content_is_refused(change: dict[str, object],
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[" * 100000, "recursion"),
+        pytest.param("[" * 100000, "recursion|Stack overflow", id="deep"),  # Python 3.14 has other words for it
         ("[]", "list indices"),
         ("5", "not subscriptable"),
         ('{"users": "f0001", "user_data": {}}', "`users` is no list of names"),

@@ -20,6 +20,7 @@ WITHOUT_BATCH_NORM = [
     CNN(first_channels=4, second_channels=6, hidden=20).bind(CIFAR, 10),
     CNN(first_channels=4, second_channels=6, hidden=None).bind(CIFAR, 10),
     CNN(first_channels=4, second_channels=6, hidden=20, **SMALL_KERNEL).bind(DIGITS, 10),
+    CNN(first_channels=4, second_channels=6, third_channels=5, hidden=20, **SMALL_KERNEL).bind((3, 16, 24), 10),
     ProtoCNN().bind(MNIST, 10),
 ]
 

@@ -13,7 +13,10 @@ import torchvision
 from pflmpi.data import SOURCES
 from pflmpi.data.dataset import Dataset, assemble
 
-NUM_CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100, "femnist": 62}
+NUM_CLASSES = {"digits": 10, "mnist": 10, "fashion_mnist": 10, "cifar10": 10, "cifar100": 100} | {
+    "emnist": 62,
+    "femnist": 62,
+}
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 
 
@@ -31,7 +34,7 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 def write_idx(raw: Path, name: str, packed: bool) -> None:
     raw.mkdir(parents=True)
-    for part, seed, count in (("train", 1, 30), ("t10k", 2, 10)):
+    for part, seed, count in zip(SOURCES[name].parts, (1, 2), (30, 10), strict=True):
         images, labels = random_samples(seed, count, name)
         for kind, array in (("images-idx3", images[:, 0]), ("labels-idx1", labels.astype(np.uint8))):
             content = idx_bytes(array)

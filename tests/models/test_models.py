@@ -36,6 +36,7 @@ from pflmpi.models.resnet18 import ResNet18
     [
         (CNN(), CIFAR, 10, 878_538),
         (CNN(), MNIST, 10, 582_026),
+        (CNN(third_channels=128, **SMALL_KERNEL), CIFAR, 100, 896 + 18_496 + 73_856 + 2048 * 512 + 512 + 51_300),
         (MLP(), MNIST, 10, 784 * 100 + 100 + 100 * 10 + 10),
         (DNN(), MNIST, 10, 79_510),
         (ProtoCNN(), MNIST, 10, (250 + 10) + (5000 + 20) + (320 * 50 + 50) + 510),
@@ -150,6 +151,7 @@ def test_initial_distributions_are_those_of_pytorchs_layers():
             r"cnn cannot use images of 8x8.*kernel = 5.*8 to 2 and then to nothing.*16x16.*kernel = 3 with",
         ),
         (CNN(), (3, 40, 15), r"images of 40x15.*15 to 5 and then to nothing.*smallest image is 16x16"),
+        (CNN(third_channels=8), CIFAR, r"done 3 times.* 32 to 14, 5 and then to nothing.*is 36x36.*= 3 with"),
         (ProtoCNN(), (1, 3, 3), r"protocnn cannot use images of 3x3.*3 to nothing.*choose model mlp"),
         (CNN(kernel=3, padding=3), CIFAR, r"model\.padding = 3 is not smaller than model\.kernel = 3.*at most 2"),
     ],

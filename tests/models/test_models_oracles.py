@@ -14,8 +14,8 @@ from pflmpi import tree
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture
 from pflmpi.models.cnn import CNN
+from pflmpi.models.conv_net import channels_last
 from pflmpi.models.resnet18 import ResNet18
-from pflmpi.models.two_conv import channels_last
 from pflmpi.tree import Tree
 
 
@@ -23,12 +23,12 @@ def sequential(architecture: Architecture, params: Tree) -> nn.Sequential:
     """The same network in PyTorch's modules, ReLU before pooling, with the same weights."""
     flat = dict(tree.leaves(params))
     modules: list[nn.Module] = []
-    for path in ("body/conv1", "body/conv2", "body/fc1", "head"):
+    for path in ("body/conv1", "body/conv2", "body/conv3", "body/fc1", "head"):
         if f"{path}/weight" not in flat:
             continue
         weight, bias = flat[f"{path}/weight"], flat[f"{path}/bias"]
         if "conv" in path:
-            kernel, padding = architecture.kernel, architecture.padding
+            kernel, padding = architecture.kernel, architecture.padding[0]
             layer: nn.Module = nn.Conv2d(weight.shape[1], weight.shape[0], kernel, padding=padding)
             modules += [layer, nn.ReLU(), nn.MaxPool2d(2)]
         else:

@@ -29,8 +29,9 @@ def exdir(
     max(1, C N // K // 2) holders. Level 2: for each label, proportions over its holders from Dir(alpha); redrawn until
     every client has `min_samples`. A client may get no sample of a label that it drew.
 
-    FedGMH's text has no cap; the widely used code has one, and the published numbers were made with it. Where all
-    holders of a label already have their share, that code divides by zero; here the label goes to all its holders.
+    FedGMH's text has no cap and no floor; widely used code has both, and that the published numbers were made so is a
+    reading. Where all holders of a label already have their share, that code divides by zero; here the label goes to
+    all its holders.
 
     Reference: Li and Lyu, 2023, arXiv 2311.03154.
 

@@ -5,7 +5,7 @@ from pflmpi.data.sources.base import OwnSource, Source
 from pflmpi.data.sources.cifar import CIFAR10, CIFAR100
 from pflmpi.data.sources.digits import Digits
 from pflmpi.data.sources.femnist import Femnist
-from pflmpi.data.sources.idx import FASHION_MNIST, MNIST
+from pflmpi.data.sources.idx import EMNIST, FASHION_MNIST, MNIST
 from pflmpi.registry import Registry
 
 SOURCES: Registry[Source | type[OwnSource]] = Registry(
@@ -16,6 +16,7 @@ SOURCES: Registry[Source | type[OwnSource]] = Registry(
         "fashion_mnist": FASHION_MNIST,
         "cifar10": CIFAR10,
         "cifar100": CIFAR100,
+        "emnist": EMNIST,
         "femnist": Femnist(),
     },
     group="pflmpi.data",

@@ -16,26 +16,34 @@ from pflmpi.data.sources.download import downloading
 from pflmpi.errors import DataError
 from pflmpi.text import first_line
 
-PARTS = ("train", "t10k")
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 UNSIGNED_BYTES = 0x08  # the type of the values, in the third byte of the file
 
 
 @dataclass(frozen=True)
 class IdxSource:
-    """One dataset of the MNIST family, under ROOT/<folder>/raw; `folder` is also torchvision's class name."""
+    """One dataset of the MNIST family, under ROOT/<folder>/raw; `folder` is also torchvision's class name.
+
+    Attributes:
+        parts: how the names of the files begin, of training and test samples.
+        split: torchvision's name of one of several datasets in an archive.
+        transposed: whether rows and columns are exchanged in the files, and put right here.
+    """
 
     name: str
     folder: str
     summary: str
     num_classes: int = 10
+    parts: tuple[str, str] = ("train", "t10k")
+    split: str | None = None
+    transposed: bool = False
     embedded: bool = False
 
     def files(self, root: Path) -> list[Path]:
         """The four idx files (plain before compressed), and writers.npz if it exists."""
         raw = root / self.folder / "raw"
         found = []
-        for stem in (f"{part}-{kind}" for part in PARTS for kind in KINDS):
+        for stem in (f"{part}-{kind}" for part in self.parts for kind in KINDS):
             here = [path for path in (raw / stem, raw / f"{stem}.gz") if path.is_file()]
             if not here:
                 raise missing(self.name, raw, f"{stem} (or {stem}.gz)", "set data.download: true")
@@ -48,7 +56,8 @@ class IdxSource:
         with downloading(self.name, root):
             from torchvision import datasets
 
-            getattr(datasets, self.folder)(str(root), download=True)
+            which = {} if self.split is None else {"split": self.split}
+            getattr(datasets, self.folder)(str(root), **which, download=True)
 
     def read(self, root: Path) -> Dataset:
         """The dataset, with writers if ROOT/<folder>/writers.npz exists."""
@@ -63,6 +72,7 @@ class IdxSource:
             raise unreadable(self.name, files[2], f"images {list(test_x.shape)}, training ones {list(train_x.shape)}")
         labels = np.concatenate([train_y, test_y]).astype(np.int64)
         images = np.concatenate([train_x, test_x])[:, None]
+        images = np.ascontiguousarray(images.swapaxes(2, 3)) if self.transposed else images
         writers = self._writers(files[4], train_y, test_y) if len(files) > 4 else None
         return assemble(self.name, images, labels, np.arange(len(labels)) >= len(train_y), self.num_classes, writers)
 
@@ -107,3 +117,12 @@ def _array(file: BinaryIO | gzip.GzipFile, dimensions: int) -> np.ndarray:
 
 MNIST = IdxSource("mnist", "MNIST", "70000 handwritten digits, 1x28x28, 10 classes")
 FASHION_MNIST = IdxSource("fashion_mnist", "FashionMNIST", "70000 pieces of clothing, 1x28x28, 10 classes")
+EMNIST = IdxSource(
+    "emnist",
+    "EMNIST",
+    "814255 characters, 1x28x28, 62 classes (FEMNIST without writers)",
+    num_classes=62,
+    parts=("emnist-byclass-train", "emnist-byclass-test"),
+    split="byclass",
+    transposed=True,
+)

@@ -1,4 +1,4 @@
-"""Two convolutions and fully connected layers: the architecture of `cnn`, `protocnn`, `lenet` and `dropout_cnn`."""
+"""Convolutions and fully connected layers: the architecture of `cnn`, `protocnn`, `lenet` and `dropout_cnn`."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,11 +16,11 @@ from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoConv(Architecture):
-    """Twice (convolution, 2x2 max-pool, ReLU), then fully connected layers with a ReLU each; head d - K.
+class ConvNet(Architecture):
+    """Blocks of convolution, 2x2 max-pool and ReLU, then fully connected layers with a ReLU each; head d - K.
 
     Attributes:
-        channels: output channels of the two convolutions.
+        channels: output channels of each convolution.
         kernel: side of their kernels.
         padding: zeros added on each side of the input of each of them.
         pools: whether each of them has a pool.
@@ -30,10 +30,10 @@ class TwoConv(Architecture):
 
     has_convolution: ClassVar[bool] = True
 
-    channels: tuple[int, int]
+    channels: tuple[int, ...]
     kernel: int
-    padding: tuple[int, int]
-    pools: tuple[bool, bool] = (True, True)
+    padding: tuple[int, ...]
+    pools: tuple[bool, ...]
     widths: tuple[int, ...]
     dropout: tuple[float, float] = (0.0, 0.0)
 
@@ -52,23 +52,23 @@ class TwoConv(Architecture):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return "body/conv1", "body/conv2", *(f"body/fc{number}" for number in self._numbers), "head"
+        names = *self._convolutions, *(f"fc{number}" for number in self._numbers)
+        return *(f"body/{name}" for name in names), "head"
 
     @property
     def pooled(self) -> tuple[int, int]:
-        """Height and width after both convolutions and pools; 0 or less if nothing is left."""
+        """Height and width after all convolutions and pools; 0 or less if nothing is left."""
         height, width = self.shape[1:]
         for padding, pool in zip(self.padding, self.pools, strict=True):
             height, width = (_block_side(side, self.kernel, padding, pool) for side in (height, width))
         return height, width
 
     def init(self, rng: np.random.Generator) -> Tree:
-        first, second = self.channels
-        body: Tree = {
-            "conv1": conv(rng, self.shape[0], first, self.kernel),
-            "conv2": conv(rng, first, second, self.kernel),
-        }
-        inputs = second * self.pooled[0] * self.pooled[1]
+        body: Tree = {}
+        before = (self.shape[0], *self.channels)
+        for name, inputs, outputs in zip(self._convolutions, before, self.channels, strict=False):
+            body[name] = conv(rng, inputs, outputs, self.kernel)
+        inputs = self.channels[-1] * self.pooled[0] * self.pooled[1]
         for number, width in zip(self._numbers, self.widths, strict=True):
             body[f"fc{number}"] = linear(rng, inputs, width)
             inputs = width
@@ -77,12 +77,17 @@ class TwoConv(Architecture):
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
         body = part(params, "body")
         x = channels_last(x) if x.is_cpu else x
-        for name, padding, pool in zip(("conv1", "conv2"), self.padding, self.pools, strict=True):
+        for name, padding, pool in zip(self._convolutions, self.padding, self.pools, strict=True):
             x = _block(part(body, name), x, padding, pool)
         x = self._drop(params, x, 0, training).flatten(1)  # in the order C, H, W
         for number in self._numbers:
             x = F.relu(affine(part(body, f"fc{number}"), x))
         return self._drop(params, x, 1, training)
+
+    @property
+    def _convolutions(self) -> tuple[str, ...]:
+        """Names of the convolutions."""
+        return tuple(f"conv{number}" for number in range(1, len(self.channels) + 1))
 
     @property
     def _numbers(self) -> range:
@@ -94,25 +99,26 @@ class TwoConv(Architecture):
         return dropped(x, self.noise_key(params), p, place) if training and p else x
 
 
-def check_size(name: str, shape: Shape, kernel: int, padding: int) -> None:
+def check_size(name: str, shape: Shape, kernel: int, padding: int, times: int = 2) -> None:
     """Raise `ConfigError` where `model.kernel` and `model.padding` do not fit images, saying which would."""
     if len(shape) != 3:
-        return  # no image, which `TwoConv` refuses
+        return  # no image, which `ConvNet` refuses
     if padding >= kernel:
         raise ConfigError(
             f"model.padding = {padding} is not smaller than model.kernel = {kernel}, so that windows would see zeros "
             f"alone; choose at most {kernel - 1} ({kernel // 2} keeps the image's size)"
         )
     side = min(shape[1:])
-    if pooled_side(side, kernel, padding) > 0:
+    if pooled_side(side, kernel, padding, times) > 0:
         return
-    once = _block_side(side, kernel, padding)
-    left = f"{once} and then to nothing" if once > 0 else "nothing"
-    smallest = next(side for side in range(1, 8 * kernel) if pooled_side(side, kernel, padding) > 0)
-    smaller_kernel = "model.kernel = 3 with model.padding = 1, or " if side >= 4 else ""
+    sides = [pooled_side(side, kernel, padding, done) for done in range(1, times)]
+    shown = ", ".join(str(one) for one in sides if one > 0)
+    left = f"{shown} and then to nothing" if shown else "nothing"
+    smallest = next(side for side in range(1, 16 * kernel) if pooled_side(side, kernel, padding, times) > 0)
+    smaller_kernel = "model.kernel = 3 with model.padding = 1, or " if side >= 2**times else ""
     raise ConfigError(
         f"model {name} cannot use images of {shape[1]}x{shape[2]}: convolution (model.kernel = {kernel}, model.padding "
-        f"= {padding}) and 2x2 pooling, done twice, take a side of {side} to {left}; the smallest image is "
+        f"= {padding}) and 2x2 pooling, done {times} times, take a side of {side} to {left}; the smallest image is "
         f"{smallest}x{smallest}; choose {smaller_kernel}model mlp, which takes any size"
     )
 
@@ -130,9 +136,11 @@ def channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
 
 
-def pooled_side(side: int, kernel: int, padding: int) -> int:
-    """Side of an image after two convolutions and pools; 0 or less if nothing is left."""
-    return _block_side(_block_side(side, kernel, padding), kernel, padding)
+def pooled_side(side: int, kernel: int, padding: int, times: int) -> int:
+    """Side of an image after that many convolutions and pools; 0 or less if nothing is left."""
+    for _ in range(times):
+        side = _block_side(side, kernel, padding)
+    return side
 
 
 def _block_side(side: int, kernel: int, padding: int, pool: bool = True) -> int:
