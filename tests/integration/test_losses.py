@@ -14,6 +14,7 @@ import yaml
 
 import processes
 import quick_run
+from checkpoints import complete
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.transports import open_transport
@@ -40,8 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -> list[int]:
     """Wait for a checkpoint and return the processes of the ranks in their order."""
-    there = run / f"round_{round:05}.h5"
-    processes.wait_for(lambda: there.exists() or process.poll() is not None, "a checkpoint")
+    processes.wait_for(lambda: round in complete(run) or process.poll() is not None, "a checkpoint")
     assert process.poll() is None, process.communicate()
     return sorted(processes.ranks_of(process.pid))
 

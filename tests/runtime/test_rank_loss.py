@@ -14,7 +14,7 @@ from mortal_transport import Died, MortalTransport, run_mortal
 from pflmpi.config import load as configuration
 from pflmpi.experiment import start as starting
 from pflmpi.experiment.execute import RankContext
-from pflmpi.messages import routes
+from pflmpi.messages import leaf_owners, routes
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import metrics_file, run_folder
 from pflmpi.store.lock import taking
@@ -87,7 +87,30 @@ def test_a_death_in_a_fold_in_slices(
     monkeypatch.setattr(routes, "_GATHERED", 0)
     monkeypatch.setattr(routes, "_LEAST_SLICE", 4)
     raw = quick_run.settings(RAW, algorithm={"name": "fedavg"}, training={"participation": participation})
-    exchanges = []  # the number of each such call of the rank
+    exchanges = noted_exchanges(tmp_path / "whole", rank, raw, monkeypatch)
+    assert len(exchanges) == 2, "one in each round"
+    for last in (exchanges[0], exchanges[1] + 1):
+        run(tmp_path / str(last), {rank: last}, raw)
+        assert quick_run.digest(tmp_path / str(last)) == quick_run.digest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_death_while_models_are_compared_and_mixed(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the lost rank kept for its clients, and the leaves that it owned, the others have from the checkpoint."""
+    monkeypatch.setattr(leaf_owners, "_LEAST", 1)
+    raw = quick_run.settings(RAW, algorithm={"name": "fedamp", "alpha": 0.5, "sigma": 2.0}, checkpoint={"every": 1})
+    exchanges = noted_exchanges(tmp_path / "whole", rank, raw, monkeypatch)
+    assert len(exchanges) == 4, "the models and the answers of each round"
+    for last in (exchanges[1], exchanges[2] + 1, exchanges[3] + 1):
+        run(tmp_path / str(last), {rank: last}, raw)
+        assert quick_run.digest(tmp_path / str(last)) == quick_run.digest(tmp_path / "whole")
+
+
+def noted_exchanges(folder: Path, rank: int, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of a rank's all-to-all calls in a run."""
+    exchanges = []
 
     def noting(self: MortalTransport, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         if self.rank == rank:
@@ -96,11 +119,8 @@ def test_a_death_in_a_fold_in_slices(
 
     with monkeypatch.context() as watched:
         watched.setattr(MortalTransport, "_all_to_all", noting)
-        run(tmp_path / "whole", {}, raw)
-    assert len(exchanges) == 2, "one in each round"
-    for last in (exchanges[0], exchanges[1] + 1):
-        run(tmp_path / str(last), {rank: last}, raw)
-        assert quick_run.digest(tmp_path / str(last)) == quick_run.digest(tmp_path / "whole")
+        run(folder, {}, raw)
+    return exchanges
 
 
 def test_two_of_three_die_one_after_the_other(whole: tuple[str, list[int]], tmp_path: Path) -> None:

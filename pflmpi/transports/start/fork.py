@@ -4,9 +4,11 @@ PyTorch takes a second or two of processor time to import, and a tenth of a giga
 driver of a GPU for anything cannot be forked: `spawn` starts ranks there.
 """
 
+import ctypes
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 import uuid
@@ -25,14 +27,17 @@ _PATIENCE = 60.0  # seconds for the store to open
 _GRACE = 0.1  # seconds for the other ranks to end by themselves when one has
 _AGAIN = 0.02  # seconds between two looks whether they have
 _INTERRUPTS = (signal.SIGHUP, signal.SIGQUIT)  # besides SIGINT
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
     """Call `run`, which gives an exit code, on every rank; None when all succeeded.
 
     Signals are forwarded as by `spawn.run_ranks`, and the environment of a rank is the one that torchrun would give it.
+    Ranks stop after their round when this process is killed.
     """
     keep_to_this_machine(True)
+    parent = os.getpid()
     listening = listen(HERE, 0)
     port, name = listening.getsockname()[1], uuid.uuid4().hex
     alive: dict[int, int] = {}  # ranks by process
@@ -41,7 +46,7 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
             for rank in range(ranks):
                 flush_output()  # else it would be written twice
                 if (process := _fork()) == 0:
-                    _become_rank(_environment(rank, ranks, port, name), listening, run)
+                    _become_rank(_environment(rank, ranks, port, name), parent, listening, run)
                 alive[process] = rank
             _store = open_store(HERE, port, listening, _PATIENCE)  # for the ranks to meet
             failed = _first_failed(alive)
@@ -60,7 +65,9 @@ def _fork() -> int:
         return os.fork()
 
 
-def _become_rank(environment: Mapping[str, str], listening: socket.socket, run: Callable[[], int]) -> NoReturn:
+def _become_rank(
+    environment: Mapping[str, str], parent: int, listening: socket.socket, run: Callable[[], int]
+) -> NoReturn:
     """Run a rank in a process that has just been forked, and end the process."""
     code = RunError.exit_code
     try:
@@ -71,6 +78,7 @@ def _become_rank(environment: Mapping[str, str], listening: socket.socket, run: 
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         early_signals.watch(os.environ)
+        _stop_with(parent)
         code = run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else RunError.exit_code
@@ -79,6 +87,14 @@ def _become_rank(environment: Mapping[str, str], listening: socket.socket, run: 
     finally:
         flush_output()
         os._exit(code)
+
+
+def _stop_with(parent: int) -> None:
+    """Let this process be asked to stop when its parent ends, however it does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    if os.getppid() != parent:  # it has ended before
+        os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def _environment(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
