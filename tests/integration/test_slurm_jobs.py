@@ -19,6 +19,7 @@ import processes
 import quick_run
 import table_file
 import testbed
+from checkpoints import complete
 from pflmpi.store import run_folder
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.table import load
@@ -90,7 +91,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 def reach(run: Path, round: int) -> None:
     """Wait until a run has a checkpoint of this round or a later one."""
-    wait_for(lambda: run_folder.rounds(run)[-1:] >= [round], f"round {round} of {run}")
+    wait_for(lambda: complete(run)[-1:] >= [round], f"round {round} of {run}")
 
 
 def requeued(job: str, restarts: int) -> None:
@@ -196,7 +197,7 @@ def test_three_requeues_in_one_run_lose_nothing(folder: Path) -> None:
     job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--ntasks=2")
     stops: list[Callable[[str], None]] = [warn, requeue, warn]
     for restarts, stop in enumerate(stops, 1):
-        done = run_folder.rounds(folder / "run")[-1:] or [0]
+        done = complete(folder / "run")[-1:] or [0]
         reach(folder / "run", done[0] + 2)
         stop(job)
         requeued(job, restarts)
@@ -273,7 +274,7 @@ def test_ranks_of_another_step_or_job_join(same_job: bool, folder: Path) -> None
             jobs.append(sbatch(folder, *words, whole, "--output=log2", f"--exclude={there}", "--ntasks=2", "--nodes=1"))
         config = folder / "run" / "config.yaml"
         wait_for(lambda: yaml.safe_load(config.read_text())["recorded"]["ranks"] == 3, "two to join")
-        reach(folder / "run", run_folder.rounds(folder / "run")[-1] + 2)
+        reach(folder / "run", complete(folder / "run")[-1] + 2)
         shown = processes.call([*processes.PFLMPI, "status", "run"], env=ENVIRONMENT, cwd=folder).stdout
         assert ", 3 ranks, " in shown
         subprocess.run(["scancel", "--signal=USR1", jobs[-1]], check=True, timeout=30)
