@@ -15,8 +15,10 @@ import testbed
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-# A shell ignores SIGINT for a job in its background, and so would all that the tests start and interrupt.
+# A shell ignores SIGINT and SIGQUIT for a job in its background, nohup SIGHUP, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 
 # What is started by different workers shares no folder: mpirun keeps one for all of its kind.
 OWN = Path(tempfile.gettempdir()) / f"pflmpi-{os.environ.get('PYTEST_XDIST_WORKER', '')}-{os.getpid()}"

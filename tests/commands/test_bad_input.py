@@ -14,8 +14,11 @@ from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
 from pflmpi.experiment.build import load_federation
+from pflmpi.experiment.start import refuse_existing
 from pflmpi.experiment.stored_config import stored_config
-from pflmpi.store import run_folder
+from pflmpi.store import config_file, run_folder
+from pflmpi.store.records.recovery import recover_records
+from store_world import World
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"trainig": {}}, ["unknown key 'trainig'", "did you mean 'training'"]),
@@ -72,10 +75,6 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"model": [{"name": "mlp"}, {"name": "mlp", "hidden": 7}], "algorithm": {"name": "fedproto"}},
         ["'means'", "100", "7", "mlp (num_features = 100)", "mlp (num_features = 7)", "same number of features"],
-    ),
-    (
-        {"model": {"name": "resnet18"}, "runtime": {"executor": "lanes"}},
-        ["lanes", "batch norm", "loop"],
     ),
 ]
 
@@ -143,6 +142,14 @@ def test_files_that_are_no_configuration_are_refused(content: str, tmp_path: Pat
     (tmp_path / "c.yaml").write_text(content)
     with pytest.raises(PflmpiError, match=r"c\.yaml"):
         configuration.load(tmp_path / "c.yaml")
+
+
+def test_a_folder_with_recorded_checkpoints_alone_can_be_resumed_and_is_not_overwritten(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", [0, 1], 0)
+    world.record(0, ranks=1)
+    config_file.path(world.run).touch()
+    with pytest.raises(UserError, match=r"holds a run already; continue it with `pflmpi resume"):
+        refuse_existing(world.run)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -274,7 +281,9 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
         done = processes.call(command)
         assert done.returncode == 3, done.stderr
         assert "No space left" in done.stderr and "resume" in done.stderr, done.stderr
+        processes.call(["mount", "-o", "remount,size=30m", str(small)])
+        recover_records(small / "run")
         good, _ = run_folder.newest_good(small / "run")
-        assert good >= 0 and run_folder.verify(small / "run", good) == []
+        assert f"complete round is {good};" in done.stderr and run_folder.verify(small / "run", good) == []
     finally:
         processes.call(["umount", str(small)])

@@ -22,9 +22,11 @@ _WORDS = {
     "Sum": "sum",
     "Mean": "mean",
     "Rows": "each",
+    "Compared": "compared",
     "ClassMeans": "class means",
     "Shared": "shared",
     "Own": "own",
+    "Mixed": "mixed",
     "OwnClasses": "of its classes",
 }
 
