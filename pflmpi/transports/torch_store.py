@@ -75,8 +75,9 @@ def listen(host: str, port: int) -> socket.socket:
 class Arrivals:
     """Notes in the store of how many calls each rank has entered, to name the ranks that are late.
 
-    All ranks make the same calls, so one that has noted a lower number has not arrived. The group's own calls cannot
-    tell: each rank waits for a neighbour, which may itself be waiting.
+    All ranks make the same calls, so one that has noted a lower number has not arrived; where several have not, the
+    others wait for the one that is furthest behind, in an earlier call. The group's own calls cannot tell: each rank
+    waits for a neighbour, which may itself be waiting.
     """
 
     def __init__(self, store: Store, rank: int, size: int, hosted: bool) -> None:
@@ -93,7 +94,7 @@ class Arrivals:
         self._number += 1
 
     def absent(self) -> list[int]:
-        """The ranks that have not entered this rank's newest call."""
+        """The ranks that are furthest behind this rank's newest call; none if all have entered it."""
         try:
             return within(_ANSWER, self._late)
         except (TimeIsUp, RuntimeError):  # torch's calls wait for ever where the store's process hangs
@@ -104,7 +105,8 @@ class Arrivals:
         self._closed.set()
 
     def _late(self) -> list[int]:
-        return [rank for rank in range(self._size) if rank != self._rank and self._noted(rank) < self._number]
+        noted = [self._number if rank == self._rank else self._noted(rank) for rank in range(self._size)]
+        return [rank for rank, number in enumerate(noted) if number == min(noted) < self._number]
 
     def _noted(self, rank: int) -> int:
         return int(self._store.get(f"call/{rank}")) if self._store.check([f"call/{rank}"]) else 0

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from torch.distributed import HashStore
 
 import processes
 import quick_run
@@ -40,6 +41,23 @@ def test_the_rank_that_hosts_a_hung_store_is_the_one_that_is_absent(
     monkeypatch.setattr(torch_store, "_ANSWER", 0.05)
     arrivals = Arrivals(HungStore(), rank=1, size=3, hosted=hosted)  # type: ignore[arg-type]
     arrivals.enter()
+    found = within(processes.PATIENCE, arrivals.absent)
+    arrivals.close()
+    assert found == absent
+
+
+@pytest.mark.parametrize(
+    ("noted", "absent"),
+    [({0: 3, 2: 3}, []), ({0: 3, 2: 2}, [2]), ({0: 2, 2: 1}, [2]), ({0: 2}, [2]), ({0: 4, 2: 3}, []), ({}, [0, 2])],
+)
+def test_the_rank_that_the_others_wait_for_is_named(noted: dict[int, int], absent: list[int]) -> None:
+    """Rank 0, which waits for rank 2 in an earlier call, is not."""
+    store = HashStore()
+    for rank, number in noted.items():
+        store.set(f"call/{rank}", str(number))
+    arrivals = Arrivals(store, rank=1, size=3, hosted=True)
+    for _ in range(3):
+        arrivals.enter()
     found = within(processes.PATIENCE, arrivals.absent)
     arrivals.close()
     assert found == absent
