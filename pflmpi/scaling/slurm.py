@@ -36,12 +36,19 @@ class Allocation:
         """Tasks of a node."""
         return -(-self.tasks // self.nodes)
 
-    def nodes_of(self, ranks: int) -> int:
-        """Nodes of so many ranks: as few as possible."""
-        return -(-ranks // self.per_node)
+    def nodes_of(self, cores: int, ranks: int) -> int:
+        """Nodes of so many ranks: as few as possible, or all where they share cores; see `launcher`."""
+        return min(self.nodes, ranks) if cores else -(-ranks // self.per_node)
 
-    def check(self, ranks: int) -> None:
-        """Raise if the job has fewer tasks than a point has ranks."""
+    def check(self, cores: int, ranks: int) -> None:
+        """Raise if the job cannot start a point; see `launcher`."""
+        threads, on_a_node = max(cores // ranks, 1), -(-ranks // self.nodes_of(cores, ranks))
+        if cores and threads * on_a_node > self.per_node:
+            raise ConfigError(
+                f"--ranks {ranks} in packing mode: {on_a_node} on a node, with {threads} threads each, and this job "
+                f"has {self.per_node} tasks on a node; put as many on each as the largest number of ranks "
+                f"(--ntasks-per-node={self.tasks})"
+            )
         if ranks > self.tasks:
             raise ConfigError(
                 f"--ranks {ranks}, and this job has {self.tasks} tasks; ask for more (--ntasks), or give at most "
@@ -55,8 +62,11 @@ class Allocation:
             cores: that all ranks share; 0 where each has what the job gives a task.
         """
         words = ["srun", f"--mpi={self.mpi}", "--kill-on-bad-exit=1", f"--ntasks={ranks}"]
-        words += [f"--nodes={self.nodes_of(ranks)}", f"--ntasks-per-node={min(self.per_node, ranks)}"]
-        return [*words, f"--cpus-per-task={max(cores // ranks, 1)}"] if cores else words
+        nodes = self.nodes_of(cores, ranks)
+        if not cores:
+            return [*words, f"--nodes={nodes}", f"--ntasks-per-node={min(self.per_node, ranks)}"]
+        words += [f"--nodes={nodes}", f"--ntasks-per-node={-(-ranks // nodes)}"]
+        return [*words, f"--cpus-per-task={max(cores // ranks, 1)}"]
 
 
 def allocation(environ: Mapping[str, str], mpi: str) -> Allocation | None:
@@ -117,5 +127,11 @@ def _job(
         "open-mode": "append",
         "ntasks": str(scaling.ranks[-1] if scaling.cores else ranks),  # in packing mode all points share as many cores
     }
+    if scaling.cores:
+        tasks = scaling.ranks[-1]
+        per_node = given.get("ntasks-per-node") or str(tasks)
+        if per_node.isdecimal():  # sbatch says what else it is
+            Allocation(tasks, -(-tasks // max(int(per_node), 1)), mpi).check(scaling.cores, ranks)
+        ours["ntasks-per-node"] = per_node
     first = str(setup.resolve()) if setup else ""
     return BatchScript({**ours, **given}, sys.executable, [*words, "--only", str(ranks)], mpi, once=True, setup=first)

@@ -90,6 +90,18 @@ def test_a_step_takes_as_few_nodes_as_it_can_and_shares_the_cores_where_asked() 
     start = ["srun", "--mpi=pmix", "--kill-on-bad-exit=1"]
     assert job.launcher(0, 2) == [*start, "--ntasks=2", "--nodes=1", "--ntasks-per-node=2"]
     assert job.launcher(0, 6) == [*start, "--ntasks=6", "--nodes=2", "--ntasks-per-node=4"]
-    assert job.launcher(8, 2)[-1] == "--cpus-per-task=4"
+    assert job.launcher(8, 2) == [*start, "--ntasks=2", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=4"]
+    assert job.launcher(8, 6) == [*start, "--ntasks=6", "--nodes=2", "--ntasks-per-node=3", "--cpus-per-task=1"]
+    for cores, ranks in ((0, 1), (0, 8), (8, 2), (8, 8)):
+        job.check(cores, ranks)
     with pytest.raises(ConfigError, match="--ranks 9, and this job has 8 tasks"):
-        job.check(9)
+        job.check(0, 9)
+    with pytest.raises(ConfigError, match=r"--ranks 1 in packing mode: 1 on a node, with 8 threads .* has 4 tasks"):
+        job.check(8, 1)
+
+
+def test_in_packing_mode_all_ranks_are_on_one_node(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*SUBMIT, "--mode", "packing"]) == 0
+    assert {"--ntasks=4", "--ntasks-per-node=4"} <= set((folder / "words0").read_text().splitlines())
+    assert main([*SUBMIT, "--mode", "packing", "--out", "other", "--ntasks-per-node=2"]) == 2
+    assert "put as many on each as the largest number of ranks (--ntasks-per-node=4)" in capfd.readouterr().err

@@ -34,8 +34,10 @@ def measure(options: argparse.Namespace) -> int:
     if options.to is not None:
         fitting.check(scaling.mode, scaling.ranks, options.to)
     if job:
-        job.check(scaling.ranks[-1] if only is None else only)
-        machines = Machines(job.nodes_of, gpus, "torch" if options.mpi == "none" else "mpi", cache_folder(os.environ))
+        for ranks in scaling.ranks if only is None else (only,):
+            job.check(scaling.cores, ranks)
+        nodes_of, transport = partial(job.nodes_of, scaling.cores), "torch" if options.mpi == "none" else "mpi"
+        machines = Machines(nodes_of, gpus, transport, cache_folder(os.environ))
     else:
         machines = Machines(lambda _: 1, gpus, "torch", cache_folder(os.environ))
     some = [one for one in runs(scaling) if only in (None, one.ranks)]
