@@ -8,6 +8,7 @@ An array that has several names is stored once, and so is the row of one whose r
 """
 
 import json
+import mmap
 import os
 import struct
 import zlib
@@ -88,17 +89,22 @@ def write(descriptor: int, buffers: Iterable[memoryview], position: int) -> int:
     return position
 
 
-def places(descriptor: int) -> tuple[list[Place], bool]:
-    """Where the records of a file are, and whether bytes follow that are none: one cut short, or damage."""
+def places(descriptor: int) -> list[Place]:
+    """Where the records of a file are, but for one cut short, the last, and those whose heads are damaged."""
     found, position, size = list[Place](), 0, os.fstat(descriptor).st_size
-    while (head := _head(descriptor, position)) is not None:
+    while 0 <= position < size:
+        head = _head(descriptor, position)
+        if head is None:
+            with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content:
+                position = content.find(_MAGIC, position + 1)
+            continue
         _, round, about, arrays, _, _ = head
         end = position + _HEAD_BYTES + about + arrays
         if end > size:
             break
         found.append(Place(round, position, end))
         position = end
-    return found, position < size
+    return found
 
 
 def read(descriptor: int, place: Place) -> Record | None:

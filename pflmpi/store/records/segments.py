@@ -87,13 +87,11 @@ class Segment:
         path: of the file.
         rank: whose.
         places: of the records in it, in ascending order of rounds.
-        torn: whether something follows that is no record.
     """
 
     path: Path
     rank: int
     places: tuple[Place, ...]
-    torn: bool
 
     def read(self, place: Place) -> Record | None:
         """One of its records; None if it is damaged or gone."""
@@ -119,10 +117,10 @@ def segments(run: Path, rank: int | None = None) -> list[Segment]:
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)
             try:
-                places, torn = record.places(descriptor)
+                places = record.places(descriptor)
             finally:
                 os.close(descriptor)
-            found.append(Segment(path, its, tuple(places), torn))
+            found.append(Segment(path, its, tuple(places)))
     return found
 
 
