@@ -3,10 +3,11 @@
     python benchmarks/peers --folder DIR [--works cnn mlp ...] [--peers bare pflmpi ...] [--passes 3]
                             [--pfllib CHECKOUT] [--out FILE.md]
 
-FedAvg on random images that all of them read from one file; what is done is in `work.py`. Each simulator runs as its
-documentation says, in an environment of its own below DIR, which is made when it is not there, with the PyTorch of
-this one; on all cores: a process for each (pflmpi, pfl, Flower, the bare loop), or one process with as many threads
-(fluke, PFLlib). PFLlib is no package: `--pfllib` names a checkout of its repository, without which it is left out.
+FedAvg on random images that all of them read from one file, and FedGH where they have it; what is done is in `work.py`.
+Each simulator runs as its documentation says, in an environment of its own below DIR, which is made when it is not
+there, with the PyTorch of this one; on all cores: a process for each (pflmpi, pfl, Flower, the bare loop), or one
+process with as many threads (fluke, PFLlib). PFLlib is no package: `--pfllib` names a checkout of its repository,
+without which it is left out.
 
 The passes are interleaved: every simulator once, then all again. Seconds a round: the median of the rounds of a pass
 but the first, the best of the passes. First round: from the start of the command, the best of the passes. Memory: all
@@ -31,7 +32,7 @@ def main() -> int:
     names = [peer.name for peer in environments.PEERS]
     options.add_argument("--folder", type=Path, required=True, metavar="DIR", help="environments, data and logs")
     options.add_argument(
-        "--works", nargs="+", choices=work.WORKS, default=[name for name in work.WORKS if name != "tiny"]
+        "--works", nargs="+", choices=work.WORKS, default=[name for name in work.WORKS if name not in work.TINY]
     )
     options.add_argument("--peers", nargs="+", choices=names, default=names)
     options.add_argument("--passes", type=int, default=3, metavar="N")
@@ -45,9 +46,10 @@ def main() -> int:
     ]
     failed, tables = False, []
     for name in asked.works:
-        seen: dict[str, list[measuring.Measured]] = {peer.name: [] for peer in peers}
+        able = [peer for peer in peers if work.WORKS[name].algorithm in peer.algorithms]
+        seen: dict[str, list[measuring.Measured]] = {peer.name: [] for peer in able}
         for _ in range(asked.passes):
-            for peer in peers:
+            for peer in able:
                 try:
                     seen[peer.name].append(one := measure(peer, name, asked))
                 except RuntimeError as error:
@@ -83,8 +85,8 @@ def table(name: str, seen: dict[str, list[measuring.Measured]]) -> str:
     best = {peer: min(statistics.median(one.rounds) for one in runs) for peer, runs in seen.items() if runs}
     ours = best.get("pflmpi")
     lines = [
-        f"{name}: {of.clients} clients with {of.samples} samples of {'x'.join(map(str, of.shape))}, "
-        f"{of.cohort} a round, batch {of.batch}, `{of.model}`",
+        f"{name}: `{of.algorithm}`, {of.clients} clients with {of.samples} samples of {'x'.join(map(str, of.shape))}, "
+        f"{of.cohort} a round, epochs {of.epochs}, batch {of.batch}, `{of.model}`",
         "",
         "| | seconds a round | of pflmpi's | first round ends after, s | memory, MiB |",
         "|---|---|---|---|---|",

@@ -16,21 +16,23 @@ class Peer:
         package: what pip installs; "" runs in this environment.
         processes: by which torchrun starts it, one for each core; else it makes its own.
         threads: of a process; None: as many as cores.
+        algorithms: that are compared.
     """
 
     name: str
     package: str = ""
     torchrun: bool = False
     threads: int | None = 1
+    algorithms: tuple[str, ...] = ("fedavg",)
 
 
 PEERS = (
     Peer("bare", torchrun=True),
-    Peer("pflmpi"),
+    Peer("pflmpi", algorithms=("fedavg", "fedgh")),
     Peer("pfl", "pfl==0.6.0", torchrun=True),
     Peer("flower", "flwr[simulation]==1.41.0"),
     Peer("fluke", "fluke-fl==0.8.1", threads=None),
-    Peer("pfllib", threads=None),
+    Peer("pfllib", threads=None, algorithms=("fedavg", "fedgh")),
 )
 
 

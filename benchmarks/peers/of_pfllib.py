@@ -1,4 +1,4 @@
-"""PFLlib's FedAvg, from a checkout of its repository; one process that computes on all cores."""
+"""PFLlib's FedAvg and FedGH, from a checkout of its repository; one process that computes on all cores."""
 
 import argparse
 import json
@@ -14,11 +14,11 @@ import work
 
 OPTIONS = {
     "device": "cpu",
-    "local_epochs": 1,
     "local_learning_rate": work.LR,
     "random_join_ratio": False,
     "few_shot": 0,
-    "algorithm": "FedAvg",
+    "algorithm": "",
+    "server_learning_rate": 0.01,
     "time_select": False,
     "goal": "time",
     "time_threthold": 10**9,
@@ -49,26 +49,33 @@ def main() -> None:
         os.chdir(folder / "system")  # it looks for ../dataset
         sys.path.insert(0, str(checkout / "system"))
         from flcore.servers.serveravg import FedAvg
+        from flcore.servers.servergh import FedGH
+        from flcore.trainmodel.models import BaseHeadSplit
 
+        model = work.network(of)
+        if of.algorithm == "fedgh":
+            model = BaseHeadSplit(model[:-1], model[-1])
         options = argparse.Namespace(
             **OPTIONS,
             dataset="work",
             num_classes=work.CLASSES,
             global_rounds=of.rounds - 1,  # it makes one more
             batch_size=of.batch,
-            model=work.network(of),
+            local_epochs=of.epochs,
+            model=model,
             num_clients=of.clients,
             join_ratio=of.cohort / of.clients,
         )
-        server, ends = FedAvg(options, 0), []
+        kind, last = (FedGH, "train_head") if of.algorithm == "fedgh" else (FedAvg, "aggregate_parameters")
+        server, ends = kind(options, 0), []
         server.evaluate = lambda *_: server.rs_test_acc.append(0.0)
-        combine = server.aggregate_parameters
+        finish = getattr(server, last)
 
-        def combine_and_note() -> None:
-            combine()
+        def finish_and_note() -> None:
+            finish()
             ends.append(time.time())
 
-        server.aggregate_parameters = combine_and_note
+        setattr(server, last, finish_and_note)
         server.save_results = server.save_global_model = lambda: None
         sys.stdout = sys.stderr
         server.train()

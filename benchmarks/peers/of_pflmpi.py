@@ -20,11 +20,11 @@ def main() -> None:
         "data": {"path": str(Path(sys.argv[2]).resolve()), "split": "official"},
         "partition": {"name": "writers"},
         "model": {"name": of.model},
-        "algorithm": {"name": "fedavg"},
+        "algorithm": {"name": of.algorithm},
         "training": {
             "rounds": of.rounds,
             "participation": of.cohort / of.clients,
-            "epochs": 1,
+            "epochs": of.epochs,
             "batch_size": of.batch,
             "lr": work.LR,
         },

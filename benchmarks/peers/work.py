@@ -15,7 +15,7 @@ CLASSES, LR = 10, 0.03
 
 @dataclass(frozen=True)
 class Work:
-    """FedAvg, one local epoch of SGD, on samples that are the same number for every client.
+    """Local epochs of SGD on samples that are the same number for every client.
 
     Attributes:
         shape: of a sample.
@@ -23,6 +23,7 @@ class Work:
         cohort: participants of a round.
         rounds: of one run; the first one warms up.
         model: as pflmpi calls it.
+        algorithm: as pflmpi calls it; simulators without it are left out.
     """
 
     shape: tuple[int, int, int]
@@ -32,6 +33,8 @@ class Work:
     batch: int
     rounds: int
     model: str
+    epochs: int = 1
+    algorithm: str = "fedavg"
 
 
 WORKS = {
@@ -39,10 +42,13 @@ WORKS = {
     "mlp": Work(MNIST, clients=100, samples=600, cohort=20, batch=10, rounds=12, model="mlp"),
     "resnet18": Work(CIFAR, clients=100, samples=100, cohort=4, batch=20, rounds=7, model="resnet18"),
     "logistic": Work(MNIST, clients=1000, samples=60, cohort=10, batch=10, rounds=60, model="logistic"),
-    "tiny": Work(
-        MNIST, clients=6, samples=20, cohort=2, batch=10, rounds=3, model="logistic"
-    ),  # only to see that it runs
+    # As PFLlib's authors use it: 100 clients, a fifth of them a round, batches of 100.
+    "fedgh": Work(CIFAR, 100, samples=450, cohort=20, batch=100, rounds=5, model="cnn", epochs=2, algorithm="fedgh"),
+    # Only to see that they run.
+    "tiny": Work(MNIST, clients=6, samples=20, cohort=2, batch=10, rounds=3, model="logistic"),
+    "tiny-fedgh": Work(CIFAR, 6, samples=20, cohort=2, batch=10, rounds=3, model="cnn", epochs=2, algorithm="fedgh"),
 }
+TINY = ("tiny", "tiny-fedgh")
 
 
 def write(work: Work, path: Path) -> None:

@@ -11,9 +11,10 @@ from project import ROOT
 
 @pytest.mark.slow
 def test_the_bare_loop_and_pflmpi_do_the_same_work(tmp_path: Path) -> None:
-    words = ["--folder", str(tmp_path), "--works", "tiny", "--peers", "bare", "pflmpi", "--passes", "1"]
+    words = ["--folder", str(tmp_path), "--works", "tiny", "tiny-fedgh", "--peers", "bare", "pflmpi", "--passes", "1"]
     done = processes.call([sys.executable, "benchmarks/peers", *words], timeout=200, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "6 clients with 20 samples of 1x28x28, 2 a round, batch 10, `logistic`" in done.stdout
+    assert "`fedavg`, 6 clients with 20 samples of 1x28x28, 2 a round, epochs 1, batch 10, `logistic`" in done.stdout
+    assert "`fedgh`, 6 clients with 20 samples of 3x32x32, 2 a round, epochs 2, batch 10, `cnn`" in done.stdout
     rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith(("| bare", "| pflmpi"))]
-    assert [len(row) for row in rows] == [5, 5] and all(float(cell) > 0 for row in rows for cell in row[1:])
+    assert [len(row) for row in rows] == [5, 5, 5] and all(float(cell) > 0 for row in rows for cell in row[1:])
