@@ -51,6 +51,14 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
     assert "their mean, with its 95 % confidence interval" in found.caption
 
 
+def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path: Path) -> None:
+    runs = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
+    found = seeds.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], y_label="loss"), runs)
+    assert isinstance(found, Curves)
+    one = found.curves[0]
+    assert one.y.tolist() == [np.inf, 3.0] and one.low is not None and np.isfinite(one.low).tolist() == [False, True]
+
+
 def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path: Path) -> None:
     runs = named([run(tmp_path / "0", 0, lr=0.1), run(tmp_path / "1", 1, lr=0.2)])
     plot = figure(runs, [[40, 90], [42, 96]])

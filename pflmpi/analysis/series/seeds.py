@@ -62,10 +62,11 @@ def _common(curves: Sequence[Curve], over_rounds: bool) -> int | None:
 
 
 def _mean(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
-    """Mean of curves point by point, with the confidence interval of the mean."""
+    """Mean of curves point by point, with the confidence interval of the mean; none where a value is infinite."""
     x, y = (np.array([getattr(curve, axis)[:count] for curve in curves]) for axis in "xy")
     special: Any = import_module("scipy.special")
-    half = special.stdtrit(len(curves) - 1, (1 + _CONFIDENCE) / 2) * y.std(0, ddof=1) / len(curves) ** 0.5
+    spread = np.where(np.isfinite(y), y, np.nan).std(0, ddof=1)
+    half = special.stdtrit(len(curves) - 1, (1 + _CONFIDENCE) / 2) * spread / len(curves) ** 0.5
     mean = y.mean(0)
     least, most = 0.0 if (y >= 0).all() else -np.inf, 100.0 if percent else np.inf
     low, high = (np.clip(side, least, most) for side in (mean - half, mean + half))
