@@ -81,7 +81,7 @@ def all_facts(
     clocks = compare_clocks(transport)
     if root:
         place = place.model_copy(update=run_folder.stale_files(folder, before))
-    device = try_device(facts.device, transport.peers, transport.rank, config)
+    device = try_device(facts.device, transport.peers, transport.rank, config, transport.name)
     mine = facts.model_copy(update={"mpi": library, "folder": place, "device": device})
     texts = gather_texts(transport, mine.model_dump_json()) or []
     everyone = [RankFacts.model_validate_json(text) for text in texts]

@@ -40,11 +40,22 @@ def seen_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[mach
         return ()
 
 
-def try_device(found: Device, peers: Sequence[Peer], rank: int, config: "Config | None") -> Device:
-    """The device that a run would give this rank, tried; `found` is what torch has."""
+def try_device(
+    found: Device, peers: Sequence[Peer], rank: int, config: "Config | None", transport: str = "inprocess"
+) -> Device:
+    """The device that a run would give this rank, tried.
+
+    Args:
+        found: what torch has.
+        peers: all ranks.
+        rank: this one.
+        config: the configuration, if there is one.
+        transport: the name of that to the other ranks.
+    """
     if found.error:
         return found
     from pflmpi.runtime.devices import device_of, place
+    from pflmpi.runtime.exchange.gpu_messages import gpu_messages
 
     runtime, training = (config.runtime, config.training) if config else (RuntimeConfig(), TrainingConfig())
     about: dict[str, Any] = {"name": "CPU"}
@@ -54,6 +65,7 @@ def try_device(found: Device, peers: Sequence[Peer], rank: int, config: "Config 
         placed = place(peers, runtime, training)
         if placed.number[rank] is not None:
             about = gpu(device_of(placed, rank))
+        about["messages"] = gpu_messages(placed, transport).text
     except PflmpiError as error:
         about = {"error": str(error)}
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it

@@ -42,6 +42,7 @@ class Device(_Facts):
     memory_free: int = 0
     visible: str | None = None  # text of CUDA_VISIBLE_DEVICES, None where it is not set
     error: str = ""  # why the rank cannot compute
+    messages: str = ""  # how large messages reach the GPUs, and why; "" without them
     gloo: bool = False  # whether torch.distributed has it
     nccl: str = ""  # its version, "" without
 

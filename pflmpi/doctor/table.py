@@ -125,6 +125,7 @@ _TEXTS: dict[str, Callable[[RankFacts], str]] = {
     "started by": _launcher,
     "MPI": _mpi,
     "torch.distributed": lambda one: f"gloo: {'yes' if one.device.gloo else 'no'}; NCCL: {one.device.nccl or 'no'}",
+    "messages to GPUs": lambda one: one.device.messages or "not used",
     "Slurm": lambda one: ", ".join(f"{name} {text}" for name, text in one.slurm.items() if text) or "no job",
     "run folder": _folder,
     "data": _data,

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 
 from pflmpi import tree
+from pflmpi.learning.task import HOST
+from pflmpi.messages.arrival import broadcast
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call, Messages, Mixed, Own, OwnClasses, with_rows
@@ -27,7 +29,8 @@ class Reply:
 
     def on(self, device: torch.device) -> "Reply":
         """The same with what the clients here have in common on a device, where it is sent once a round."""
-        common = tree.to({"shared": {**self.shared}, "by_class": {**self.by_class}}, device)
+        common: Tree = {"shared": {**self.shared}, "by_class": {**self.by_class}}
+        common = tree.to_host(common) if device.type == "cpu" else tree.to(common, device)
         return replace(self, shared=tree.part(common, "shared"), by_class=tree.part(common, "by_class"))  # type: ignore[arg-type]
 
     def for_clients(self, clients: np.ndarray, names: Collection[str] | None = None) -> Messages:
@@ -56,13 +59,18 @@ class Reply:
 
 
 def send_down(
-    transport: Transport, declared: Declared, published: Messages | None, assigned: list[list[ClientGroup]]
+    transport: Transport,
+    declared: Declared,
+    published: Messages | None,
+    assigned: list[list[ClientGroup]],
+    device: torch.device = HOST,
 ) -> Reply:
     """Send what was published to the ranks of the receivers: Shared once, Own per client, OwnClasses per rank.
 
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
         assigned: the groups of receivers of each rank.
+        device: of this rank, to which what is shared comes.
 
     Raises:
         RunError: a message that was not declared, differs from its declaration, or is missing.
@@ -74,12 +82,9 @@ def send_down(
     shared, own, by_class = _by_way(declared)
     received: Messages = {}
     if shared:
-        buffer = np.empty(tree.num_bytes(shared), np.uint8)
-        if published is not None:
-            buffer = pack({name: published[name] for name in shared})
+        packed = None if published is None else pack({name: published[name] for name in shared})
         with transport.channel("data"):
-            transport.broadcast(buffer)
-        received = unpack(buffer, shared)  # type: ignore[assignment]
+            received = broadcast(transport, packed, shared, device)  # type: ignore[assignment]
 
     mine: dict[str, Messages] = {"own": {}, "class": {}}
     if own or by_class:

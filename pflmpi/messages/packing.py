@@ -48,3 +48,14 @@ def unpack(buffer: np.ndarray, like: Tree) -> Tree:
         offset += size
     assert offset == len(buffer), f"buffer of {len(buffer)} bytes, template of {offset}"
     return tree.unflatten(flat)
+
+
+def unpack_there(buffer: Tensor, like: Tree) -> Tree:
+    """As `unpack`, of bytes [M] that stay on their device; all leaves are copied in one operation."""
+    leaves, parts, offset = dict(tree.leaves(like)), dict[str, Tensor](), 0
+    for path, leaf in leaves.items():
+        size = leaf.numel() * leaf.element_size()
+        parts[path] = buffer[offset : offset + size]
+        offset += size
+    copies = dict(tree.leaves(tree.clone({**parts})))
+    return tree.unflatten({path: copies[path].view(leaf.dtype).view(leaf.shape) for path, leaf in leaves.items()})

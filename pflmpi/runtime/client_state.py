@@ -67,11 +67,13 @@ class Population:
             rows.begin(clients, path, torch.tensor(array[:1]))
         rows.put(clients, from_flat({path: array for path, array in arrays.items() if path not in same}))
 
-    def keep_reply(self, group: np.ndarray, reply: Reply) -> None:
-        """Remember what the clients of a group have received, where they are tested with it while absent."""
-        rows = self._rows(group).rows
-        if RECEIVED in rows:
-            self.put(group, {RECEIVED: {**reply.for_clients(group, tree.part(rows, RECEIVED))}})
+    def keep_reply(self, groups: Sequence[np.ndarray], reply: Reply) -> None:
+        """Remember what the clients of some groups have received, where they are tested with it while absent."""
+        kept = [group for group in groups if RECEIVED in self._rows(group).rows]
+        here = reply.on(HOST) if kept else reply
+        for group in kept:
+            names = tree.part(self._rows(group).rows, RECEIVED)
+            self.put(group, {RECEIVED: {**here.for_clients(group, names)}})
 
     def received(self, group: np.ndarray, reply: Reply, names: tuple[str, ...]) -> Messages:
         """The named messages [m, ...] that the clients of a group are tested with."""

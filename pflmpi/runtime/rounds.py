@@ -73,8 +73,7 @@ def run(
 
         seen, reply = exchange(setup, transport, server, population, mine.ups, now)
         server = seen.server
-        for group in now.training[rank]:
-            population.keep_reply(group, reply)
+        population.keep_reply(now.training[rank], reply)
         reply = reply.on(setup.executor.device)
         exchanging = watch.lap()
 
@@ -136,8 +135,7 @@ def _open(
     ups = [(group, client_errors.introduce(setup.executor, group, population.get(group))) for group in introducing]
     seen, reply = exchange(setup, transport, server, population, ups, opening)
     if opening.saves:
-        for group in setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank]:
-            population.keep_reply(group, reply)
+        population.keep_reply(setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank], reply)
         checkpoints.save(opening, seen, population, None)
     return seen.server, reply.on(setup.executor.device)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from pflmpi.errors import TransportError
 from pflmpi.transports.base import Transport
+from pflmpi.transports.gpu.memory import Buffer
 
 T = TypeVar("T")
 
@@ -74,7 +75,8 @@ class ThreadTransport(Transport):
         self._calls += 1
         return self._group.exchange(self.rank, self._calls, operation, value)
 
-    def _broadcast(self, buffer: np.ndarray) -> None:
+    def _broadcast(self, buffer: Buffer) -> None:
+        assert isinstance(buffer, np.ndarray), "threads share no GPU"
         buffers = self._collective("broadcast", buffer)
         sizes = [len(one) for one in buffers]
         assert len(set(sizes)) == 1, f"broadcast of unlike sizes: {sizes}"

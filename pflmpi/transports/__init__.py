@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Literal, NoReturn
 
@@ -61,7 +62,7 @@ def open_transport(
 
 def introduce(transport: Transport, peer: Peer) -> None:
     """Tell all ranks where this one runs and what it sees, in their `peers`."""
-    everyone = gather_texts(transport, peer.to_json())
+    everyone = gather_texts(transport, replace(peer, device_buffers=transport.device_buffers).to_json())
     text = from_root(transport, json.dumps(everyone))
     transport.peers = [Peer.from_json(one) for one in json.loads(text)]
 

@@ -22,10 +22,12 @@ class Transport(Collectives):
         timeout: seconds that a call waits for the other ranks; may be changed between calls, equally on all ranks.
         peers: host and process of each rank; empty before `introduce`.
         fault_tolerant: whether the other ranks can continue when one is lost.
+        device_buffers: whether the library of this rank moves memory of a GPU; None where it does not say.
     """
 
     name: ClassVar[str]
     fault_tolerant = False
+    device_buffers: bool | None = None
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
         super().__init__(rank, size)
@@ -39,10 +41,10 @@ class Transport(Collectives):
             self._barrier()
 
     def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:
-        """Move large messages between GPUs, where the transport can; every rank calls this once.
+        """Move large messages between GPUs; every rank calls this once, with what `gpu_messages` decided.
 
         Args:
-            ranks: those that have a GPU to themselves: all, or all but rank 0.
+            ranks: those that do: all, or all but rank 0.
             device: of this rank.
         """
 

@@ -7,11 +7,14 @@ All ranks make the same calls in the same order. Buffers are uint8, one-dimensio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
 from pflmpi.transports.counter import Channel, Counter
+from pflmpi.transports.gpu.memory import Buffer, check_bytes
+
+B = TypeVar("B", np.ndarray, Buffer)
 
 _NAN = np.int64(0x7FF8000000000000)  # the one NaN that comes out, whichever went in
 _ALL_BUT_SIGN = np.int64(0x7FFFFFFFFFFFFFFF)
@@ -39,9 +42,16 @@ class Collectives(ABC):
         """Count what is moved inside the context on the channel "data" or "control" (the default)."""
         return self.counter.channel(name)
 
-    def broadcast(self, buffer: np.ndarray) -> None:
-        """Copy rank 0's `buffer` into every rank's, of the same size everywhere."""
-        _check(buffer)
+    def takes_gpu_memory(self, size: int) -> bool:
+        """Whether a broadcast of so many bytes may begin and end in the memory of GPUs; the same on every rank."""
+        return False
+
+    def broadcast(self, buffer: Buffer) -> None:
+        """Copy rank 0's `buffer` into every rank's, of the same size everywhere.
+
+        A rank may give a tensor on its GPU where the transport `takes_gpu_memory`, whatever the others give.
+        """
+        check_bytes(buffer)
         if self.size > 1 and len(buffer):
             self._broadcast(buffer)
         self.counter.add(down=len(buffer) * (self.size - 1))
@@ -59,7 +69,7 @@ class Collectives(ABC):
             return part
         assert parts is not None and len(parts) == self.size, f"one part for each of {self.size} ranks"
         for part in parts:
-            _check(part)
+            check_bytes(part)
         assert len(parts[0]) == size, f"rank 0's part has {len(parts[0])} bytes, declared {size}"
         if self.size > 1:
             self._exchange("scatter", {rank: parts[rank] for rank in range(1, self.size) if len(parts[rank])}, {})
@@ -71,7 +81,7 @@ class Collectives(ABC):
 
         Rank 0 gets its own part back, not a copy.
         """
-        _check(part)
+        check_bytes(part)
         assert len(sizes) == self.size, f"{len(sizes)} sizes for {self.size} ranks"
         assert len(part) == sizes[self.rank], f"part of {len(part)} bytes, declared {sizes[self.rank]}"
         self.counter.add(up=sum(sizes[1:]))
@@ -93,7 +103,7 @@ class Collectives(ABC):
         """
         assert sizes.shape == (self.size, self.size), f"sizes {sizes.shape} for {self.size} ranks"
         for part in parts:
-            _check(part)
+            check_bytes(part)
         assert [len(part) for part in parts] == sizes[self.rank].tolist(), "parts are not of the declared sizes"
         received = [np.empty(size, np.uint8) for size in sizes[:, self.rank].tolist()]
         received[self.rank] = parts[self.rank]
@@ -136,7 +146,7 @@ class Collectives(ABC):
         return size * (self.size - 1)
 
     @abstractmethod
-    def _broadcast(self, buffer: np.ndarray) -> None:
+    def _broadcast(self, buffer: Buffer) -> None:
         """Broadcast in place; not empty."""
 
     @abstractmethod
@@ -159,16 +169,11 @@ class Collectives(ABC):
         """Replace int64 values [M] by their elementwise sum on rank 0; not empty."""
 
 
-def chunks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
+def chunks(array: B, size: int) -> Iterator[B]:
     """Views of at most `size` bytes that together make up the array [M]."""
     step = size // array.itemsize
     for start in range(0, len(array), step):
         yield array[start : start + step]
-
-
-def _check(buffer: np.ndarray) -> None:
-    assert buffer.dtype == np.uint8 and buffer.ndim == 1, f"uint8 [M], not {buffer.dtype} {buffer.shape}"
-    assert buffer.flags.c_contiguous, "a contiguous buffer"
 
 
 def to_keys(values: np.ndarray) -> np.ndarray:

@@ -2,22 +2,27 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
 from pflmpi.errors import RankLost, TransportError
 from pflmpi.transports.base import Transport
 from pflmpi.transports.collectives import chunks
+from pflmpi.transports.gpu.memory import LEAST, Buffer, wait_for_kernels
+from pflmpi.transports.mpi_library import loaded
+from pflmpi.transports.mpi_roll_call import absent, was_called
 from pflmpi.transports.mpi_start import MPI
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.process_exit import finalize, flush_output
 from pflmpi.transports.waiting import SHORTEST, TimeIsUp, lost, timed_out, wait
 
-_TAG, _ROLL_CALL_TAG = 1, 2
-_ANSWER = 3.0  # seconds to answer a roll call; a waiting rank looks for one every few milliseconds
+if TYPE_CHECKING:
+    import torch
+
+_TAG = 1
 _APART, _MOST_APART = 0.5, 8  # seconds between the aborts of survivors by rank, and how many ranks are kept apart
 _FORWARDED = 0.2  # seconds for the launcher to pass on what was shown: an abort now and then overtakes it
 _REPAIRS = 10  # attempts, each of which another death may spoil
@@ -45,12 +50,23 @@ class MpiTransport(Transport):
     def __init__(self, timeout: float, fault_tolerant: bool = False) -> None:
         super().__init__(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), timeout)
         self.fault_tolerant = fault_tolerant
+        library = loaded()
+        self.device_buffers = None if library is None else library.device_buffers
+        self._between_gpus = False
         self._finalize = True
         self._under_way: list[MPI.Request] = []
         self._interrupted: list[MPI.Request] = []  # by a loss; they hold their buffers, which must outlive them
         if fault_tolerant:
             MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         self._use(MPI.COMM_WORLD.Dup())  # other libraries' messages on the world do not mix with ours
+
+    def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:
+        """Broadcast from GPU to GPU, which the libraries of all ranks can; see the base class."""
+        self._between_gpus = True
+
+    def takes_gpu_memory(self, size: int) -> bool:
+        """Whether as many bytes are sent from GPU to GPU; see the base class."""
+        return self._between_gpus and size >= LEAST
 
     def all_well(self, well: bool) -> bool:
         """Agree, although ranks may die in it; see the base class."""
@@ -98,10 +114,15 @@ class MpiTransport(Transport):
             self._roll.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
-    def _broadcast(self, buffer: np.ndarray) -> None:
+    def _broadcast(self, buffer: Buffer) -> None:
         with self._together("broadcast"):
+            wait_for_kernels(buffer)
             for chunk in chunks(buffer, self.max_message):
-                self._move([self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
+                if self.takes_gpu_memory(len(buffer)):
+                    # Blocking, as the sum below: Open MPI takes no memory of GPUs in non-blocking collectives.
+                    self._comm.Bcast([chunk, MPI.BYTE], root=0)
+                else:
+                    self._move([self._comm.Ibcast([chunk, MPI.BYTE], root=0)])
 
     def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         with self._together(operation):
@@ -147,7 +168,7 @@ class MpiTransport(Transport):
         try:
             meeting = self._comm.Ibarrier()
             self._under_way = [meeting]
-            wait(lambda: meeting.Test() or self._roll.Iprobe(tag=_ROLL_CALL_TAG), self.timeout)
+            wait(lambda: meeting.Test() or was_called(self._roll), self.timeout)
             if not meeting.Test():  # another rank's time is up
                 raise TimeIsUp(self.timeout)
             yield
@@ -158,28 +179,12 @@ class MpiTransport(Transport):
             loss = RankLost if self.fault_tolerant else TransportError
             raise loss(lost(operation, error, "" if self.fault_tolerant else ended(self.peers))) from error
         except TimeIsUp as late:
-            who = names(_absent(self._roll), self.peers)
+            who = names(absent(self._roll), self.peers)
             raise TransportError(timed_out(operation, late.seconds, who)) from late
 
     def _move(self, requests: list[MPI.Request]) -> None:
         self._under_way += requests
         wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)
-
-
-def _absent(comm: MPI.Intracomm) -> list[int]:
-    """Ranks that do not answer a roll call: called when a rank's time is up, every waiting rank joins in."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    silent = set(range(size)) - {rank}
-    requests = [comm.Isend(np.ones(1, np.uint8), other, _ROLL_CALL_TAG) for other in sorted(silent)]
-    end = time.monotonic() + _ANSWER
-    while silent and time.monotonic() < end:
-        for other in sorted(silent):
-            if comm.Iprobe(source=other, tag=_ROLL_CALL_TAG):
-                comm.Recv(np.empty(1, np.uint8), other, _ROLL_CALL_TAG)
-                silent.remove(other)
-        time.sleep(0.01)
-    del requests  # small messages need no completion; the ranks stop now
-    return sorted(silent)
 
 
 def _agreed(comm: MPI.Intracomm, well: bool) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LIBRARY = re.compile(r"/libmpi(ch)?(_\w+)?\.so[\d.]*$")
+_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA in MPICH's mpi.h
 _LONGEST = 8192  # bytes of a version text; MPICH's, the longest, is documented to be at most that
 
 
@@ -68,6 +69,11 @@ def _name(library: ctypes.CDLL) -> str:
 def _device_buffers(library: ctypes.CDLL) -> bool | None:
     started = ctypes.c_int()
     library.MPI_Initialized(ctypes.byref(started))
-    if not started.value or not hasattr(library, "MPIX_Query_cuda_support"):
+    if not started.value:
         return None
-    return bool(library.MPIX_Query_cuda_support())
+    if hasattr(library, "MPIX_Query_cuda_support"):  # Open MPI, MPICH
+        return bool(library.MPIX_Query_cuda_support())
+    if hasattr(library, "MPIX_GPU_query_support"):  # some that are derived from MPICH
+        supported = ctypes.c_int()
+        return library.MPIX_GPU_query_support(_CUDA, ctypes.byref(supported)) == 0 and bool(supported.value)
+    return None

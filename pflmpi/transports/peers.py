@@ -22,12 +22,14 @@ class Peer:
         process: process id there.
         cores: numbers of the cores that it may use.
         gpus: that it sees and may use, in the order of its numbers for them.
+        device_buffers: whether its MPI library moves memory of a GPU; None where there is none, or it does not say.
     """
 
     host: str
     process: int
     cores: tuple[int, ...] = (0,)
     gpus: tuple[Gpu, ...] = ()
+    device_buffers: bool | None = None
 
     @classmethod
     def here(cls, cores: Sequence[int], gpus: Sequence[Gpu]) -> "Peer":
@@ -37,12 +39,12 @@ class Peer:
     @classmethod
     def from_json(cls, text: str) -> "Peer":
         """The inverse of `to_json`."""
-        host, process, cores, gpus = json.loads(text)
-        return cls(host, process, tuple(cores), tuple(Gpu(*gpu) for gpu in gpus))
+        host, process, cores, gpus, device_buffers = json.loads(text)
+        return cls(host, process, tuple(cores), tuple(Gpu(*gpu) for gpu in gpus), device_buffers)
 
     def to_json(self) -> str:
         """This peer on its way to the other ranks."""
-        return json.dumps([self.host, self.process, self.cores, self.gpus])
+        return json.dumps([self.host, self.process, self.cores, self.gpus, self.device_buffers])
 
     def ended(self) -> bool:
         """Whether the process has ended; one on another host counts as alive."""

@@ -17,7 +17,8 @@ from pflmpi.errors import TransportError
 from pflmpi.transports.base import Transport
 from pflmpi.transports.collectives import chunks
 from pflmpi.transports.detect import Launch
-from pflmpi.transports.gpu_group import Backend, GpuGroup, as_tensor
+from pflmpi.transports.gpu.group import Backend, GpuGroup, as_tensor
+from pflmpi.transports.gpu.memory import Buffer
 from pflmpi.transports.peers import ended, names
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.ring import piece, sum_bytes
@@ -61,6 +62,10 @@ class TorchTransport(Transport):
         with self._call("the start of NCCL"):
             self._gpus = GpuGroup(self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
 
+    def takes_gpu_memory(self, size: int) -> bool:
+        """Whether NCCL moves as many bytes; see the base class."""
+        return self._gpus is not None and self._gpus.carries(size)
+
     def abort(self, code: int) -> NoReturn:
         """End this process; the launcher stops the others, and those that wait for it lose their connection."""
         flush_output()
@@ -77,7 +82,7 @@ class TorchTransport(Transport):
             dist.destroy_process_group()
         return self._before
 
-    def _broadcast(self, buffer: np.ndarray) -> None:
+    def _broadcast(self, buffer: Buffer) -> None:
         if self._gpus and self._gpus.carries(buffer.nbytes):
             self._through_gpus("broadcast", buffer, self._gpus.broadcast)
         else:
@@ -108,14 +113,14 @@ class TorchTransport(Transport):
             before.close()
 
     def _collective(
-        self, operation: str, array: np.ndarray, start: Callable[[Tensor], dist.Work | None], size: int | None = None
+        self, operation: str, array: Buffer, start: Callable[[Tensor], dist.Work | None], size: int | None = None
     ) -> None:
         """Start a collective call on each chunk of the array."""
         with self._call(operation):
             for chunk in chunks(array, size or self.max_message):
                 self._wait(start(as_tensor(chunk)))
 
-    def _through_gpus(self, operation: str, array: np.ndarray, call: Callable[[Tensor], None]) -> None:
+    def _through_gpus(self, operation: str, array: Buffer, call: Callable[[Tensor], None]) -> None:
         with self._call(operation):
             for chunk in chunks(array, self.max_message):
                 call(as_tensor(chunk))

@@ -262,3 +262,9 @@ def test_many_ranks_share_the_rows_of_those_that_are_alike(capsys: pytest.Captur
     shown = "\n".join(show(capsys, everyone))
     assert "│ 0-6, 8-39 │ node1, node2 and 18 more │ CPU " in shown and "1 of 64 GiB" in shown  # the least
     assert "│ 7         │ node4 " in shown and "A100, 70 of 80 GiB" in shown
+
+
+def test_the_way_of_messages_to_gpus_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    way = "MPI, through the host: the library of every rank cannot move memory of a GPU"
+    shown = " ".join(show(capsys, world({"device": {**GPU, "messages": way}}, size=2))).replace("│", " ")
+    assert "messages to GPUs MPI, through the host:" in " ".join(shown.split())

@@ -5,7 +5,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 from unittest import mock
+
+import numpy as np
 
 import transport_checks
 from pflmpi.errors import TransportError
@@ -14,6 +17,7 @@ from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer
 
+LARGE = 100_000  # bytes
 LONG = 600.0  # seconds: a rank that notices only by this time limit has not noticed
 
 
@@ -32,6 +36,8 @@ def check(transport: Transport) -> None:
                 one(transport)
     if transport.name == "torch":
         check_messages_between_gpus(transport)
+    if transport.name == "mpi":
+        check_messages_in_gpu_memory(transport)
     transport.close()
     transport.close()
     say(f"rank {transport.rank} closed")
@@ -41,7 +47,7 @@ def check_messages_between_gpus(transport: Transport) -> None:
     """With gloo in NCCL's place: all ranks have a GPU, or all but rank 0."""
     import torch  # which mpirun's ranks can do without
 
-    from pflmpi.transports.gpu_group import GpuGroup
+    from pflmpi.transports.gpu.group import GpuGroup
     from pflmpi.transports.torchdist import TorchTransport
 
     assert isinstance(transport, TorchTransport)
@@ -55,8 +61,59 @@ def check_messages_between_gpus(transport: Transport) -> None:
             for name, one in transport_checks.CHECKS.items():
                 if name != "a_random_sequence":  # it counts the bytes of gloo's ring
                     one(transport)
-        assert carried.call_count == 1, "only the large one"
+            assert transport.takes_gpu_memory(LARGE) and not transport.takes_gpu_memory(1000)
+            right = transport_checks.payload(7, LARGE)
+            there = torch.from_numpy(right.copy() if transport.rank == 0 else np.zeros(LARGE, np.uint8))
+            transport.broadcast(there)
+            transport_checks.same(there.numpy(), right)
+        assert carried.call_count == 2, "only the large ones"
         assert moved.call_count == (transport.rank in ranks and len(ranks) > 1), "likewise"
+
+
+class GpuBytes:
+    """Bytes as a GPU shows them to a library that can move them; they are in memory of the host."""
+
+    is_cuda, device, ndim, dtype = True, "cuda:0", 1, "torch.uint8"
+
+    def __init__(self, values: np.ndarray, uses: list[str]) -> None:
+        self.values, self._uses = values, uses
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        self._uses.append("moved")
+        return {**self.values.__array_interface__, "version": 3}
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, part: slice) -> "GpuBytes":
+        return GpuBytes(self.values[part], self._uses)
+
+    def element_size(self) -> int:
+        return self.values.itemsize
+
+    itemsize = property(element_size)
+
+    def is_contiguous(self) -> bool:
+        return bool(self.values.flags.c_contiguous)
+
+
+def check_messages_in_gpu_memory(transport: Transport) -> None:
+    """Rank 0 sends from its host or from its GPU, the others receive on a GPU, the last one on its host."""
+    right = transport_checks.payload(7, LARGE)
+    transport.use_gpus(range(transport.size), cast(Any, "cuda:0"))
+    assert transport.takes_gpu_memory(LARGE) and not transport.takes_gpu_memory(1000)
+    for on_host in ({0}, {transport.size - 1}):
+        uses: list[str] = []
+        stream = mock.Mock(synchronize=lambda uses=uses: uses.append("kernels have ended"))
+        fake_torch = mock.Mock(cuda=mock.Mock(current_stream=lambda device, stream=stream: stream))
+        buffer = right.copy() if transport.rank == 0 else np.zeros(LARGE, np.uint8)
+        with mock.patch.dict(sys.modules, torch=fake_torch):
+            transport.broadcast(buffer if transport.rank in on_host else cast(Any, GpuBytes(buffer, uses)))
+        transport_checks.same(buffer, right)
+        assert uses == ([] if transport.rank in on_host else ["kernels have ended", "moved"])
+    for one in transport_checks.CHECKS.values():
+        one(transport)
 
 
 def go_wrong(transport: Transport, how: str) -> None:

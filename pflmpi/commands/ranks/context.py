@@ -13,6 +13,7 @@ from pflmpi.experiment.retrying import retry_after_rank_loss, together
 from pflmpi.machine import cores, gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, place
+from pflmpi.runtime.exchange.gpu_messages import gpu_messages
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
@@ -53,8 +54,11 @@ def context_of(
     device = device_of(placed, transport.rank)
     fix_kernels(device, config.runtime, config.training)
     limit_memory(placed, transport.rank, config.runtime)
-    if len(placed.gpu_ranks) > 1:
-        transport.use_gpus(placed.gpu_ranks, device)
+    between_gpus = gpu_messages(placed, transport.name)
+    if between_gpus.ranks:
+        transport.use_gpus(between_gpus.ranks, device)
+    if between_gpus.text and transport.rank == 0:
+        _log.info("large messages: %s", between_gpus.text)
     if placed.serves_only:
         config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
     first = launch.rank == 0

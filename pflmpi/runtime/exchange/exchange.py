@@ -63,7 +63,7 @@ def exchange(
     if transport.rank == 0:
         with calling(algorithm, "publish", now.round):
             published = algorithm.publish(task, server, now.receivers)
-    reply = send_down(transport, setup.declared, published, now.receiving)
+    reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device)
     return ServerRound(server, published, measured), reply
 
 

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pflmpi.transports.gpu.memory import LEAST, Buffer
+
 Backend = Literal["nccl", "gloo"]
 Parts = dict[int, np.ndarray]  # bytes on the host, by the rank at the other end
 
-_LEAST = 1 << 16  # bytes; a smaller message takes longer to and from a GPU than between hosts
 _NEVER = timedelta(days=7)  # nccl's own time limit ends the process silently; the transport has one of its own
 
 
@@ -51,12 +52,15 @@ class GpuGroup:
 
     def carries(self, size: int) -> bool:
         """Whether a message of so many bytes takes this way; the same on every rank."""
-        return size >= _LEAST
+        return size >= LEAST
 
     def broadcast(self, buffer: Tensor) -> None:
-        """Copy rank 0's buffer, on the host, into every rank's."""
-        if self._first != 0:
-            self._pass(buffer, 0, self._first)
+        """Copy rank 0's buffer into every rank's; each is on the host or on the GPU of its rank."""
+        if self._first != 0 and self._rank in (0, self._first):
+            passed = buffer if buffer.is_cpu else torch.empty(len(buffer), dtype=buffer.dtype, pin_memory=True)
+            self._pass(passed, 0, self._first)
+            if passed is not buffer:
+                buffer.copy_(passed, non_blocking=True)
         self._on_device(
             buffer,
             lambda staged: dist.broadcast(staged, src=self._first, group=self._group, async_op=True),
@@ -111,6 +115,8 @@ class GpuGroup:
                 buffer.copy_(staged)
 
 
-def as_tensor(chunk: np.ndarray) -> Tensor:
+def as_tensor(chunk: Buffer) -> Tensor:
     """The chunk as a tensor on the same memory."""
+    if isinstance(chunk, Tensor):
+        return chunk
     return torch.from_numpy(chunk if chunk.flags.writeable else chunk.copy())  # torch warns of read-only memory

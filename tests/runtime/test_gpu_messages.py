@@ -1,0 +1,125 @@
+"""How large messages reach GPUs, in the situations that placement is tested in; and where they then arrive."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from test_gpu_placement import SITUATIONS
+
+import stub_run
+from every_algorithm import every_algorithm
+from pflmpi import tree
+from pflmpi.learning.task import HOST
+from pflmpi.messages.arrival import broadcast
+from pflmpi.messages.packing import pack
+from pflmpi.runtime.config import RuntimeConfig
+from pflmpi.runtime.exchange.gpu_messages import GpuMessages, gpu_messages
+from pflmpi.runtime.gpu_placement import place_ranks
+from pflmpi.transports.gpu.memory import Buffer
+from pflmpi.transports.inprocess import InProcessTransport
+from stub_device import DEVICE, StubTensor, stub_device
+
+
+def way(name: str, transport: str, answers: Sequence[bool | None] = (None,)) -> GpuMessages:
+    """The way in a situation; the last of the libraries' answers is that of all other ranks."""
+    situation = SITUATIONS[name]
+    peers = [
+        replace(peer, device_buffers=answers[min(rank, len(answers) - 1)])
+        for rank, peer in enumerate(situation.peers())
+    ]
+    return gpu_messages(place_ranks(peers, RuntimeConfig(**situation.runtime)), transport)
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_ranks_with_a_gpu_each_talk_by_nccl(name: str) -> None:
+    situation, found = SITUATIONS[name], way(name, "torch")
+    computing = tuple(rank for rank, gpu in enumerate(situation.expected) if gpu != "cpu")
+    between = situation.nccl and len(computing) > 1
+    assert found.ranks == (computing if between else ())
+    assert ("NCCL from GPU to GPU" in found.text) == between
+    assert ("which stands for it" in found.text) == (between and situation.serves_only)
+    assert bool(found.text) == (len(situation.ranks) > 1 and bool(computing))
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_mpi_moves_gpu_memory_if_the_libraries_of_all_ranks_can(name: str) -> None:
+    situation, found = SITUATIONS[name], way(name, "mpi", [True])
+    computing = tuple(rank for rank, gpu in enumerate(situation.expected) if gpu != "cpu")
+    assert found.ranks == (computing if len(situation.ranks) > 1 else ())
+    assert found.text.startswith("MPI from GPU to GPU, on ") == bool(found.ranks)
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ([False], "the library of every rank cannot move memory of a GPU"),
+        ([None], "the library of every rank does not say that it can move memory of a GPU"),
+        ([True, False, True], "the library of rank 1 (host a, process 1) cannot move"),
+        ([True, True, None, True], "the library of rank 2 (host a, process 2) does not say"),
+        ([None, False, True], "the library of rank 1 (host a, process 1) cannot move"),
+        ([False, True], "the library of rank 0 (host a, process 0) cannot move"),  # which only serves
+    ],
+)
+def test_one_library_that_cannot_is_enough_for_all_to_go_through_the_host(
+    answers: list[bool | None], words: str
+) -> None:
+    found = way("clients + 1 ranks: the server leaves the GPUs to them", "mpi", answers)
+    assert found.ranks == () and found.text.startswith("MPI, through the host: ") and words in found.text
+
+
+class OneOfTwo(InProcessTransport):
+    """A rank that shows what it gives to a broadcast, and gets what rank 0 would have sent."""
+
+    def __init__(self, rank: int, takes: bool, sent: np.ndarray) -> None:
+        super().__init__()
+        self.rank, self.size, self.given, self._takes, self._sent = rank, 2, list[Buffer](), takes, sent
+
+    def takes_gpu_memory(self, size: int) -> bool:
+        return self._takes
+
+    def _broadcast(self, buffer: Buffer) -> None:  # type: ignore[override]
+        self.given.append(buffer)
+        if self.rank and isinstance(buffer, StubTensor):
+            buffer.values.copy_(torch.from_numpy(self._sent))
+        elif self.rank:
+            assert isinstance(buffer, np.ndarray)
+            buffer[:] = self._sent
+
+
+MESSAGE = {"b": torch.arange(3.0), "counts": torch.tensor(7), "is": torch.tensor([True]), "w": torch.ones(2, 5)}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_message_to_all_arrives_on_the_gpu_by_one_copy_or_none(rank: int, takes: bool) -> None:
+    packed = pack({**MESSAGE})
+    transport = OneOfTwo(rank, takes, packed)
+    with stub_device() as stub:
+        found = broadcast(transport, packed if rank == 0 else None, {**MESSAGE}, DEVICE)
+        directly = takes and rank == 1
+        assert (stub.counts.uploads, stub.counts.downloads, stub.counts.syncs) == (not directly, 0, 0)
+        assert [isinstance(given, StubTensor) for given in transport.given] == [takes]
+        assert not tree.differences(tree.like(found), tree.like({**MESSAGE}))
+        for path, leaf in tree.leaves(found):
+            assert leaf.device == DEVICE and torch.equal(leaf.cpu(), MESSAGE[path])
+
+
+def test_a_rank_without_a_gpu_gets_the_message_on_its_host() -> None:
+    transport = OneOfTwo(1, True, pack({**MESSAGE}))
+    found = broadcast(transport, None, {**MESSAGE}, HOST)
+    assert isinstance(transport.given[0], np.ndarray)
+    for path, leaf in tree.leaves(found):
+        assert torch.equal(leaf, MESSAGE[path])
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_a_round_has_the_same_bits_each_way(takes: bool) -> None:
+    raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "lanes")
+    expected = stub_run.run(raw, False)
+    with mock.patch.object(InProcessTransport, "takes_gpu_memory", lambda self, size: takes):
+        found = stub_run.run(raw, True)
+    for path, leaf in expected.values.items():
+        assert torch.equal(found.values[path], leaf), path
