@@ -7,7 +7,7 @@ from pathlib import Path
 from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import config_file, metrics_file, partition_file, probe_file
+from pflmpi.store import config_file, history, metrics_file, partition_file, probe_file
 from pflmpi.store.checked_hdf5 import damage
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_checksums, read_history, read_layout
@@ -44,7 +44,7 @@ def check(run: Path) -> Iterator[Checked]:
     A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
     """
     good: set[Path] = set()
-    texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run)]
+    texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run), history.path(run)]
     for path in [*texts, *files(run)]:
         try:
             problems = _problems(run, path, good)
@@ -70,7 +70,8 @@ def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
         return _listed(partition_file.damage(run, expected)) if expected else ()
     if path == metrics_file.path(run):
         columns(run)
-        return _rewritten(run)
+    if path in (metrics_file.path(run), history.path(run)):
+        return _rewritten(run, path)
     if path.is_symlink() and not path.exists():
         return (f"{path} is a link to nothing; put the file there, or delete the link",)
     if path.parent == run and (probed := probe_file.round_of(path.name)) is not None:
@@ -84,17 +85,21 @@ def _listed(problem: str | None) -> tuple[str, ...]:
     return () if problem is None else (problem,)
 
 
-def _rewritten(run: Path) -> tuple[str, ...]:
-    """Lines of metrics.csv that are not those which the newest readable checkpoint recorded."""
-    found = metrics_file.text(run).splitlines()
+def _rewritten(run: Path, path: Path) -> tuple[str, ...]:
+    """Lines of metrics.csv, or of its copy, that are not those which the newest readable checkpoint recorded."""
     for number in reversed(rounds(run)):
         try:
             recorded = read_history(run, number)
         except CheckpointError:
             continue
-        expected = [] if recorded is None else recorded.splitlines()
+        if recorded is None:
+            return ()
+        if (text := history.whole(run, recorded)) is None:
+            return (history.lost(run, number),)
+        expected = (text if path == metrics_file.path(run) else text[: recorded.before.bytes]).splitlines()
+        found = path.read_bytes().splitlines() if path.exists() else []
         wrong = [i for i, line in enumerate(expected, 1) if i > len(found) or found[i - 1] != line]
-        where = f"{metrics_file.path(run)} differs from what round {number} recorded in line"
+        where = f"{path} differs from what round {number} recorded in line"
         return (f"{where} {spans(wrong)}; `pflmpi resume {run}` restores it",) if wrong else ()
     return ()
 

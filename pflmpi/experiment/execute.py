@@ -32,7 +32,7 @@ from pflmpi.runtime.state.storage import folder_of
 from pflmpi.runtime.stopping import Joining, Stop
 from pflmpi.runtime.trackers.base import Tracked
 from pflmpi.runtime.trackers.tracking import tracked
-from pflmpi.store import metrics_file
+from pflmpi.store import history, metrics_file
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.records.segments import clear
@@ -196,5 +196,5 @@ def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None) -
         _log.warning("the run goes on from round %d", done or 0)
         if done is None:
             clear(run)
-            metrics_file.restart(run, 0)
+            history.restart(run, 0)
     return done

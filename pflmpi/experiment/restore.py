@@ -13,7 +13,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.runtime.client_state import Population, from_flat, row_kinds
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import config_file, metrics_file, partition_file, run_folder
+from pflmpi.store import config_file, history, metrics_file, partition_file, run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.store.records.conversion import convert
 from pflmpi.transports.base import Transport
@@ -95,10 +95,12 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
         if transport.rank == 0:
             with continuing(run):
                 run_folder.discard_after(run, done)
-                history = run_folder.read_history(run, done)
-                if history is not None:
-                    metrics_file.restore(run, history)
-                metrics_file.restart(run, done)
+                recorded = run_folder.read_history(run, done)
+                if recorded is not None and (text := history.whole(run, recorded)) is not None:
+                    metrics_file.restore(run, text)
+                elif recorded is not None:
+                    print(f"pflmpi: {history.lost(run, done)}; its lines are taken as they are", flush=True)
+                history.restart(run, done)
 
     state = all_or_none(transport, fill)
     all_or_none(transport, tidy)

@@ -21,7 +21,7 @@ from pflmpi.experiment.retrying import from_root, together
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.state.storage import check_scratch
 from pflmpi.runtime.trackers.tracking import check_installed
-from pflmpi.store import config_file, metrics_file, run_folder, run_identity
+from pflmpi.store import config_file, history, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.lock.taking import take
 from pflmpi.store.records.conversion import pending
@@ -194,6 +194,6 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
         clear(run)
         (run / "shards").mkdir(exist_ok=True)
         stored_config.write(run, experiment, transport, run_id)
-        metrics_file.restart(run, 0)
+        history.restart(run, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error

@@ -20,8 +20,8 @@ from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.checked_hdf5 import Checksum
+from pflmpi.store.history import LONGEST, History
 from pflmpi.store.layout import NOWHERE, Layout
-from pflmpi.store.metrics_file import COLUMNS
 from pflmpi.store.names import round_path, shard_name, shard_path
 from pflmpi.store.records import sharing
 from pflmpi.store.records.content import Checkpoint, pack
@@ -181,13 +181,14 @@ def _stand_in(leaves: Leaves) -> dict[str, np.ndarray]:
 def _content(save: RoundSchedule, server: dict[str, np.ndarray], messages: dict[str, np.ndarray]) -> RoundContent:
     """What a checkpoint holds of its round, in size; without what algorithms measure, which is little."""
     zero = np.zeros(save.setup.task.num_clients, np.int64)
+    lines = min(_HISTORY_LINE * save.round, LONGEST // 2)  # the mean of later ones
     content = RoundContent(
         save.round,
         server,
         received={"all": ReceivedMessage(messages, own=False)} if messages else {},
         partition={"train_samples": zero, "test_samples": zero},
         normalisation=save.setup.task.normalisation,
-        history=np.zeros(len(",".join(COLUMNS)) + _HISTORY_LINE * save.round, np.uint8),
+        history=History(np.zeros(lines, np.uint8), Checksum(0, 0)),
     )
     if save.opening:
         return content

@@ -17,7 +17,8 @@ from pflmpi.runtime.client_state import Population, received, row_kinds
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import metrics_file
+from pflmpi.store import history, metrics_file
+from pflmpi.store.history import History
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.names import shard_path
@@ -80,6 +81,7 @@ class Checkpoints:
         self._writer = Writer(run)
         self._records = RecordFile(run, rank)
         self._background = Background(run, lock)
+        self._history = history.Recorder(run) if rank == 0 else None
         self._seconds = 0.0
         self._last: int | None = None  # round that was handed over
 
@@ -93,7 +95,8 @@ class Checkpoints:
         with self._timed():
             self._lock.check()
             self._background.check()
-            metrics_file.append(self._run, list(progress.columns.values()))
+            assert self._history is not None
+            self._history.add(metrics_file.append(self._run, list(progress.columns.values())))
 
     def save(self, now: RoundSchedule, seen: ServerRound, population: Population, progress: Progress | None) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
@@ -106,9 +109,13 @@ class Checkpoints:
         """
         with self._timed():
             rows = population.flat(now.rows[self._rank])
-            rest = self._checkpoint(now, seen, progress) if self._rank == 0 else None
+            rest: Checkpoint | None = None
+            moved: History | None = None
+            if self._history is not None:
+                lines, moved = self._history.take()
+                rest = self._checkpoint(now, seen, progress, lines)
             own = self._row_bytes[now.rows[self._rank]].sum() > sharing.OWN
-            self._writer.submit(lambda: self._write(now.round, rows, rest, own))
+            self._writer.submit(lambda: self._write(now.round, rows, rest, own, moved))
             self._last = now.round
 
     def finish(self, transport: Transport) -> None:
@@ -139,13 +146,15 @@ class Checkpoints:
         yield
         self._seconds += time.perf_counter() - began
 
-    def _checkpoint(self, now: RoundSchedule, seen: ServerRound, progress: Progress | None) -> Checkpoint:
+    def _checkpoint(
+        self, now: RoundSchedule, seen: ServerRound, progress: Progress | None, lines: History
+    ) -> Checkpoint:
         """What rank 0 has of a checkpoint, and which ranks have the rest."""
         cohort = self._setup.executor.cohort
         layout, ranks = sharing.shared(self._layout, now.round, now.rows, self._row_bytes, cohort)
         self._layout = layout.only([cohort for cohort, kinds in self._kinds.items() if kinds])
         return Checkpoint(
-            self._content(now.round, seen, progress),
+            self._content(now.round, seen, progress, lines),
             self._layout,
             self._kinds,
             self._attributes,
@@ -153,7 +162,7 @@ class Checkpoints:
             self._setup.checkpoint.keep,
         )
 
-    def _content(self, round: int, seen: ServerRound, progress: Progress | None) -> RoundContent:
+    def _content(self, round: int, seen: ServerRound, progress: Progress | None, lines: History) -> RoundContent:
         """Copies of what rank 0 stores; a tensor that is both in the server's state and published is copied once."""
         setup, copies = self._setup, dict[int, np.ndarray]()
         messages, published = received(setup.algorithm, setup.task, setup.templates), seen.published or {}
@@ -173,11 +182,13 @@ class Checkpoints:
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
             partition={"train_samples": setup.declared.num_train, "test_samples": setup.num_test},
             normalisation=setup.task.normalisation,
-            history=np.frombuffer(metrics_file.text(self._run), np.uint8),
+            history=lines,
         )
 
-    def _write(self, round: int, rows: ClientRows, rest: Checkpoint | None, own: bool) -> None:
+    def _write(self, round: int, rows: ClientRows, rest: Checkpoint | None, own: bool, moved: History | None) -> None:
         self._lock.check()
+        if moved is not None:
+            history.extend(self._run, moved)
         if own:
             attributes = {"run": self._attributes["run"], "round": round, "rank": self._rank}
             write_shard(shard_path(self._run, round, self._rank), rows, attributes)

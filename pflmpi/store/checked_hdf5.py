@@ -20,8 +20,9 @@ from pflmpi.errors import CheckpointError, PflmpiError
 from pflmpi.store.hdf5 import File, Group, Identifier, h5py, write_array, write_attribute
 from pflmpi.store.target import Target
 
-# 1: without `received`, `diagnostics` and descriptions; 2: booleans of clients are not known to be missing.
-FORMAT_VERSION = 3
+# 1: without `received`, `diagnostics` and descriptions; 2: booleans of clients are not known to be missing;
+# 3: `history` is the whole of metrics.csv.
+FORMAT_VERSION = 4
 
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"

@@ -14,7 +14,7 @@ GROUPS = {
     "diagnostics": "values measured in the round; the attribute `diagnostics` of the file describes them",
     "partition": "number of samples of each client",
     "normalisation": "what models take is (x - mean) / std; x of bytes is divided by 255 before",
-    "history": "metrics.csv as it was after the round, bytes of text",
+    "history": "metrics.csv after the round, bytes of text; the first `bytes_before` bytes are in shards/metrics.csv",
     "layout": "file and row with the newest state of each client",
 }
 METRICS = {

@@ -1,6 +1,7 @@
 """RUN/metrics.csv: one line per round; resuming drops the lines of rounds that will run again."""
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,14 +93,16 @@ def text(run: Path) -> bytes:
     return path(run).read_bytes() if path(run).exists() else b""
 
 
-def append(run: Path, line: Sequence[str | int]) -> None:
-    """Append the line of a round, one value per column."""
+def append(run: Path, line: Sequence[str | int]) -> str:
+    """Append the line of a round, one value per column; return it."""
     assert len(line) == len(COLUMNS)
+    csv.writer(written := io.StringIO(), lineterminator="\n").writerow(line)
     try:
         with open(path(run), "a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(line)
+            file.write(written.getvalue())
     except OSError as error:
         raise RunError(
             f"cannot write {path(run)}: {error.strerror}; the newest complete checkpoint is intact: "
             f"{atomic.remedy(error)} and continue with `pflmpi resume {run}`"
         ) from error
+    return written.getvalue()

@@ -11,6 +11,7 @@ from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.descriptions import describe
 from pflmpi.store.hdf5 import File, h5py, write_attribute, write_group
+from pflmpi.store.history import NO_HISTORY, History
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays
@@ -53,7 +54,7 @@ class RoundContent:
         diagnostics: measured values by name.
         partition: samples of each client, by name; see `descriptions.PARTITION`.
         normalisation: how samples are normalised, by name; see `descriptions.NORMALISATION`.
-        history: metrics.csv as it is after the round, uint8, so that a damaged one can be restored.
+        history: of metrics.csv after the round, so that a damaged one can be restored.
     """
 
     round: int
@@ -64,7 +65,7 @@ class RoundContent:
     diagnostics: Arrays = field(default_factory=dict)
     partition: Arrays = field(default_factory=dict)
     normalisation: Arrays = field(default_factory=dict)
-    history: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    history: History = NO_HISTORY
 
 
 def write_round(
@@ -113,7 +114,7 @@ def write_round(
             "normalisation": content.normalisation,
         }
         arrays = {f"{section}/{path}": array for section, each in sections.items() for path, array in each.items()}
-        arrays |= {"history": content.history, **_put_received(file, content)}
+        arrays |= {"history": content.history.lines, **_put_received(file, content)}
         arrays |= {f"layout/{path}": array for path, array in layouts.arrays(layout).items()}
         arrays["layout/bytes"] = np.array([each.bytes for each in shards.values()], np.int64)
         arrays["layout/crc32"] = np.array([each.crc32 for each in shards.values()], np.int64)
@@ -130,6 +131,8 @@ def write_round(
                 source = f"/{cohort}/rows/{path}"
                 datasets[f"{place}/{path}"] = joined.join(file, f"{place}/{path}", source, shape, dtype, rows)
         datasets |= {path: checked_hdf5.put(file, path, arrays[path]) for path in sorted(arrays)}
+        for name, value in content.history.before._asdict().items():
+            write_attribute(datasets["history"], f"{name}_before", value)
         describe(file, datasets, several_cohorts=len(layout.cohorts) > 1)
 
     messages = [message.arrays for message in content.received.values()]

@@ -141,7 +141,7 @@ def verify(run: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, list[str]
 
 def test_a_good_run_is_good_and_all_of_it_was_read(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, problems, last = verify(finished, capfd)
-    files = [*finished.rglob("*.h5"), *(finished / name for name in ("config.yaml", "partition.csv", "metrics.csv"))]
+    files = [*finished.rglob("*.h5"), *(path for name in ("config.yaml", "*.csv") for path in finished.rglob(name))]
     assert (code, problems) == (0, [])
     assert last.startswith(f"good: {len(files)} files, ") and last.endswith("checkpoints 0-4")
     checked = list(integrity.check(finished))

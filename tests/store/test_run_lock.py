@@ -181,9 +181,10 @@ def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(
 ) -> None:
     run, append = tmp_path / "run", metrics_file.append
 
-    def then_take_over(folder: Path, line: Any) -> None:
-        append(folder, line)
+    def then_take_over(folder: Path, line: Any) -> str:
+        written = append(folder, line)
         take(folder, take_over=True)
+        return written
 
     monkeypatch.setattr(metrics_file, "append", then_take_over)
     with pytest.raises(RunError, match=r"no lock.json any more"):

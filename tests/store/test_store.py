@@ -108,7 +108,7 @@ def test_plain_h5py_reads_everything_also_after_the_folder_has_moved(
     shutil.rmtree(run)
     monkeypatch.chdir(moved.parent)
     with h5py.File("renamed/round_00002.h5") as file:
-        assert file.attrs["round"] == 2 and file.attrs["format_version"] == 3
+        assert file.attrs["round"] == 2 and file.attrs["format_version"] == 4
         assert file.attrs["share"] == 0.5 and len(file.attrs["config"]) == 160000
         alike(
             {"head/bias": file["server/head/bias"][()], "head/count": np.asarray(file["server/head/count"][()])},
@@ -124,7 +124,7 @@ def test_plain_h5py_reads_everything_also_after_the_folder_has_moved(
     assert run_folder.digest(moved, 2) == world.digest()
     attributes = run_folder.read_attributes(moved, 2)
     about = {"content": "index", "content_description": attributes["content_description"]}
-    own = {"config": "seed: 0\n" * 20000, "format_version": 3, "ranks": 3, "round": 2, "share": 0.5}
+    own = {"config": "seed: 0\n" * 20000, "format_version": 4, "ranks": 3, "round": 2, "share": 0.5}
     assert attributes == own | about
 
 

@@ -3,6 +3,7 @@
 A few clients are read at a time, and checked; so memory holds neither all models nor a whole array.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, partition_file, reading
+from pflmpi.store import checked_hdf5, history, partition_file, reading
 from pflmpi.store.descriptions import describe
 from pflmpi.store.hdf5 import Dataset, File, Group, h5py, write_attribute
 from pflmpi.store.layout import NOWHERE, Layout
@@ -19,6 +20,7 @@ from pflmpi.store.one_file.reading import COMPLETE
 
 _AT_ONCE = 1 << 25  # bytes of clients' rows in memory
 _CHUNK = 1 << 20  # bytes of a compressed piece; HDF5 keeps as much of each array in memory
+_log = logging.getLogger(__name__)
 _DESCRIPTION = "a whole checkpoint, which needs no other file; made by `pflmpi export --all` from a run of pflmpi"
 
 
@@ -112,8 +114,11 @@ def _copy_received(index: File, file: File, compress: bool) -> set[str]:
 
 def _put_texts(index: File, file: File, run: Path) -> None:
     """Store metrics.csv as text, and partition.csv as who holds how many samples of each class."""
-    history = checked_hdf5.get(index, "history").tobytes() if "history" in index else b""
-    checked_hdf5.put(file, "history", np.array(history or b"\n", "S"))
+    recorded = reading.read_history(run, round := int(index.attrs["round"]))
+    text = b"" if recorded is None else history.whole(run, recorded)
+    if text is None:
+        _log.warning("%s; `history` of the file is empty", history.lost(run, round))
+    checked_hdf5.put(file, "history", np.array(text or b"\n", "S"))
     expected = index.attrs.get("partition_csv")
     if expected is not None and (problem := partition_file.damage(run, expected)):
         raise CheckpointError(problem)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.store import layout as layouts
+from pflmpi.store.checked_hdf5 import Checksum
+from pflmpi.store.history import History
 from pflmpi.store.layout import Layout
 from pflmpi.store.records.record import Arrays, Record
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, Templates
@@ -59,13 +61,14 @@ def pack(round: int, rows: ClientRows, checkpoint: Checkpoint | None = None) -> 
         "received": {name: message.own for name, message in content.received.items()},
         "ranks": {name: list(ranks) for name, ranks in checkpoint.ranks.items()},
         "keep": checkpoint.keep,
+        "before": list(content.history.before),
         "attributes": dict(checkpoint.attributes),
         "templates": {
             cohort: {path: [shape, dtype.str] for path, (shape, dtype) in leaves.items()}
             for cohort, leaves in checkpoint.templates.items()
         },
     }
-    return Record(round, about, {**arrays, "history": content.history})
+    return Record(round, about, {**arrays, "history": content.history.lines})
 
 
 def rows_of(record: Record) -> ClientRows:
@@ -83,6 +86,8 @@ def checkpoint_of(record: Record) -> Checkpoint:
         name: ReceivedMessage(_below(record, f"received/{name}/"), own) for name, own in about["received"].items()
     }
     sections = {section: _below(record, f"{section}/") for section in _SECTIONS}
+    before = Checksum(*about.get("before", (0, 0)))  # older records hold all lines
+    history = History(record.arrays["history"], before)
     places = _below(record, "layout/")
     files = tuple(name.decode() for name in places["files"].tolist())
     cohorts = {path.removeprefix("cohorts/"): places[path] for path in places if path.startswith("cohorts/")}
@@ -91,7 +96,7 @@ def checkpoint_of(record: Record) -> Checkpoint:
         for cohort, leaves in about["templates"].items()
     }
     return Checkpoint(
-        RoundContent(record.round, received=received, history=record.arrays["history"], **sections),
+        RoundContent(record.round, received=received, history=history, **sections),
         Layout(cohorts, places["file"], places["row"], files),
         templates,
         about["attributes"],
