@@ -49,21 +49,21 @@ class Fold:
 
     def _from_parts(self, transport: Transport, ups: Updates) -> Write:
         """What folds pieces of this rank's slice, of which the other ranks have sent it entries or sums."""
-        route, entries, sizes = self.route, self.route.entries, self.route.exchanged
+        route, entries, exchanged = self.route, self.route.entries, self.route.exchanged
         rows, largest, head = self._rows(ups), self._largest(ups), self.route.head
         if route.sums.any():
             largest = transport.maximum(largest)
         entered: list[tuple[np.ndarray, np.ndarray]] = []
         summed: list[np.ndarray] = []
-        if sizes.any():
-            parts = [
-                self._part(rows, largest, rank, bool(route.sums[transport.rank])) if size else NOTHING
-                for rank, size in enumerate(sizes[transport.rank])
-            ]
-            for rank, part in enumerate(transport.all_to_all(parts, sizes)):
-                if len(part) and route.sums[rank]:
+        if exchanged.moved:
+            here = transport.rank
+            sums, owners = bool(route.sums[here]), (rank for rank in exchanged.sent_by(here) if rank != here)
+            parts = {rank: self._part(rows, largest, rank, sums) for rank in owners}
+            sizes = {rank: size for rank, size in exchanged.received_by(here).items() if rank != here}
+            for rank, part in transport.all_to_all(parts, sizes, exchanged.moved).items():
+                if route.sums[rank]:
                     summed.append(part.view(np.int64))
-                elif len(part):
+                else:
                     clients = clients_of(self.assigned[rank])
                     entered.append((clients, part[head:].reshape(len(clients), -1)))
                     if head:

@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from pflmpi.messages.all_to_all import AllToAll
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Entries
 from pflmpi.messages.groups import ClientGroup, clients_of
@@ -51,9 +52,10 @@ class LeafOwners:
         return np.sort(np.concatenate(self.clients))
 
     @cached_property
-    def places(self) -> list[np.ndarray]:
-        """Of each rank, the positions of its participants among all."""
-        return [np.searchsorted(self.participants, clients) for clients in self.clients]
+    def places(self) -> dict[int, np.ndarray]:
+        """Of each rank that has any, the positions of its participants among all."""
+        there = ((rank, clients) for rank, clients in enumerate(self.clients) if len(clients))
+        return {rank: np.searchsorted(self.participants, clients) for rank, clients in there}
 
     @cached_property
     def bytes(self) -> np.ndarray:
@@ -102,15 +104,15 @@ class LeafOwners:
         """[R] bytes of one row of the answers that each rank mixes."""
         return np.array([sum(int(self.bytes[leaf]) for _, leaf in leaves) for leaves in self.answered], np.int64)
 
-    @property
-    def row_sizes(self) -> np.ndarray:
-        """[R, R] bytes that each rank sends to each owner."""
-        return np.outer(self.counts, self.row_bytes)
+    @cached_property
+    def rows(self) -> AllToAll:
+        """Bytes that each rank sends to each owner."""
+        return AllToAll(((self.counts, self.row_bytes),))
 
-    @property
-    def answer_sizes(self) -> np.ndarray:
-        """[R, R] bytes that each owner sends to each rank."""
-        return np.outer(self.answer_bytes, self.counts)
+    @cached_property
+    def answers(self) -> AllToAll:
+        """Bytes that each owner sends to each rank."""
+        return AllToAll(((self.answer_bytes, self.counts),))
 
     def memory(self, rank: int) -> int:
         """Bytes that a rank needs as an owner: all rows, their answers, and one leaf of both as float64."""
@@ -135,7 +137,7 @@ class LeafOwners:
         if not self.compared:
             return []
         gathered = [Call("gather", tuple(self.product_sizes))] if any(self.product_sizes[1:]) else []
-        return [*_all_to_all(self.row_sizes, answers=False), *gathered]
+        return [self.rows.call(), *gathered]
 
     @property
     def down_calls(self) -> list[Call]:
@@ -143,9 +145,4 @@ class LeafOwners:
         if not self.mixed:
             return []
         scattered = [Call("scatter", tuple(self.weight_sizes))] if any(self.weight_sizes[1:]) else []
-        return [*scattered, *_all_to_all(self.answer_sizes, answers=True)]
-
-
-def _all_to_all(sizes: np.ndarray, answers: bool) -> list[Call]:
-    away = sizes - np.diag(np.diag(sizes))
-    return [Call("all-to-all", tuple(away.sum(1).tolist()), tuple(away.sum(0).tolist()), answers)]
+        return [*scattered, self.answers.call(answers=True)]

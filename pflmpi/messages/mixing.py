@@ -12,7 +12,7 @@ from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.packing import NOTHING, numpy_type, to_numpy
 from pflmpi.transports.base import Transport
 
-Received = list[np.ndarray]  # by rank, what its participants have of the leaves that this rank owns
+Received = dict[int, np.ndarray]  # by rank, what its participants have of the leaves that this rank owns
 
 
 def inner_products(rows: Tensor, from_first: bool) -> Tensor:
@@ -38,7 +38,7 @@ def compare(
     """
     rank = transport.rank
     with transport.channel("data"):
-        received = transport.all_to_all(_sent(owners, ups, rank), owners.row_sizes)
+        received = transport.all_to_all(_sent(owners, ups, rank), owners.rows.received_by(rank), owners.rows.moved)
         products = [NOTHING]
         for leaf in owners.owned[rank]:
             kind = owners.compared[owners.entries.paths[leaf].split("/")[0]]
@@ -56,7 +56,7 @@ def compare(
 
 
 def mix(transport: Transport, owners: LeafOwners, received: Received, weights: Messages) -> Messages:
-    """The answers [m, ...] to the participants here, in ascending order.
+    """The answers [m, ...] to the participants here, in ascending order; `{}` where there are none.
 
     Args:
         received: from `compare`; emptied, because it is large.
@@ -72,30 +72,31 @@ def mix(transport: Transport, owners: LeafOwners, received: Received, weights: M
             mine = transport.scatter(parts, owners.weight_sizes[rank])
         else:
             mine = parts[0] if parts else NOTHING
-        answers = [np.empty(size, np.uint8) for size in (owners.answer_bytes[rank] * owners.counts).tolist()]
+        answers = {other: np.empty(size, np.uint8) for other, size in owners.answers.sent_by(rank).items()}
         at = 0  # bytes of one row
         for (_, leaf), each in zip(owners.answered[rank], mine.view(np.float64).reshape(-1, *square), strict=True):
             mixed = to_numpy(weighted_sums(torch.from_numpy(each.copy()), _rows(owners, received, rank, leaf)))
             size, kind = int(owners.bytes[leaf]), numpy_type(owners.entries.like[leaf])
-            for places, part in zip(owners.places, answers, strict=True):
+            for other, part in answers.items():
+                places = owners.places[other]
                 _block(part, len(places), at, size).view(kind)[:] = mixed[places]
             at += size
         received.clear()
-        answered = transport.all_to_all(answers, owners.answer_sizes, answers=True)
+        answered = transport.all_to_all(answers, owners.answers.received_by(rank), owners.answers.moved, answers=True)
     return _unpacked(owners, answered, len(owners.clients[rank]))
 
 
-def _sent(owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]], rank: int) -> list[np.ndarray]:
+def _sent(owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]], rank: int) -> dict[int, np.ndarray]:
     """What each owner gets: leaf after leaf, the rows of the participants here."""
     clients = owners.clients[rank]
     groups = [
         (np.searchsorted(clients, ids), dict(tree.leaves({name: messages[name] for name in owners.compared})))
         for ids, messages in ups
     ]
-    parts = [np.empty(size, np.uint8) for size in (len(clients) * owners.row_bytes).tolist()]
-    for part, leaves in zip(parts, owners.owned, strict=True):
+    parts = {owner: np.empty(size, np.uint8) for owner, size in owners.rows.sent_by(rank).items()}
+    for owner, part in parts.items():
         at = 0
-        for leaf in leaves:
+        for leaf in owners.owned[owner]:
             size = int(owners.bytes[leaf])
             for places, values in groups:
                 rows = to_numpy(tree.flat_rows(values[owners.entries.paths[leaf]]))
@@ -109,7 +110,8 @@ def _rows(owners: LeafOwners, received: Received, rank: int, leaf: int) -> Tenso
     like, size = owners.entries.like[leaf], int(owners.bytes[leaf])
     before = sum(int(owners.bytes[each]) for each in owners.owned[rank] if each < leaf)
     rows = np.empty((len(owners.participants), like.numel()))
-    for places, part in zip(owners.places, received, strict=True):
+    for other, part in received.items():
+        places = owners.places[other]
         rows[places] = _block(part, len(places), before, size).view(numpy_type(like))
     return torch.from_numpy(rows)
 
@@ -127,12 +129,12 @@ def _weights(owners: LeafOwners, weights: Messages) -> list[np.ndarray]:
     return [np.concatenate([NOTHING, *(found[path] for path, _ in answers)]) for answers in owners.answered]
 
 
-def _unpacked(owners: LeafOwners, answered: list[np.ndarray], count: int) -> Messages:
+def _unpacked(owners: LeafOwners, answered: Received, count: int) -> Messages:
     """The answers to `count` participants, from what each owner has sent."""
     found = {}
-    for part, answers in zip(answered, owners.answered, strict=True):
+    for owner, part in answered.items():
         at = 0
-        for path, leaf in answers:
+        for path, leaf in owners.answered[owner]:
             like, size = owners.entries.like[leaf], int(owners.bytes[leaf])
             values = _block(part, count, at, size).copy().view(numpy_type(like))
             found[path], at = torch.from_numpy(values).reshape(count, *like.shape), at + size

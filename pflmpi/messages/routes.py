@@ -8,10 +8,12 @@ sends more than 1.5 models, however the slices are cut.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
+from pflmpi.messages.all_to_all import AllToAll
 from pflmpi.messages.entries import Entries
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Call
@@ -60,17 +62,14 @@ class Route:
         """Bytes before the entries in a part of `slices`: the largest magnitude of each leaf, unless all know them."""
         return 0 if self.sums.any() else _WORD * len(self.entries.like)
 
-    @property
-    def exchanged(self) -> np.ndarray:
-        """[R, R] bytes that each rank sends to each owner of a slice."""
-        senders, widths = self.participants[:, np.newaxis], np.diff(self.bounds)
+    @cached_property
+    def exchanged(self) -> AllToAll:
+        """Bytes that each rank has for each owner of a slice: sums, or a head and entries."""
+        widths = np.diff(self.bounds)
         if self.way != "slices":
-            return np.zeros((len(senders),) * 2, np.int64)
-        parts: np.ndarray = self.head + senders * self.slice_bytes
-        parts[self.sums] = _WORD * widths
-        parts[(senders == 0) | (widths == 0)] = 0
-        np.fill_diagonal(parts, 0)
-        return parts
+            return AllToAll(((np.zeros_like(widths), np.zeros_like(widths)),))
+        heads, entries = (self.participants > 0) & ~self.sums, np.where(self.sums, 0, self.participants)
+        return AllToAll(((_WORD * self.sums, widths), (self.head * heads, widths > 0), (entries, self.slice_bytes)))
 
     @property
     def finished(self) -> list[int]:
@@ -86,11 +85,9 @@ class Route:
         magnitudes = Call("maximum", (_WORD * len(self.entries.like),) * ranks)
         if self.way == "sum":
             return [magnitudes, Call("sum", (_WORD * count,) * ranks)]
-        exchanged = self.exchanged
         calls = [magnitudes] if self.sums.any() else []
-        if exchanged.any():
-            sent, received = exchanged.sum(1).tolist(), exchanged.sum(0).tolist()
-            calls.append(Call("all-to-all", tuple(sent), tuple(received)))
+        if self.exchanged.moved:
+            calls.append(self.exchanged.call())
         if any(self.finished):
             calls.append(Call("gather", tuple(self.finished)))
         return calls

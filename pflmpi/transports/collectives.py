@@ -93,27 +93,32 @@ class Collectives(ABC):
             self._exchange("gather", {}, {rank: parts[rank] for rank in range(1, self.size) if sizes[rank]})
         return parts
 
-    def all_to_all(self, parts: list[np.ndarray], sizes: np.ndarray, answers: bool = False) -> list[np.ndarray]:
-        """What every rank has for this one, in rank order; its own part is given back, not a copy.
+    def all_to_all(
+        self, parts: dict[int, np.ndarray], sizes: dict[int, int], moved: int, answers: bool = False
+    ) -> dict[int, np.ndarray]:
+        """What ranks have for this one, by rank; its own part is given back, not a copy.
 
         Args:
-            parts: what this rank has for each, of `sizes[rank]` bytes.
-            sizes: [R, R] from each rank to each; all ranks give the same.
+            parts: what this rank has for others, by rank, and for itself; none where it has nothing.
+            sizes: bytes that ranks have for this one, by rank; likewise.
+            moved: bytes that all ranks send to others.
             answers: count it as on the way to clients, not from them.
         """
-        assert sizes.shape == (self.size, self.size), f"sizes {sizes.shape} for {self.size} ranks"
-        for part in parts:
+        for part in parts.values():
             check_bytes(part)
-        assert [len(part) for part in parts] == sizes[self.rank].tolist(), "parts are not of the declared sizes"
-        received = [np.empty(size, np.uint8) for size in sizes[:, self.rank].tolist()]
-        received[self.rank] = parts[self.rank]
+        for who in (parts, sizes):
+            assert all(0 <= rank < self.size for rank in who), f"ranks {list(who)} of {self.size}"
+        own = len(parts.get(self.rank, ()))
+        assert own == sizes.get(self.rank, 0), f"own part of {own} bytes, declared {sizes.get(self.rank, 0)}"
+        assert all(map(len, parts.values())) and all(sizes.values()), "an empty part"
+        received = {
+            rank: parts[rank] if rank == self.rank else np.empty(size, np.uint8) for rank, size in sizes.items()
+        }
         if self.size > 1:
-            others = [rank for rank in range(self.size) if rank != self.rank]
             self._all_to_all(
-                {rank: parts[rank] for rank in others if len(parts[rank])},
-                {rank: received[rank] for rank in others if len(received[rank])},
+                {rank: part for rank, part in parts.items() if rank != self.rank},
+                {rank: part for rank, part in received.items() if rank != self.rank},
             )
-        moved = int(sizes.sum() - np.trace(sizes))
         self.counter.add(down=moved if answers else 0, up=0 if answers else moved)
         return received
 

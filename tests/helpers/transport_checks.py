@@ -61,10 +61,11 @@ def check_all_to_all(transport: Transport, sizes: np.ndarray | None = None, seed
     def between(sender: int, receiver: int) -> np.ndarray:
         return payload(seed + sender * count + receiver, int(sizes[sender, receiver]))
 
-    mine = [between(rank, other) for other in range(count)]
-    found = transport.all_to_all(mine, sizes)
-    assert found[rank] is mine[rank]
-    for sender, part in enumerate(found):
+    mine = {other: between(rank, other) for other in range(count) if sizes[rank, other]}
+    theirs = {sender: int(size) for sender, size in enumerate(sizes[:, rank]) if size}
+    found = transport.all_to_all(mine, theirs, int(sizes.sum() - np.trace(sizes)))
+    assert found.keys() == theirs.keys() and found.get(rank) is mine.get(rank)
+    for sender, part in found.items():
         same(part, between(sender, rank))
 
 

@@ -43,7 +43,7 @@ def exchange(
     measured: Mapping[str, Tensor] = {}
     weights: Messages = {}
     up = send_up(transport, setup.declared, ups, now.training) if len(now.participants) else None
-    received, products = mixing.compare(transport, now.owners, ups) if now.owners.compared else ([], {})
+    received, products = mixing.compare(transport, now.owners, ups) if now.owners.compared else ({}, {})
     ups.clear()
     if up is not None:
         up, round = {**up, **products}, Round(now.round, now.participants, task.seed)
