@@ -57,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
     terminal.print(_run_table(forecast, imports))
     for problem in problems:
         terminal.print(f"will not fit: {problem}", highlight=False, soft_wrap=True)
-    for remark in (*advice.useless(forecast), *forecast.measured.remarks, *_assumed(options, forecast)):
+    crowded = [forecast.ranks.remark] if forecast.ranks.remark else []
+    for remark in (*advice.useless(forecast), *crowded, *forecast.measured.remarks, *_assumed(options, forecast)):
         terminal.print(f"note: {remark}", highlight=False, soft_wrap=True)
     return _DOES_NOT_FIT if problems else 0
 
@@ -126,6 +127,10 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
     if on_gpus := advice.gpu_bytes(forecast):
         has = "unknown (--gpu-memory)" if forecast.gpu_memory is None else size(forecast.gpu_memory)
         table.add_row("a GPU: needs, has", f"{size(max(on_gpus.values()))}, {has}")
+    if forecast.ranks.messages.text:
+        table.add_row("large messages", forecast.ranks.messages.text)
+    if taken := max(rank.nccl for rank in forecast.memory):
+        table.add_row("of a GPU's memory for NCCL, at most about", size(taken))
     for way, logical, wire in forecast.bytes_per_round():
         table.add_row(f"{way} per round: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
     table.add_row("a checkpoint: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")

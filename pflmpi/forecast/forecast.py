@@ -133,7 +133,7 @@ def predict(config: Config, resources: Resources, cache: Cache) -> Forecast:
         UserError: a configuration that cannot run, data that is not there, ranks that do not fit the nodes.
     """
     transport, began = _transport(config, resources.ranks), time.perf_counter()
-    ranks = lay_out(config.runtime, resources.ranks, resources.nodes, resources.gpus, resources.cores)
+    ranks = lay_out(config.runtime, resources.ranks, resources.nodes, resources.gpus, resources.cores, transport)
     on_gpu = any(number is not None for number in ranks.gpu)
     experiment, process = _load(replace(config, runtime=ranks.runtime), on_gpu)
     ready = setup(experiment, ranks.count, ranks.slots)

@@ -9,8 +9,10 @@ from pflmpi.forecast.bytes import StateSizes, leaf_bytes
 from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
+from pflmpi.messages.kinds import Call
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.transports.gpu.memory import LEAST
 
 _CONTEXT = 500 * 2**20  # bytes that CUDA itself takes of a GPU for each process; it differs little between GPUs
 _CHECKPOINTS = 3  # one is written, two wait; see `store.writer`
@@ -29,7 +31,8 @@ class RankMemory:
         work: messages, copies and activations at the fullest moment of a round.
         checkpoint: rows that are waiting to be written.
         shared: of all these, what the ranks of a node have in common.
-        device: on its GPU; 0 without one.
+        device: on its GPU, with what CUDA and NCCL take; 0 without one.
+        nccl: of these, what NCCL takes at most; see `gpu_messages`.
     """
 
     clients: int
@@ -40,6 +43,7 @@ class RankMemory:
     checkpoint: float
     shared: float
     device: float
+    nccl: float = 0.0
 
     @property
     def total(self) -> float:
@@ -66,10 +70,12 @@ def rank_memory(
     library = max(one.library for one in costs.calibrations.values()) if costs else 0.0
     hosted, waiting = sizes.at_the_end(setup), _waiting(setup, rounds, sizes)
     up = setup.declared.up_bytes(np.arange(setup.task.num_clients))
+    parts = any(_sends_parts(call) for one in rounds for call in (*one.uplink, *one.downlink))
     found = []
     for rank, gpu in enumerate(ranks.gpu):
         moments = [(0.0, 0.0), *(_fullest(one, rank, up, costs, gpu is not None) for one in rounds)]
         work, device = (max(values) for values in zip(*moments, strict=True))
+        nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
         computes = any(one.training[rank] or one.testing[rank] for one in rounds)
         state, checkpoint = 0.0 if on_disk else float(hosted[rank]), float(waiting[rank])
         if rank == 0:
@@ -83,10 +89,16 @@ def rank_memory(
                 work=_FRAGMENTS * work,
                 checkpoint=checkpoint,
                 shared=process.shared,
-                device=0.0 if gpu is None else _CONTEXT + process.data + device,
+                device=0.0 if gpu is None else _CONTEXT + process.data + device + nccl,
+                nccl=nccl,
             )
         )
     return found
+
+
+def _sends_parts(call: Call) -> bool:
+    """Whether ranks exchange parts that go from GPU to GPU."""
+    return call.operation == "all-to-all" and max(call.sizes) >= LEAST * (len(call.sizes) - 1)
 
 
 def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -> np.ndarray:

@@ -1,12 +1,14 @@
 """Where the ranks of a run would be: their nodes, their GPUs, and which share one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pflmpi.errors import ConfigError
+from pflmpi.forecast.communication import TransportName
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.gpu_placement import place_ranks
+from pflmpi.runtime.exchange.gpu_messages import GpuMessages, gpu_messages
+from pflmpi.runtime.gpu_placement import GpuPlacement, place_ranks
 from pflmpi.transports.peers import Peer
 
 
@@ -19,12 +21,16 @@ class Ranks:
         gpu: [R] the number of its GPU on its node; None for the CPU.
         slots: how many ranks can compute at once on all nodes.
         runtime: the settings, with what follows from the ranks.
+        messages: how large messages reach the GPUs.
+        remark: what a user should know of it; "" for nothing.
     """
 
     node: tuple[int, ...]
     gpu: tuple[int | None, ...]
     slots: int
     runtime: RuntimeConfig
+    messages: GpuMessages
+    remark: str
 
     @property
     def count(self) -> int:
@@ -45,12 +51,15 @@ class Ranks:
         return list(zip(self.node, self.gpu, strict=True))
 
 
-def lay_out(runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: int) -> Ranks:
+def lay_out(
+    runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: int, transport: TransportName = "torch"
+) -> Ranks:
     """Ranks in blocks as even as they can be: the first on the first node, and so on.
 
     Args:
         runtime: the `runtime` section.
         gpus, cores: of each node.
+        transport: that connects them.
 
     Raises:
         ConfigError: fewer ranks than nodes, or a device that the nodes do not have.
@@ -67,4 +76,12 @@ def lay_out(runtime: RuntimeConfig, ranks: int, nodes: int, gpus: int, cores: in
     placed = place_ranks(peers, runtime)
     if placed.serves_only:
         runtime = runtime.model_copy(update={"server": "dedicated"})
-    return Ranks(tuple(node), placed.number, placed.slots, runtime)
+    messages = gpu_messages(placed, transport)
+    if transport == "mpi" and messages.text:  # what its library can is known on its nodes
+        messages = replace(messages, text=f"{_where_it_can(placed)}; `pflmpi doctor` there says which")
+    return Ranks(tuple(node), placed.number, placed.slots, runtime, messages, placed.remark())
+
+
+def _where_it_can(placed: GpuPlacement) -> str:
+    able = replace(placed, peers=tuple(replace(peer, device_buffers=True) for peer in placed.peers))
+    return f"{gpu_messages(able, 'mpi').text}, if the library can, else through the host"

@@ -169,6 +169,28 @@ def test_says_what_does_not_fit_on_a_gpu(machine: Machine) -> None:
     assert "ranks share it: take one rank per GPU" in shown
 
 
+def test_says_how_messages_reach_the_gpus_and_what_nccl_takes_of_them(machine: Machine) -> None:
+    config = machine.config("fedavg", runtime={"device": "auto"})
+    way, taken = "large messages", "of a GPU's memory for NCCL, at most about"
+    _, shown, _ = machine.plan(config, "--ranks", 5, "--gpus", 4)
+    server = "NCCL from GPU to GPU, on ranks 1-4, and gloo between rank 0 and rank 1, which stands for it"
+    assert ", ".join(row(shown, way)) == server
+    assert row(shown, taken) == [size(1.06e9)]
+    (on_gpu,) = re.findall(r"a GPU: needs, has ([0-9.]+) GiB", shown)
+    assert float(on_gpu) * 2**30 > 1.06e9
+    _, shown, _ = machine.plan(config, "--ranks", 5, "--gpus", 2)
+    assert ", ".join(row(shown, way)) == "gloo, through the host: NCCL needs a whole GPU for each rank"
+    assert taken not in shown and "note: up to 2 ranks share a GPU" in shown
+    _, shown, _ = machine.plan(config, "--ranks", 2, "--gpus", 2, "-s", "runtime.transport=mpi")
+    can = "MPI from GPU to GPU, on ranks 0-1, if the library can, else through the host; `pflmpi doctor` there says"
+    assert ", ".join(row(shown, way)) == f"{can} which" and taken not in shown
+    whole_models = machine.config("fedamp", runtime={"device": "auto"}, model={"name": "mlp", "hidden": 2000})
+    _, shown, _ = machine.plan(whole_models, "--ranks", 4, "--gpus", 4)
+    assert row(shown, taken) == [size(1.06e9 + 3 * (4.34e9 - 1.06e9) / 7)], "to three others each"
+    _, shown, _ = machine.plan(config, "--ranks", 2)
+    assert way not in shown and taken not in shown
+
+
 def test_says_what_does_not_fit_on_disk(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = RuntimeConfig(state="disk")
     config = SimpleNamespace(checkpoint=SimpleNamespace(keep=0, every=1), runtime=runtime)

@@ -123,3 +123,13 @@ def test_a_round_has_the_same_bits_each_way(takes: bool) -> None:
         found = stub_run.run(raw, True)
     for path, leaf in expected.values.items():
         assert torch.equal(found.values[path], leaf), path
+
+
+def test_what_nccl_takes_grows_where_ranks_send_each_other_parts() -> None:
+    """8 ranks on a node, of which the published figures are: 1.06 GB, and 4.34 GB once all have sent to all."""
+    found = GpuMessages(tuple(range(1, 9)), "", nccl=True)
+    assert found.memory(1, on_node=8, parts=False) == pytest.approx(1.06e9)
+    assert found.memory(1, on_node=8, parts=True) == pytest.approx(4.34e9)
+    assert found.memory(1, on_node=1, parts=True) == pytest.approx(1.06e9)
+    assert found.memory(0, on_node=8, parts=True) == 0, "rank 0 has no GPU"
+    assert replace(found, nccl=False).memory(1, on_node=8, parts=True) == 0

@@ -6,6 +6,11 @@ from pflmpi.runtime.gpu_placement import GpuPlacement
 from pflmpi.text import ranks as named
 from pflmpi.transports.peers import names
 
+# Bytes of a GPU that NCCL takes for collective calls, and for each peer on its node that it sends parts to, beyond
+# those: 1.06 GB before and 4.34 GB after the first all-to-all of 8 H100 (issue 1685 of NVIDIA/nccl). Slower links have
+# fewer channels and take less, so these are upper figures.
+_COLLECTIVE, _PEER = 1.06e9, (4.34e9 - 1.06e9) / 7
+
 
 @dataclass(frozen=True)
 class GpuMessages:
@@ -14,10 +19,24 @@ class GpuMessages:
     Attributes:
         ranks: that exchange them from GPU to GPU; none where they go through the host.
         text: the way, and why not another one; "" without GPUs.
+        nccl: whether NCCL moves them.
     """
 
     ranks: tuple[int, ...]
     text: str
+    nccl: bool = False
+
+    def memory(self, rank: int, on_node: int, parts: bool) -> float:
+        """Bytes that the library itself takes of the GPU of a rank; MPI's are not known.
+
+        Args:
+            rank: the rank.
+            on_node: ranks on its node.
+            parts: whether ranks send each other parts, and not only what all receive or is summed.
+        """
+        if not self.nccl or rank not in self.ranks:
+            return 0.0
+        return _COLLECTIVE + (_PEER * (on_node - 1) if parts else 0.0)
 
 
 def gpu_messages(placed: GpuPlacement, transport: str) -> GpuMessages:
@@ -29,7 +48,7 @@ def gpu_messages(placed: GpuPlacement, transport: str) -> GpuMessages:
         return _by_mpi(placed, computing)
     if len(placed.gpu_ranks) > 1:
         server = "" if 0 in computing else f", and gloo between rank 0 and rank {computing[0]}, which stands for it"
-        return GpuMessages(placed.gpu_ranks, f"NCCL from GPU to GPU, on {named(computing)}{server}")
+        return GpuMessages(placed.gpu_ranks, f"NCCL from GPU to GPU, on {named(computing)}{server}", nccl=True)
     why = "only one rank has a GPU" if len(computing) == 1 else "NCCL needs a whole GPU for each rank"
     return GpuMessages((), f"gloo, through the host: {why}")
 
