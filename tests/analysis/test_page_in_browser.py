@@ -1,4 +1,4 @@
-"""A page in a real browser, 400 pixels wide: it opens, says values below the pointer, sorts, shows a client."""
+"""A page in a real browser: it opens, says values below the pointer, sorts, shows a client; nothing is cut off."""
 
 import json
 import re
@@ -43,6 +43,11 @@ result.sorted = [0, 1].map(() => { best.click(); return [...rows].map((row) => r
 result.text = Math.min(...[...document.querySelectorAll("svg[data-hover]")].map((svg) => 12 * svg.getScreenCTM().a));
 result.fetched = performance.getEntriesByType("resource").map((entry) => entry.name);
 parent.postMessage(JSON.stringify(result), "*");
+</script></body>"""
+WIDE = """<script>
+const wide = [...document.querySelectorAll(".wide")];
+const result = wide.map((one) => one.scrollWidth - one.clientWidth);
+parent.postMessage(JSON.stringify({result}), "*");
 </script></body>"""
 AROUND = """<!DOCTYPE html><pre id="result"></pre><iframe src="page.html" width="400" height="900"></iframe>
 <script>onmessage = ({data}) => { document.getElementById("result").textContent = data; };</script>"""
@@ -98,6 +103,21 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs: list[Pa
     best = sorted(f"{100 * np.nanmax(open_run(path).columns['accuracy_mean']):.2f}" for path in runs)
     assert rising == best and falling == best[::-1]
     assert found["fetched"] == [] and found["wide"] <= 400 and found["text"] >= 10
+
+
+@pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed: none of {', '.join(NAMES)}")
+def test_no_table_is_cut_off_at_1400_pixels(runs: list[Path], tmp_path: Path) -> None:
+    """Neither that of the runs, whose folders have long names, nor the layers of a client in six runs."""
+    assert main(["report", *map(str, runs), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "report.html").read_text()
+    (data,) = re.findall(r'id="clients">(.*?)</script>', text)
+    found = json.loads(data)
+    found["runs"] = [{**found["runs"][0], "label": f"algorithm{i}"} for i in range(6)]
+    text = text.replace(data, json.dumps(found))
+    (tmp_path / "page.html").write_text(text.replace("</body>", WIDE))
+    (tmp_path / "around.html").write_text(AROUND.replace('width="400"', 'width="1400"'))
+    hidden = opened(tmp_path / "around.html", tmp_path)["result"]
+    assert len(hidden) == 3 and max(hidden) == 0
 
 
 def opened(page: Path, folder: Path) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """What a page shows of several runs together, and what it leaves out because it would mislead."""
 
+import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pflmpi.analysis.drawing import svg
 from pflmpi.analysis.drawing.figure import drawing
 from pflmpi.analysis.drawing.frame import Axis, frame
-from pflmpi.analysis.drawing.scene import Boxes, Text, width_of
-from pflmpi.analysis.page.html import Section
+from pflmpi.analysis.drawing.scene import Boxes, Marks, Text, width_of
+from pflmpi.analysis.page.html import Section, _legend
 from pflmpi.analysis.page.report import _missing
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
@@ -178,13 +180,51 @@ def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_
     assert boxes == [("c0", 2), ("c2", 1), ("c1", 1)], "neighbours are one box"
 
 
-def test_names_of_classes_do_not_lie_over_each_other() -> None:
-    points = np.array([[0.0, 0.0], [0.001, 0.001], [1.0, 1.0]])
-    cloud = Cloud("round 1", points, np.array([0, 1, 2]), np.full(3, -1))
+def names_of_classes(points: np.ndarray) -> tuple[list[str], list[tuple[float, float, float, float]], np.ndarray]:
+    """The names that are written beside the server's points, the boxes that they fill, and the stars' pixels."""
+    cloud = Cloud("round 1", points, np.arange(len(points)), np.full(len(points), -1))
     plot = Clouds(name="a", title="A", caption="C.", x_label="x", y_label="y", clouds=(cloud,))
     (scene,) = drawing(plot).scenes
-    inside = [shape.text for shape in scene.shapes[-4:] if isinstance(shape, Text)]
-    assert inside == ["0", "2"]
+    marks = [shape for shape in scene.shapes if isinstance(shape, Marks)]
+    after = scene.shapes[max(place for place, shape in enumerate(scene.shapes) if shape in marks) + 1 :]
+    texts = [shape for shape in after if isinstance(shape, Text)]
+    boxes = [(one.x, one.y - 9, one.x + width_of(one.text), one.y) for one in texts]
+    return [one.text for one in texts], boxes, np.concatenate([one.points for one in marks])
+
+
+def test_names_of_classes_do_not_lie_over_each_other() -> None:
+    names, boxes, _ = names_of_classes(np.array([[0.0, 0.0]] * 6 + [[1.0, 1.0]]))
+    assert names == ["0", "1", "2", "3", "6"], "four have room around one point"
+    for one, other in combinations(boxes, 2):
+        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
+def test_no_name_of_a_class_lies_on_the_star_of_another() -> None:
+    points = np.array([[0.0, 0.0], [0.04, 0.06], [-0.04, -0.06], [1.0, 1.0], [-1.0, -1.0]])
+    names, boxes, stars = names_of_classes(points)
+    assert len(names) == 5
+    for left, top, right, bottom in boxes:
+        inside = (stars > (left - 3, top - 3)) & (stars < (right + 3, bottom + 3))
+        assert not inside.all(1).any()
+
+
+def test_a_line_goes_on_after_a_value_that_is_infinite() -> None:
+    x, y = np.arange(1, 6), np.array([np.inf, 2.0, 1.0, np.inf, 0.5])
+    curve = Curve("a", x, y)
+    plot = Curves(name="a", title="A", x_label="round", y_label="loss", caption="C.", curves=(curve,))
+    (line,) = [part for part in svg.inline(drawing(plot).scenes[0], "").split("<") if 'data-label="a"' in part]
+    (path,) = re.findall(r' d="([^"]*)"', line)
+    assert re.sub(r"[-\d. ]+", "", path) == "MLM", "two points joined, a gap, and one more"
+
+
+def test_the_legend_has_the_dashes_of_the_lines() -> None:
+    curves = tuple(Curve(str(i), np.arange(2), np.arange(2) + i, style=i) for i in range(4))
+    plot = Curves(name="a", title="A", x_label="round", y_label="loss", caption="C.", curves=curves)
+    drawn = drawing(plot)
+    text = _legend(drawn.keys)
+    for key, entry in zip(drawn.keys, text.split("<li>")[1:], strict=True):
+        ends = [float(end) for end in re.findall(r"([\d.]+)px(?=[,)])", entry)]
+        assert np.diff([0, *ends]).tolist() == list(key.dash)
 
 
 def test_what_single_runs_lack_is_said_in_one_line() -> None:

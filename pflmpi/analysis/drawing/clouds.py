@@ -8,6 +8,9 @@ from pflmpi.analysis.drawing.scene import SIZE, Key, Marks, Shape, Text, width_o
 from pflmpi.analysis.plots import Cloud, Clouds
 
 _SERVER = -1
+_STAR = 5.0  # pixels from the middle of a star to where a name may begin
+_TALL = 0.75 * SIZE  # of a digit
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def axes(plot: Clouds) -> tuple[Axis, Axis]:
@@ -60,15 +63,23 @@ def _marks(plot: Clouds) -> dict[int, str]:
 
 
 def _names(cloud: Cloud, places: np.ndarray) -> list[Shape]:
-    """The class at its mean, the server's where there is one; not where another name is."""
-    written: list[tuple[float, float, float]] = []
+    """The class at its mean, the server's where there is one, on the side where neither a name nor a star is."""
+    stars = places[cloud.clients == _SERVER]
+    taken = [(x - _STAR, y - _STAR, x + _STAR, y + _STAR) for x, y in stars.tolist()]
     found: list[Shape] = []
     for label in np.unique(cloud.classes).tolist():
         where = cloud.classes == label
         server = where & (cloud.clients == _SERVER)
-        x, y = (places[server if server.any() else where].mean(0) + np.array([7, -5])).tolist()
+        x, y = places[server if server.any() else where].mean(0).tolist()
         width = width_of(str(label))
-        if all(abs(y - other) > SIZE or x > end or x + width < start for start, end, other in written):
-            found.append(Text(text=str(label), x=x, y=y, anchor="start"))
-            written.append((x, x + width, y))
+        for left, base in ((x + 7, y - 5), (x - 7 - width, y - 5), (x + 7, y + 13), (x - 7 - width, y + 13)):
+            box = (left, base - _TALL, left + width, base)
+            if not any(_touch(box, other) for other in taken):
+                found.append(Text(text=str(label), x=left, y=base, anchor="start"))
+                taken.append(box)
+                break
     return found
+
+
+def _touch(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

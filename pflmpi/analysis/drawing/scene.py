@@ -14,7 +14,7 @@ SIZE = 12.0  # of texts
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Line:
-    """Points [n, 2] joined in their order; a gap where one is NaN.
+    """Points [n, 2] joined in their order; a gap where one is not finite.
 
     Attributes:
         label: what its points are values of; "" for lines that only help to read.

@@ -8,6 +8,7 @@ import base64
 import html
 import json
 from collections.abc import Callable
+from math import isfinite
 
 import numpy as np
 
@@ -80,10 +81,10 @@ def _path(where: str, shape: Line | Area | Boxes | Marks, look: str, kind: str, 
 
 
 def _joined(points: np.ndarray) -> str:
-    """A path through points, with gaps where they are NaN."""
+    """A path through points, with gaps where one is not finite."""
     parts, command = [], "M"
     for x, y in points.tolist():
-        if x != x or y != y:
+        if not (isfinite(x) and isfinite(y)):
             command = "M"
         else:
             parts.append(f"{command}{_pair(x, y)}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
+
 from pflmpi.analysis.drawing.files import Drawn
 from pflmpi.analysis.drawing.scene import ColourScale, Key
 from pflmpi.analysis.drawing.style import COLOURS, ON_DARK
@@ -31,12 +33,14 @@ class PageTable:
     """Texts by row and column; the first columns are names, aligned to the left, the rest numbers.
 
     Attributes:
+        long: the last columns, whose texts wrap.
         wrong: rows that stand out because something is wrong with them.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     names: int = 1
+    long: int = 0
     wrong: Sequence[int] = ()
 
 
@@ -139,10 +143,19 @@ def _legend(keys: Sequence[Key]) -> str:
         if key.shape:
             sign = f'<b style="color:{colour};opacity:{key.opacity:.2g}">{_SIGNS[key.shape]}</b>'
         else:
-            dash = {0: "solid", 2: "dashed"}.get(len(key.dash), "dotted")
-            sign = f'<i style="border-top:3px {dash} {colour}"></i>'
+            sign = f'<i style="background:{_dashed(key.dash, colour)}"></i>'
         entries.append(f"<li>{sign}{_text(key.label)}</li>")
     return f'<ul class="keys">{"".join(entries)}</ul>'
+
+
+def _dashed(dash: Sequence[float], colour: str) -> str:
+    """The dashes of a line as a background, which has those of its drawing."""
+    if not dash:
+        return colour
+    ends = np.cumsum(dash).tolist()
+    parts = zip([0.0, *ends], ends, strict=False)
+    stops = (f"{'transparent' if n % 2 else colour} {low:g}px {high:g}px" for n, (low, high) in enumerate(parts))
+    return f"repeating-linear-gradient(to right,{','.join(stops)})"
 
 
 def _scale(scale: ColourScale) -> str:
@@ -153,10 +166,13 @@ def _scale(scale: ColourScale) -> str:
 
 
 def _table(table: PageTable) -> str:
+    kinds = [" class=text"] * table.names + [""] * (len(table.columns) - table.names - table.long)
+    kinds += [" class=long"] * table.long
+
     def row(cells: Sequence[str], tag: str, wrong: bool = False) -> str:
         texts = (
-            f"<{tag}{' class=text' if place < table.names else ''}>{_text(cell)}</{tag}>"
-            for place, cell in enumerate(cells)
+            f"<{tag}{kind}>{_text(cell).replace('/', '/<wbr>') if 'long' in kind else _text(cell)}</{tag}>"
+            for kind, cell in zip(kinds, cells, strict=True)
         )
         return f"<tr{' class=wrong' * wrong}>{''.join(texts)}</tr>"
 

@@ -17,7 +17,7 @@ def table(lines: Sequence[Line]) -> PageTable:
             name, values = _scaled(name, values)
         columns[name] = values
     rows = [cells(dict(zip(columns, each, strict=True))) for each in zip(*columns.values(), strict=True)]
-    return PageTable(list(columns), rows)
+    return PageTable(list(columns), rows, long=1)
 
 
 def _scaled(name: str, values: Sequence[str | int | float]) -> tuple[str, list[str | int | float]]:
