@@ -77,13 +77,16 @@ class Checkpoint:
 
     def server_leaf(self, path: str) -> np.ndarray | None:
         """One array of the server's state, None if it has none of that path; the others are not read."""
-        with checked_hdf5.reading(self.path) as file:
-            return checked_hdf5.get(file["server"], path) if path in file["server"] else None
+        return self._array("server", path)
 
     @cached_property
     def metrics(self) -> Mapping[str, np.ndarray]:
         """Metrics of the round: participants [P], correct, total, accuracy [N], seconds_* []."""
         return run_folder.read_metrics(self.run, self.number)
+
+    def metric(self, name: str) -> np.ndarray | None:
+        """One of `metrics`, None if there is none of that name; the others are not read."""
+        return self._array("metrics", name)
 
     @cached_property
     def participants(self) -> np.ndarray | None:
@@ -161,6 +164,11 @@ class Checkpoint:
         except CheckpointError as error:
             return [str(error)]
         return [problem for name in files if (problem := cut_short(self.run / name))]
+
+    def _array(self, section: str, path: str) -> np.ndarray | None:
+        with checked_hdf5.reading(self.path) as file:
+            group = file.get(section, {})
+            return checked_hdf5.get(group, path) if path in group else None
 
     def _described(self, name: str, read: Callable[[Any], T]) -> T:
         if not self.describes_itself:

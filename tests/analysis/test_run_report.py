@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import h5py
@@ -14,14 +16,20 @@ import numpy as np
 import pytest
 
 import quick_run
+from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing import style, svg
 from pflmpi.analysis.drawing.files import PICTURES, draw
 from pflmpi.analysis.drawing.scene import Line, Marks, Scene
+from pflmpi.analysis.page.contents import detailed
 from pflmpi.analysis.page.html import Section, page
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot, Stack
+from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series.final import Dots
+from pflmpi.analysis.series.scores import client_accuracy
+from pflmpi.analysis.series.selection import named
 from pflmpi.cli import main
-from pflmpi.store import config_file
+from pflmpi.store import checked_hdf5, config_file
 
 NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}
 POINT = Curve("one", np.ones(1), np.ones(1), low=np.zeros(1), high=np.full(1, 2.0), mark=0)
@@ -361,6 +369,31 @@ def test_a_page_is_made_without_matplotlib_scikit_learn_and_scipy(runs: Path, tm
     code = f"import sys; from pflmpi.cli import main; {said}"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, read = Counter[Path](), list[str]()
+    mistaken, get = Checkpoint.mistaken, checked_hdf5.get
+
+    def look(checkpoint: Checkpoint) -> list[str]:
+        looked[checkpoint.path] += 1
+        return mistaken(checkpoint)
+
+    def note(group: Any, path: str) -> Any:
+        if group.name == "/metrics":
+            read.append(path)
+        return get(group, path)
+
+    monkeypatch.setattr(Checkpoint, "mistaken", look)
+    monkeypatch.setattr(checked_hdf5, "get", note)
+    among = [open_run(runs / name) for name in ("gmh", "local")]
+    for one in among:
+        assert damaged(one) == []
+        assert client_accuracy(one, one.rounds) and detailed(named([one])[0])
+    assert len(looked) >= 6 and sum(looked.values()) == len(looked) + len(among), "twice at the newest, for its shards"
+    assert read.count("accuracy") == len(looked) and "hits" not in read
 
 
 @pytest.mark.parametrize("shape", style.SHAPES)

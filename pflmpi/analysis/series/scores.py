@@ -164,7 +164,7 @@ def client_accuracy(run: Run, rounds: Sequence[int]) -> dict[int, np.ndarray]:
 
 def _accuracy(run: Run, number: int) -> np.ndarray | None:
     try:
-        found = run.round(number).metrics.get("accuracy")
+        found = run.round(number).metric("accuracy")
     except CheckpointError:
         return None  # `analysis.comparable` reports damaged files
     return None if found is None or np.isnan(found).all() else found
