@@ -241,7 +241,7 @@ def test_a_flipped_bit_in_what_is_read_whole_is_found(copy: Path) -> None:
 
 def test_a_newer_format_is_refused_when_the_run_is_opened(alike_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 0)
-    with pytest.raises(CheckpointError, match="its format version is 3, this one reads up to 0; update pflmpi"):
+    with pytest.raises(CheckpointError, match="its format version is 4, this one reads up to 0; update pflmpi"):
         open_run(alike_run)
 
 
