@@ -46,8 +46,9 @@ parent.postMessage(JSON.stringify(result), "*");
 </script></body>"""
 WIDE = """<script>
 const wide = [...document.querySelectorAll(".wide")];
-const result = wide.map((one) => one.scrollWidth - one.clientWidth);
-parent.postMessage(JSON.stringify({result}), "*");
+const hidden = wide.map((one) => one.scrollWidth - one.clientWidth);
+const lines = Math.max(...[...document.querySelectorAll("td")].map((one) => one.offsetHeight));
+parent.postMessage(JSON.stringify({hidden, lines}), "*");
 </script></body>"""
 AROUND = """<!DOCTYPE html><pre id="result"></pre><iframe src="page.html" width="400" height="900"></iframe>
 <script>onmessage = ({data}) => { document.getElementById("result").textContent = data; };</script>"""
@@ -116,8 +117,8 @@ def test_no_table_is_cut_off_at_1400_pixels(runs: list[Path], tmp_path: Path) ->
     text = text.replace(data, json.dumps(found))
     (tmp_path / "page.html").write_text(text.replace("</body>", WIDE))
     (tmp_path / "around.html").write_text(AROUND.replace('width="400"', 'width="1400"'))
-    hidden = opened(tmp_path / "around.html", tmp_path)["result"]
-    assert len(hidden) == 3 and max(hidden) == 0
+    found = opened(tmp_path / "around.html", tmp_path)
+    assert len(found["hidden"]) == 3 and max(found["hidden"]) == 0 and found["lines"] < 40, "no row has two lines"
 
 
 def opened(page: Path, folder: Path) -> dict[str, Any]:

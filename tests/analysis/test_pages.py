@@ -11,6 +11,7 @@ import pytest
 from pflmpi.analysis.drawing import svg
 from pflmpi.analysis.drawing.figure import drawing
 from pflmpi.analysis.drawing.frame import Axis, frame
+from pflmpi.analysis.drawing.frame import named as axis_named
 from pflmpi.analysis.drawing.scene import Boxes, Marks, Text, width_of
 from pflmpi.analysis.page.html import Section, _legend
 from pflmpi.analysis.page.report import _missing
@@ -206,6 +207,14 @@ def test_no_name_of_a_class_lies_on_the_star_of_another() -> None:
     for left, top, right, bottom in boxes:
         inside = (stars > (left - 3, top - 3)) & (stars < (right + 3, bottom + 3))
         assert not inside.all(1).any()
+
+
+@pytest.mark.parametrize(("count", "turned"), [(3, False), (12, True)])
+def test_names_below_an_axis_are_turned_only_where_they_have_no_room(count: int, turned: bool) -> None:
+    names = [f"{number} ranks" for number in range(count)]
+    drawn = frame(axis_named("", names), Axis(label="", low=0, high=1), 400, 200)
+    below = [shape for shape in drawn.shapes if isinstance(shape, Text) and shape.text in names]
+    assert below and all((shape.turned != 0) == turned for shape in below)
 
 
 def test_a_line_goes_on_after_a_value_that_is_infinite() -> None:

@@ -12,7 +12,7 @@ from pflmpi.analysis.drawing.scene import SIZE, Line, Scene, Shape, Text, width_
 _GRID = 0.14  # opacity
 _MARGIN = 6.0
 _TURNED = 40.0  # degrees of long names below an axis
-_LONG = 32.0  # pixels of a name that is turned
+_LONG = 32.0  # pixels of a name that is turned, unless all have room
 _ROW, _GAP = 1.25 * SIZE, 1.5 * SIZE  # pixels from one name to the next
 
 
@@ -133,7 +133,7 @@ def _below(axis: Axis, room: float) -> tuple[list[float], list[str], float]:
     """The values below a horizontal axis, their texts, and by how many degrees these are turned."""
     if axis.names:
         longest = max(map(width_of, axis.names))
-        turned = longest > _LONG
+        turned = longest > _LONG and longest + SIZE > room / len(axis.names)
         step = _ROW if turned else longest + SIZE
         return *_some_names(axis, max(1, int(room // step))), _TURNED if turned else 0.0
     if axis.ticks:

@@ -33,7 +33,7 @@ class PageTable:
     """Texts by row and column; the first columns are names, aligned to the left, the rest numbers.
 
     Attributes:
-        long: the last columns, whose texts wrap.
+        long: the last columns, of whose texts the end is shown.
         wrong: rows that stand out because something is wrong with them.
     """
 
@@ -170,10 +170,7 @@ def _table(table: PageTable) -> str:
     kinds += [" class=long"] * table.long
 
     def row(cells: Sequence[str], tag: str, wrong: bool = False) -> str:
-        texts = (
-            f"<{tag}{kind}>{_text(cell).replace('/', '/<wbr>') if 'long' in kind else _text(cell)}</{tag}>"
-            for kind, cell in zip(kinds, cells, strict=True)
-        )
+        texts = (f"<{tag}{kind}>{_cell(kind, cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
         return f"<tr{' class=wrong' * wrong}>{''.join(texts)}</tr>"
 
     body = "".join(row(cells, "td", number in table.wrong) for number, cells in enumerate(table.rows))
@@ -186,6 +183,11 @@ def _style() -> str:
     )
     colours = f":root {{ {light} }} @media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
     return f"{colours}\n{_part('page.css')}"
+
+
+def _cell(kind: str, text: str) -> str:
+    """The text of a cell; of a long one the page shows the end, and all below the pointer."""
+    return f'<bdi title="{html.escape(text, quote=True)}">{_text(text)}</bdi>' if "long" in kind else _text(text)
 
 
 def _part(name: str) -> str:
