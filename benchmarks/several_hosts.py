@@ -42,7 +42,7 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import down_calls
 from pflmpi.messages.kinds import Mean, Shared, tensor
 from pflmpi.messages.uplink import up_calls
-from pflmpi.store import metrics_file
+from pflmpi.store.metrics import metrics_file
 from pflmpi.transports.base import Transport
 
 TRANSPORTS = ("mpi", "torch")

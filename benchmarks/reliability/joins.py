@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 import processes
-from pflmpi.store import metrics_file
+from pflmpi.store.metrics import metrics_file
 from reliability.trials import PATIENCE, Begun, Result, Trial, begin, command, compare, digest
 
 ROUNDS = 16

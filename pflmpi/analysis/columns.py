@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import metrics_file
+from pflmpi.store.metrics import metrics_file
 
 
 def columns(run: Path) -> dict[str, np.ndarray]:

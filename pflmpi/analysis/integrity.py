@@ -7,8 +7,9 @@ from pathlib import Path
 from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import config_file, history, metrics_file, partition_file, probe_file
+from pflmpi.store import config_file, partition_file, probe_file
 from pflmpi.store.checked_hdf5 import damage
+from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_checksums, read_history, read_layout
 from pflmpi.store.run_identity import exchanged, foreign

@@ -15,8 +15,9 @@ from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import config_file, metrics_file, run_folder
+from pflmpi.store import config_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.one_file.reading import elsewhere
 from pflmpi.store.records.recovery import recover_records
 from pflmpi.text import spans

@@ -10,7 +10,8 @@ from typing import Any, overload
 
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.store import config_file, metrics_file
+from pflmpi.store import config_file
+from pflmpi.store.metrics import metrics_file
 
 _ALWAYS = ("algorithm.name", "data.name", "seed")
 _NOT_COMPARED = ("recorded", "runtime", "output")

@@ -16,7 +16,7 @@ from pflmpi.config.sections import by_key, section
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.store import metrics_file
+from pflmpi.store.metrics import metrics_file
 from pflmpi.sweep.cells import Cell
 from pflmpi.sweep.table import SweepTable
 

@@ -10,7 +10,8 @@ from statistics import median
 from pflmpi.config import yaml_file
 from pflmpi.errors import ConfigError
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import metrics_file, names
+from pflmpi.store import names
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.segments import recorded
 
 _UNSEEN = "unseen_accuracy_mean"

@@ -32,9 +32,9 @@ from pflmpi.runtime.state.storage import folder_of
 from pflmpi.runtime.stopping import Joining, Stop
 from pflmpi.runtime.trackers.base import Tracked
 from pflmpi.runtime.trackers.tracking import tracked
-from pflmpi.store import history, metrics_file
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
+from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.records.segments import clear
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree

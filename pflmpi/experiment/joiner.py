@@ -18,10 +18,11 @@ from pflmpi.experiment.joining import PROCESSOR
 from pflmpi.experiment.stored_config import stored_config
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.store import config_file, metrics_file, names
+from pflmpi.store import config_file, names
 from pflmpi.store.lock import join_requests, run_lock, taking
 from pflmpi.store.lock.join_requests import Request
 from pflmpi.store.lock.owner import Owner
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.recovery import recover_records
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch

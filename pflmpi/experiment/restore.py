@@ -13,8 +13,9 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.runtime.client_state import Population, from_flat, row_kinds
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import config_file, history, metrics_file, partition_file, run_folder
+from pflmpi.store import config_file, partition_file, run_folder
 from pflmpi.store.layout import Layout
+from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.records.conversion import convert
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree

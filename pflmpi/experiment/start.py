@@ -21,9 +21,10 @@ from pflmpi.experiment.retrying import from_root, together
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.state.storage import check_scratch
 from pflmpi.runtime.trackers.tracking import check_installed
-from pflmpi.store import config_file, history, run_folder, run_identity
+from pflmpi.store import config_file, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.lock.taking import take
+from pflmpi.store.metrics import history
 from pflmpi.store.records.conversion import pending
 from pflmpi.store.records.recovery import recover_records
 from pflmpi.store.records.segments import clear

@@ -20,8 +20,8 @@ from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.checked_hdf5 import Checksum
-from pflmpi.store.history import LONGEST, History
 from pflmpi.store.layout import NOWHERE, Layout
+from pflmpi.store.metrics.history import LONGEST, History
 from pflmpi.store.names import round_path, shard_name, shard_path
 from pflmpi.store.records import sharing
 from pflmpi.store.records.content import Checkpoint, pack

@@ -17,10 +17,10 @@ from pflmpi.runtime.client_state import Population, received, row_kinds
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import history, metrics_file
-from pflmpi.store.history import History
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
+from pflmpi.store.metrics import history, metrics_file
+from pflmpi.store.metrics.history import History
 from pflmpi.store.names import shard_path
 from pflmpi.store.records import content, sharing
 from pflmpi.store.records.background import Background

@@ -11,8 +11,9 @@ from pflmpi.store import checked_hdf5, joined, shard
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.hdf5 import Group
-from pflmpi.store.history import History
 from pflmpi.store.layout import Layout
+from pflmpi.store.metrics import history
+from pflmpi.store.metrics.history import History
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays, ClientRows, read_rows
 from pflmpi.text import shown
@@ -52,11 +53,7 @@ def read_normalisation(run: Path, round: int) -> Arrays:
 def read_history(run: Path, round: int) -> History | None:
     """What the round file holds of metrics.csv as it was after the round; None in files of format 1."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        if "history" not in file:
-            return None
-        before = Checksum(*(int(file["history"].attrs.get(f"{name}_before", 0)) for name in Checksum._fields))
-        lines = checked_hdf5.get(file, "history")
-    return History(lines, before) if len(lines) or before.bytes else None
+        return history.held(file)
 
 
 def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:

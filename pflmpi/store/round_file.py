@@ -11,8 +11,8 @@ from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.descriptions import describe
 from pflmpi.store.hdf5 import File, h5py, write_attribute, write_group
-from pflmpi.store.history import NO_HISTORY, History
 from pflmpi.store.layout import Layout
+from pflmpi.store.metrics.history import NO_HISTORY, History
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays
 

@@ -12,8 +12,9 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
 from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import run_folder
 from pflmpi.store.lock import run_lock
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.recovery import recover_records
 from pflmpi.sweep.planned_run import PlannedRun
 

@@ -9,7 +9,8 @@ import pytest
 
 import quick_run
 from both_ways import run
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import run_folder
+from pflmpi.store.metrics import metrics_file
 
 OPTIONS: list[dict[str, Any]] = [
     {"precision": "bf16"},

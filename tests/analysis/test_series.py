@@ -16,7 +16,8 @@ from pflmpi.analysis.series.final import Dots
 from pflmpi.analysis.series.selection import named, spread_over
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import load_federation
-from pflmpi.store import metrics_file, partition_file
+from pflmpi.store import partition_file
+from pflmpi.store.metrics import metrics_file
 
 
 def written(folder: Path, lines: Sequence[dict[str, float | str]], algorithm: str = "fedavg") -> Run:

@@ -19,7 +19,7 @@ from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.run_status import RunStatus, run_status
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import metrics_file
+from pflmpi.store.metrics import metrics_file
 
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
 HEAD = """JobId={id} {array}JobName=night JobState=PENDING run

@@ -22,7 +22,7 @@ from pflmpi.forecast.cache import Cache, cache_folder
 from pflmpi.forecast.communication import Link
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.store import metrics_file
+from pflmpi.store.metrics import metrics_file
 from pflmpi.text import size
 
 PARTS = "seconds: train, messages, server, test, checkpoint"

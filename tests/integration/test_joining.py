@@ -16,8 +16,8 @@ import processes
 import quick_run
 from pflmpi.experiment.joiner import Joiner
 from pflmpi.machine import cores
-from pflmpi.store import metrics_file
 from pflmpi.store.lock import join_requests
+from pflmpi.store.metrics import metrics_file
 from pflmpi.transports import rendezvous
 from pflmpi.transports.detect import ALONE
 from pflmpi.transports.peers import Peer

@@ -11,7 +11,8 @@ import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import PflmpiError
 from pflmpi.experiment.build import load_federation
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import run_folder
+from pflmpi.store.metrics import metrics_file
 
 ROUNDS = 4
 EXECUTORS = [{"executor": "loop"}, {"executor": "lanes", "lanes": 3}]

@@ -16,9 +16,10 @@ from pflmpi.experiment import start as starting
 from pflmpi.experiment.execute import RankContext
 from pflmpi.messages import leaf_owners, routes
 from pflmpi.runtime.progress import Progress
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import run_folder
 from pflmpi.store.lock import taking
 from pflmpi.store.lock.run_lock import RunLock
+from pflmpi.store.metrics import metrics_file
 
 RANKS = 3
 RAW = quick_run.settings(training={"rounds": 2, "momentum": 0.5}, checkpoint={"every": 2})

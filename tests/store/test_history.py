@@ -12,7 +12,8 @@ import pytest
 import quick_run
 from pflmpi.analysis.integrity import check
 from pflmpi.errors import RunError
-from pflmpi.store import checked_hdf5, history, metrics_file, run_folder
+from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.one_file import writing
 
 ROUNDS = 9

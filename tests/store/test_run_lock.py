@@ -17,9 +17,10 @@ import pytest
 
 import quick_run
 from pflmpi.errors import CheckpointError, RunError, UserError
-from pflmpi.store import metrics_file, run_folder
+from pflmpi.store import run_folder
 from pflmpi.store.lock import run_lock, taking
 from pflmpi.store.lock.run_lock import RunLock
+from pflmpi.store.metrics import metrics_file
 
 HOLD = "import sys, time; from pathlib import Path; from pflmpi.store.lock.taking import take\n"
 HOLD += "take(Path(sys.argv[1]), {}, False); print('held', flush=True); time.sleep(60)"

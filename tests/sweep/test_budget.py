@@ -16,7 +16,7 @@ from pflmpi.forecast import budget as module
 from pflmpi.forecast.budget import Budget, RunCost, but_seed, run_costs
 from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.forecast import share_of_this_machine
-from pflmpi.store import metrics_file
+from pflmpi.store.metrics import metrics_file
 from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.table import load

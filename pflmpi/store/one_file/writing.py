@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, history, partition_file, reading
+from pflmpi.store import checked_hdf5, partition_file, reading
 from pflmpi.store.descriptions import describe
 from pflmpi.store.hdf5 import Dataset, File, Group, h5py, write_attribute
 from pflmpi.store.layout import NOWHERE, Layout
+from pflmpi.store.metrics import history
 from pflmpi.store.names import round_path
 from pflmpi.store.one_file.reading import COMPLETE
 

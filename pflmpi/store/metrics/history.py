@@ -23,8 +23,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pflmpi import atomic
-from pflmpi.store import metrics_file
+from pflmpi.store import checked_hdf5
 from pflmpi.store.checked_hdf5 import Checksum
+from pflmpi.store.hdf5 import Group
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.names import SHARDS
 
 LONGEST = 1 << 13  # bytes of lines in a round file, and one line more
@@ -43,6 +45,15 @@ class History(NamedTuple):
 
 
 NO_HISTORY = History(np.empty(0, np.uint8), Checksum(0, 0))
+
+
+def held(file: Group) -> History | None:
+    """What an open round file holds; None in files of format 1, and where there were no lines."""
+    if "history" not in file:
+        return None
+    before = Checksum(*(int(file["history"].attrs.get(f"{name}_before", 0)) for name in Checksum._fields))
+    lines = checked_hdf5.get(file, "history")
+    return History(lines, before) if len(lines) or before.bytes else None
 
 
 class Recorder:

@@ -1,0 +1,1 @@
+"""metrics.csv of a run, and what checkpoints hold of it."""
