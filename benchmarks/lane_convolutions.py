@@ -14,7 +14,6 @@ import argparse
 import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import stub_device
+from pflmpi.forecast.process import seconds_of
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.conv_net import channels_last
 from pflmpi.runtime.config import RuntimeConfig
@@ -97,16 +97,6 @@ def error(params: dict[str, Tensor], x: Tensor) -> float:
     )
 
 
-def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of one call, to its end; on a CPU those that this thread computes, whatever else runs there."""
-    clock = time.perf_counter if device.type == "cuda" else time.thread_time
-    began = clock()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - began
-
-
 def launches() -> dict[str, int]:
     """What a step asks of a GPU, by way, counted on a device that is not there."""
     found = {}
@@ -146,7 +136,7 @@ def main() -> None:
         times: dict[str, list[float]] = {name: [] for name in ways()}
         for number in range(1 + options.repeats):
             for name, way in ways().items():
-                took = seconds(functools.partial(way, *given), device)
+                took = seconds_of(functools.partial(way, *given), device)
                 times[name] += [took] if number else []
         lanes, channels, side, batch = situation
         shown = "".join(f"{1000 * statistics.median(each):13.2f}" for each in times.values())

@@ -52,8 +52,8 @@ class ProcessMemory:
 def measure(call: Callable[[], object], device: torch.device) -> Cost:
     """Cost of a call, made a few times."""
     host, on_gpu = _reset_peaks(device)
-    first = _seconds(call, device)
-    times = [_seconds(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
+    first = seconds_of(call, device)
+    times = [seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
     peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return Cost(statistics.median(times or [first]), max(own_memory("VmHWM") - host, 0), peak - on_gpu)
 
@@ -83,8 +83,8 @@ def _reset_peaks(device: torch.device) -> tuple[int, int]:
     return host, torch.cuda.memory_reserved(device)
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    # On a CPU the seconds that this thread computes: what others do on a login node at the same time is left out.
+def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, to its end; on a CPU those that this thread computes, whatever else runs there."""
     clock = time.perf_counter if device.type == "cuda" else time.thread_time
     began = clock()
     call()
