@@ -63,10 +63,9 @@ class Allocation:
         """
         words = ["srun", f"--mpi={self.mpi}", "--kill-on-bad-exit=1", f"--ntasks={ranks}"]
         nodes = self.nodes_of(cores, ranks)
-        if not cores:
-            return [*words, f"--nodes={nodes}", f"--ntasks-per-node={min(self.per_node, ranks)}"]
-        words += [f"--nodes={nodes}", f"--ntasks-per-node={-(-ranks // nodes)}"]
-        return [*words, f"--cpus-per-task={max(cores // ranks, 1)}"]
+        on_a_node = -(-ranks // nodes) if cores else min(self.per_node, ranks)
+        words += [f"--nodes={nodes}", f"--ntasks-per-node={on_a_node}"]
+        return [*words, f"--cpus-per-task={max(cores // ranks, 1)}"] if cores else words
 
 
 def allocation(environ: Mapping[str, str], mpi: str) -> Allocation | None:

@@ -106,7 +106,8 @@ class Arrivals:
 
     def _late(self) -> list[int]:
         noted = [self._number if rank == self._rank else self._noted(rank) for rank in range(self._size)]
-        return [rank for rank, number in enumerate(noted) if number == min(noted) < self._number]
+        least = min(noted)
+        return [rank for rank, number in enumerate(noted) if number == least < self._number]
 
     def _noted(self, rank: int) -> int:
         return int(self._store.get(f"call/{rank}")) if self._store.check([f"call/{rank}"]) else 0
