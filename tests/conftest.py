@@ -32,6 +32,8 @@ ALLOWED_SKIPS = (
     "needs the Slurm test bed",
     "needs root to mount",
     "needs mlflow",  # an extra of 300 MB, not among those of the tests
+    "needs h5dump",  # this and a browser are programs, which pip does not install
+    "needs a browser",
 )
 
 

@@ -83,7 +83,7 @@ def test_what_is_shown_of_a_client_is_its_own(runs: list[Path]) -> None:
     assert "cosine" in measure and gmh["layers"][measure]["head"]["3"] == pytest.approx(others, rel=1e-3)
 
 
-@pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed: none of {', '.join(NAMES)}")
+@pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
 def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs: list[Path], tmp_path: Path) -> None:
     assert main(["report", *map(str, runs), "--out", str(tmp_path)]) == 0
     text = (tmp_path / "report.html").read_text()
@@ -106,7 +106,7 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs: list[Pa
     assert found["fetched"] == [] and found["wide"] <= 400 and found["text"] >= 10
 
 
-@pytest.mark.skipif(BROWSER is None, reason=f"no browser is installed: none of {', '.join(NAMES)}")
+@pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
 def test_no_table_is_cut_off_at_1400_pixels(runs: list[Path], tmp_path: Path) -> None:
     """Neither that of the runs, whose folders have long names, nor the layers of a client in six runs."""
     assert main(["report", *map(str, runs), "--out", str(tmp_path)]) == 0

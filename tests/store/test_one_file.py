@@ -158,7 +158,7 @@ def dumped(path: Path) -> set[str]:
     return set(data.replace(",", " ").split())
 
 
-@pytest.mark.skipif(shutil.which("h5dump") is None, reason="h5dump is not installed (package hdf5-tools)")
+@pytest.mark.skipif(shutil.which("h5dump") is None, reason="needs h5dump (package hdf5-tools)")
 def test_h5dump_reads_a_lone_file_a_moved_run_a_run_without_a_shard_and_one_file(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "--all", "-o", str(tmp_path / "one.h5")]) == 0
     lone = Path(shutil.copy(run / "round_00003.h5", tmp_path))
