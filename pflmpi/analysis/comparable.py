@@ -65,10 +65,7 @@ def damaged(run: Run) -> list[str]:
     """Round files of another length, files of the rounds of a report that are mistaken, and lost ones of the newest."""
     found = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
     for number in spread_over(run.rounds):
-        mistaken = Checkpoint(run.path, number).mistaken()
-        found += mistaken
-        if not mistaken:
-            run.in_place.add(number)
+        found += run.mistaken(number)
     if run.rounds and not found:
         found = Checkpoint(run.path, run.rounds[-1]).problems()
     return [f"{problem}; its round is left out" for problem in dict.fromkeys(found)]

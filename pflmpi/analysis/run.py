@@ -69,11 +69,6 @@ class Run:
         """Accuracy [N] of the clients by round, of the rounds that a report has read; None where one has none."""
         return {}
 
-    @cached_property
-    def in_place(self) -> set[int]:
-        """Rounds whose files a report has found to be theirs; they are not looked at again."""
-        return set()
-
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
 
@@ -107,10 +102,23 @@ class Run:
             return newest
         if number not in (there := self.rounds):
             raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
-        found = Checkpoint(self.path, number)
-        if number not in self.in_place and (problems := found.mistaken()):
+        if problems := self.mistaken(number):
             raise CheckpointError("; ".join(problems))
-        return found
+        return Checkpoint(self.path, number)
+
+    def mistaken(self, number: int) -> list[str]:
+        """`Checkpoint.mistaken` of a round; where nothing was wrong, it is not looked for again."""
+        if number in self._own:
+            return []
+        problems = Checkpoint(self.path, number).mistaken()
+        if not problems:
+            self._own.add(number)
+        return problems
+
+    @cached_property
+    def _own(self) -> set[int]:
+        """Rounds whose files were all found to be of this run and round."""
+        return set()
 
     def samples(self, client: int) -> "ClientSamples":
         """The training and test samples of a client, as the dataset has them; needs torch and the data.

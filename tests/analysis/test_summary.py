@@ -80,6 +80,21 @@ def test_the_table_of_the_page_has_one_unit_for_all_runs_and_the_folder_last(tmp
     assert "last (%)" in shown.columns and "macro F1 (%)" not in shown.columns, "which no run has"
 
 
+@pytest.mark.parametrize(
+    "folders, shown",
+    [
+        (["FedGMH/MNIST/seed0", "FedPer/MNIST/seed0"], ["FedGMH/MNIST/seed0", "FedPer/MNIST/seed0"]),
+        (["x/seed0", "x/seed1"], ["seed0", "seed1"]),
+        (["a", "a/b"], ["a", "a/b"]),
+    ],
+)
+def test_the_folders_of_several_runs_are_told_apart(folders: list[str], shown: list[str], tmp_path: Path) -> None:
+    runs = [written(tmp_path / "sweeps" / name, ACCURACY) for name in folders]
+    rows = table(summaries(named(runs), [None] * len(runs))).rows
+    assert [row[-1] for row in rows] == shown
+    assert table(summaries(named(runs[:1]), [None])).rows[0][-1] == str(runs[0].path)
+
+
 def test_the_gain_is_over_the_same_clients_of_a_run_of_local_training(tmp_path: Path) -> None:
     runs = named([written(tmp_path / "a", ACCURACY), written(tmp_path / "b", ("0.6",), "local", sent=0)])
     ends = [Final(5, np.array([90.0, 50.0, np.nan])), Final(1, np.array([60.0, 70.0, np.nan]))]

@@ -1,6 +1,7 @@
 """The table of runs on the page: bytes in the unit that suits them, the folder last."""
 
 import math
+import os
 from collections.abc import Sequence
 
 from pflmpi.analysis.page.html import PageTable
@@ -9,15 +10,25 @@ from pflmpi.text import scaled_bytes
 
 
 def table(lines: Sequence[Line]) -> PageTable:
-    """The lines of runs for readers; `runs.csv` has them in plain bytes."""
+    """The lines of runs for readers; `runs.csv` has them in plain bytes, and the whole paths of the folders."""
     columns: dict[str, list[str | int | float]] = {}
     for name in [*(name for name in lines[0] if name != "folder"), "folder"]:
         values = [line[name] for line in lines]
         if "bytes" in name:
             name, values = _scaled(name, values)
+        elif name == "folder":
+            values = list(_apart([str(value) for value in values]))
         columns[name] = values
     rows = [cells(dict(zip(columns, each, strict=True))) for each in zip(*columns.values(), strict=True)]
     return PageTable(list(columns), rows, long=1)
+
+
+def _apart(folders: Sequence[str]) -> Sequence[str]:
+    """What tells the folders apart: their paths below the folder that all of them are in; a lone one is whole."""
+    if len(set(folders)) == 1:
+        return folders
+    shared = os.path.commonpath([os.path.dirname(folder) for folder in folders])
+    return [os.path.relpath(folder, shared) for folder in folders]
 
 
 def _scaled(name: str, values: Sequence[str | int | float]) -> tuple[str, list[str | int | float]]:
