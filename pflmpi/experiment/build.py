@@ -32,7 +32,7 @@ from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.loop import Loop
-from pflmpi.runtime.executors.one_step import OneStep
+from pflmpi.runtime.executors.one_step import OneStep, first_alone
 from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
@@ -75,6 +75,11 @@ class Experiment:
         if not self.division.unseen_numbers:
             return None
         return self.config.algorithm.newcomer(self.tasks[0].replace(device=HOST))
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The samples, on the device of this rank: one copy for all that computes with them."""
+        return Pool.of(self.federation.dataset, self.tasks[0].device)
 
     @property
     def counts(self) -> Counts:
@@ -132,11 +137,12 @@ def assemble(
             check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply)
-    computed_on = tuple(gpu_models) or (platform.machine(),)
-    config = dataclasses.replace(config, runtime=runtime)
+    config, computed_on = dataclasses.replace(config, runtime=runtime), tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, templates, computed_on, transform)
     if training.stop is not None:
-        check_stop(training.stop, config.evaluation, _executor(experiment, OneStep))
+        division = dataclasses.replace(division, trained=first_alone(division.trained))
+        trial = dataclasses.replace(experiment, division=division)
+        check_stop(training.stop, config.evaluation, _executor(trial, OneStep))
     return experiment
 
 
@@ -190,7 +196,5 @@ def loop(experiment: Experiment) -> Loop:
 
 
 def _executor(experiment: Experiment, kind: type[E]) -> E:
-    config, federation = experiment.config, experiment.federation
-    pool = Pool.of(federation.dataset, experiment.tasks[0].device)
-    batch, transform = config.evaluation.batch_size, experiment.transform
-    return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, batch, transform)
+    config, data = experiment.config, (experiment.cohort, experiment.federation, experiment.pool)
+    return kind(config.algorithm, experiment.tasks, *data, config.evaluation.batch_size, experiment.transform)

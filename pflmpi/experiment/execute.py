@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -130,7 +130,7 @@ def run_rounds(
         except Stopped as reason:
             pause = reason
         except Joining:
-            pause = Paused(run, lock, experiment)
+            pause = Paused(run, lock, replace(experiment))  # a copy, without the samples on the device
         except RankLost:
             lost = True
         except BaseException:

@@ -78,7 +78,7 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
     # Channels go last on the host alone, which changes bits.
     with mock.patch.object(conv_net, "channels_last", lambda x: x), scope as stub:
         device = stub_device.DEVICE if on_stub else device
-        experiment = building.assemble(config, _federation(channels), device)
+        experiment = building.assemble(config, federation(channels), device)
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
         setup = replace(setup, executor=watched)
@@ -124,8 +124,8 @@ class _Watched:
 
 
 @functools.cache
-def _federation(channels: int) -> Federation:
-    """24 training samples and 8 test samples of each client, of random images."""
+def federation(channels: int) -> Federation:
+    """The clients, with 24 training samples and 8 test samples of each client, of random images."""
     raw = quick_run.settings(partition={"name": "iid", "clients": CLIENTS})
     config = configuration.parse(raw)
     samples = 32 * CLIENTS

@@ -1,8 +1,11 @@
 """A trial of local training, before the first round."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from pflmpi import tree
+from pflmpi.data.federation import Federation
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.task import HOST
 from pflmpi.learning.training import Pass
@@ -12,6 +15,13 @@ from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.executors.padding_check import example
 from pflmpi.runtime.executors.update import as_messages
 from pflmpi.tree import Tree
+
+
+def first_alone(federation: Federation) -> Federation:
+    """Client 0 with its training samples and no others, so that a trial does not bring all samples to the device."""
+    mine, dataset = federation.train[0], federation.dataset
+    dataset = replace(dataset, images=dataset.images[mine], labels=dataset.labels[mine])
+    return replace(federation, dataset=dataset, train=(np.arange(len(mine)),))
 
 
 class OneStep(Loop):
