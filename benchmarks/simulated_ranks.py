@@ -123,14 +123,14 @@ class Threads(Transport):
 class Idle(Loop):
     """Computes nothing: states stay, messages are zeros."""
 
-    def local_update(self, method: Any, clients: np.ndarray, states: Any, down: Messages, round: int) -> Update:
-        return Update(states, self._zeros(clients), torch.zeros(len(clients), dtype=torch.float64))
+    def local_update(self, method: Any, clients: np.ndarray, states: Any, down: Messages, round: int) -> Any:
+        return lambda: Update(states, self._zeros(clients), torch.zeros(len(clients), dtype=torch.float64))
 
     def introduce(self, clients: np.ndarray, states: Any) -> Messages:
         return self._zeros(clients)
 
-    def evaluate(self, clients: np.ndarray, states: Any, down: Messages, round: int) -> Counts:
-        return Counts.none(self.federation.test_class_counts[clients])
+    def evaluate(self, clients: np.ndarray, states: Any, down: Messages, round: int) -> Any:
+        return lambda: Counts.none(self.federation.test_class_counts[clients])
 
     def _zeros(self, clients: np.ndarray) -> Messages:
         task, found = self.tasks[0], {}

@@ -146,13 +146,13 @@ def to(tree: Tree, device: torch.device) -> Tree:
     return map(lambda leaf: leaf if leaf.device.type == device.type else next(arrived), tree)
 
 
-def to_host(tree: Tree) -> Tree:
-    """Tree detached, contiguous and in host memory; the leaves of a device travel in one copy."""
+def to_host(tree: Tree, copy: Callable[[Tensor], Tensor] = Tensor.cpu) -> Tree:
+    """Tree detached, contiguous and in host memory; the leaves of a device travel in one copy, made by `copy`."""
     # Those of wide numbers first, so that each begins at a multiple of its width.
     moving = sorted((leaf for _, leaf in leaves(tree) if not leaf.is_cpu), key=lambda leaf: -leaf.element_size())
     if not moving:
         return map(lambda leaf: leaf.detach().contiguous(), tree)
-    packed = torch.cat([leaf.detach().reshape(-1).view(torch.uint8) for leaf in moving]).cpu()
+    packed = copy(torch.cat([leaf.detach().reshape(-1).view(torch.uint8) for leaf in moving]))
     ends = [*itertools.accumulate(_bytes(leaf) for leaf in moving)]
     arrived = {id(leaf): _cut(packed, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False)}
     return map(lambda leaf: leaf.detach().contiguous() if leaf.is_cpu else arrived[id(leaf)], tree)

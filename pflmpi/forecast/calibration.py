@@ -47,12 +47,12 @@ class _Trial:
 
     def train(self) -> Messages:
         """What the clients send after a round."""
-        return self.setup.executor.update(self.clients, self.states, self._down(), 1).up
+        return self.setup.executor.update(self.clients, self.states, self._down(), 1)().up
 
     def test(self) -> None:
         """Test the clients' personal models."""
         down = {name: value for name, value in self._down().items() if name in self.setup.algorithm.predicts_with}
-        self.setup.executor.evaluate(self.clients, self.states, down, 1)
+        self.setup.executor.evaluate(self.clients, self.states, down, 1)()
 
     def _down(self) -> Messages:
         algorithm, task = self.setup.algorithm, self.setup.task

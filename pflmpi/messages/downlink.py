@@ -51,7 +51,8 @@ class Reply:
         held = torch.from_numpy(self.holds[clients])
 
         def rows_held(leaf: torch.Tensor) -> torch.Tensor:
-            return torch.where(held.to(leaf.device).view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, leaf.new_zeros(()))
+            mask = tree.leaf(tree.to({"held": held}, leaf.device), "held")
+            return torch.where(mask.view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, leaf.new_zeros(()))
 
         for name, value in wanted(self.by_class).items():
             down[name] = tree.map(rows_held, value)

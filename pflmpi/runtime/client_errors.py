@@ -1,8 +1,9 @@
 """Clients whose update fails: which, why, and whether a round can be without them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from pflmpi.messages.exact_fold import magnitudes
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Call, Messages
 from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.update import Update
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.base import Transport
@@ -47,8 +49,8 @@ class GroupUpdate:
 
 def update(
     executor: Executor, clients: ClientGroup, states: Tree, down: Messages, round: int, skip: bool
-) -> GroupUpdate:
-    """Update the clients of a group.
+) -> Callable[[], GroupUpdate]:
+    """Begin to update the clients of a group; the result waits for it, and may raise too.
 
     An exception ends the call for the whole group; its clients are then computed one by one, to know whose it was.
 
@@ -65,12 +67,17 @@ def update(
         if not _of_a_client(error) or (len(clients) == 1 and not skip):
             raise
         if len(clients) == 1:
-            return GroupUpdate(clients[:0], {}, {}, _NOBODY, {int(clients[0]): str(error)})
+            return partial(GroupUpdate, clients[:0], {}, {}, _NOBODY, {int(clients[0]): str(error)})
         each = [(clients[i : i + 1], _rows(states, [i]), _rows({**down}, [i])) for i in range(len(clients))]
-        alone = [update(executor, *one, round, skip) for one in each]  # type: ignore[arg-type]
+        alone = [update(executor, *one, round, skip)() for one in each]  # type: ignore[arg-type]
         if not any(one.failed for one in alone):
             raise
-        return _joined(alone)
+        return partial(_joined, alone)
+    return lambda: _checked(clients, states, done(), round, skip)
+
+
+def _checked(clients: ClientGroup, states: Tree, done: Update, round: int, skip: bool) -> GroupUpdate:
+    """An update of clients with such states before, without those that have diverged."""
     failed = _diverged(clients, states, done.states, done.up, round, "client_update")
     if failed and not skip:
         raise RunError(f"{next(iter(failed.values()))}; {_REMEDY}, or set runtime.client_errors to skip")

@@ -1,6 +1,7 @@
 """The participants of a round: they train here, and those that fail anywhere count as absent."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors
 from pflmpi.runtime.client_state import Population
+from pflmpi.runtime.executors.transfers import in_turn
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopwatch import Stopwatch
@@ -38,9 +40,12 @@ class Trained:
 def train(setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Trained:
     """Train the participants of this rank."""
     found, watch = Trained(), Stopwatch()
-    for group in groups:
+
+    def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
         states, down = population.to_train(group), {**reply.for_clients(group), **population.mixed(group)}
-        done = client_errors.update(setup.executor, group, states, down, round, setup.skips)
+        return client_errors.update(setup.executor, group, states, down, round, setup.skips)
+
+    for group, done in zip(groups, in_turn(map(begin, groups), setup.executor.ahead), strict=True):
         found.failed.update(done.failed)
         if len(done.clients):
             population.put(done.clients, done.states)

@@ -34,8 +34,8 @@ def bits(executor: Executor, clients: list[int]) -> dict[str, bytes]:
     same = {name: example(kinds[name], task, stream(0, 0, 2, name)) for name in kinds}
     down = {name: tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape), one) for name, one in same.items()}
     states = tree.stack([algorithm.init_client(task, client) for client in clients])
-    done, lane = executor.update(group, states, down, 1), clients.index(2)
-    tested = executor.evaluate(group, done.states, {name: down[name] for name in algorithm.predicts_with}, 1)
+    done, lane = executor.update(group, states, down, 1)(), clients.index(2)
+    tested = executor.evaluate(group, done.states, {name: down[name] for name in algorithm.predicts_with}, 1)()
     found: tree.Tree = {"state": done.states, "up": {**done.up}, "loss": done.loss}
     leaves = {path: leaf[lane].contiguous().numpy().tobytes() for path, leaf in tree.leaves(found)}
     return {**leaves, "test loss": tested.loss[lane].tobytes(), "hits": tested.hits[lane].tobytes()}

@@ -1,6 +1,7 @@
 """Testing the personal models of all clients, where they live."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import starmap
 
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.groups import ClientGroup
@@ -8,15 +9,18 @@ from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
 from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.transfers import in_turn
 
 
 def evaluate(executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Counts:
     """What the clients of the given groups get right, in the order of `clients_of(groups)`."""
-    found = []
-    for group in groups:
+
+    def begin(group: ClientGroup) -> Callable[[], Counts]:
         # Only what prediction reads: a client that was absent has not received anything else.
         received = population.received(group, reply, executor.algorithm.predicts_with)
-        found.append(executor.evaluate(group, population.get(group), received, round))
+        return executor.evaluate(group, population.get(group), received, round)
+
+    found = list(in_turn(map(begin, groups), executor.ahead))
     return in_client_order(groups, found, executor.federation.dataset.num_classes)
 
 
@@ -33,9 +37,11 @@ def evaluate_trained(
         reply: what they have trained with.
         ups: what they send.
     """
-    found = []
-    for group, up in ups:
+
+    def begin(group: ClientGroup, up: Messages) -> Callable[[], Counts]:
         down = reply.for_clients(group, executor.algorithm.predicts_with)
         read = executor.algorithm.after_training(executor.task(group), down, up)
-        found.append(executor.evaluate(group, population.get(group), read, round))
+        return executor.evaluate(group, population.get(group), read, round)
+
+    found = list(in_turn(starmap(begin, ups), executor.ahead))
     return in_client_order([group for group, _ in ups], found, executor.federation.dataset.num_classes)

@@ -94,7 +94,7 @@ def evaluate_unseen(unseen: Unseen, transport: Transport, server: Tree, shared: 
     for group in groups:
         states = joined(unseen, group, reply.for_clients(group), round)
         read = reply.for_clients(group, unseen.algorithm.predicts_with)
-        found.append(unseen.executor.evaluate(group, states, read, round))
+        found.append(unseen.executor.evaluate(group, states, read, round)())
     return in_client_order(groups, found, unseen.executor.federation.dataset.num_classes)
 
 

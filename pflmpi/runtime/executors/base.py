@@ -24,6 +24,7 @@ from pflmpi.runtime.contract import check_state
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.tally import counts
+from pflmpi.runtime.executors.transfers import streams_of
 from pflmpi.runtime.executors.update import Update
 from pflmpi.tree import Tree
 
@@ -54,8 +55,8 @@ class Executor(ABC):
     eval_batch: int
     transform: Transform | None = None
 
-    def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Update:
-        """What the participants in one group come to; see `local_update`."""
+    def update(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Update]:
+        """Begin what the participants in one group come to; see `local_update`."""
         return self.local_update(self.algorithm.client_update, clients, states, down, round)
 
     def join(self, clients: np.ndarray, states: Tree, down: Messages, round: int, updates: int) -> Tree:
@@ -68,16 +69,16 @@ class Executor(ABC):
             return self.algorithm.train_as_newcomer(task, client, down, data), {}
 
         if type(self.algorithm).begin_as_newcomer is not Algorithm.begin_as_newcomer:
-            states = self.local_update(begin_as_newcomer, clients, states, down, round).states
+            states = self.local_update(begin_as_newcomer, clients, states, down, round)().states
         for number in range(updates):
-            states = self.local_update(train_as_newcomer, clients, states, down, round + number).states
+            states = self.local_update(train_as_newcomer, clients, states, down, round + number)().states
         return states
 
     @abstractmethod
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
-    ) -> Update:
-        """What the clients of one group come to.
+    ) -> Callable[[], Update]:
+        """Begin what the clients of one group come to; the result waits for it, where a device computes it meanwhile.
 
         Args:
             method: of the algorithm, for ONE client.
@@ -88,8 +89,8 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Counts:
-        """What the personal models of the clients of one group get right on their test samples, [m, ...]."""
+    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
+        """Begin what the personal models of the clients of one group get right on their test samples, [m, ...]."""
 
     def task(self, clients: np.ndarray) -> Task:
         """The task of a group."""
@@ -174,6 +175,11 @@ class Executor(ABC):
     def device(self) -> torch.device:
         """Where clients are computed."""
         return self.pool.images.device
+
+    @property
+    def ahead(self) -> int:
+        """Groups that are begun before one is waited for."""
+        return 0 if streams_of(self.device) is None else 1
 
     @property
     def draws_noise(self) -> bool:

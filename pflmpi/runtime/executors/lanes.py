@@ -17,6 +17,7 @@ from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import LaneBatches, LanePass, in_order, lane_pass, lane_tensors
+from pflmpi.runtime.executors.transfers import download, download_all, upload
 from pflmpi.runtime.executors.update import Update, as_messages, as_update
 from pflmpi.tree import Tree
 
@@ -26,18 +27,19 @@ class Lanes(Executor):
 
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
-    ) -> Update:
+    ) -> Callable[[], Update]:
         passes, one = self.passes(clients, round), self.of_one_client(method)
-        return as_update(tree.to_host(self._with_data(one, clients, states, (down,), round, passes)))
+        done = download(self._with_data(one, clients, states, (down,), round, passes), self.device)
+        return lambda: as_update(done())
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))
 
-    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Counts:
+    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task = self.task(clients).replace(batched=True)
         whole = lane_pass([in_order(self.federation.test[client], self.eval_batch) for client in clients])
         sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
-        there = tree.to(sent, self.device)
+        there = upload(sent, self.device)
         state, received = tree.part(there, "state"), as_messages(tree.part(there, "down"))
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
@@ -54,10 +56,15 @@ class Lanes(Executor):
             for step in range(tests.labels.shape[1]):
                 scores.append(torch.func.vmap(predict)(state, received, tests.images[:, step]))
         if not scores:
-            return Counts.none(self.federation.test_class_counts[clients])
-        lanes = torch.stack(scores, 1).cpu().flatten(1, 2)  # [m, S B, K]
+            return lambda: Counts.none(self.federation.test_class_counts[clients])
+        done = download_all(scores, self.device)
         real = tree.leaf(whole.places, "weight").flatten(1) > 0
-        return self.counts(clients, [lane[mine] for lane, mine in zip(lanes, real, strict=True)])
+
+        def found() -> Counts:
+            lanes = torch.stack(done(), 1).flatten(1, 2)  # [m, S B, K]
+            return self.counts(clients, [lane[mine] for lane, mine in zip(lanes, real, strict=True)])
+
+        return found
 
     def _with_data(
         self,
@@ -82,7 +89,7 @@ class Lanes(Executor):
             "counts": self.class_counts(clients),
             "decay": torch.from_numpy(decay.astype(np.float32)) if by_client else torch.zeros(len(clients)),
         }
-        there = tree.to(sent, self.device)
+        there = upload(sent, self.device)
         places = {name: tree.part(tree.part(there, "passes"), name) for name in lanes}
         ready = {name: lane_tensors(self.pool, at) for name, at in places.items()}
         tensors = {name: (part.images, part.labels, part.weight) for name, part in ready.items()}

@@ -1,6 +1,6 @@
 """Clients one after another: the executor for models that cannot be batched over clients, and the plainest one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
+from pflmpi.runtime.executors.transfers import download, download_all, upload
 from pflmpi.runtime.executors.update import Update, as_messages, as_update
 from pflmpi.tree import Tree
 
@@ -32,7 +33,7 @@ class Loop(Executor):
         draws: Tree = {n: self.keys(client, round, n, len(order), "transform") for n, order in changed.items()}
         batches[TRAIN] = in_order(self.federation.train[client], self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]
-        there = tree.to({"orders": _joined(batches), "keys": keys, "draws": draws, "counts": counts}, self.device)
+        there = upload({"orders": _joined(batches), "keys": keys, "draws": draws, "counts": counts}, self.device)
         orders, keys, draws = (tree.part(there, part) for part in ("orders", "keys", "draws"))
         ready = {
             name: ClientBatches(
@@ -58,25 +59,26 @@ class Loop(Executor):
 
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
-    ) -> Update:
+    ) -> Callable[[], Update]:
         task, passes, one = self.task(clients), self.passes(clients, round), self.of_one_client(method)
         results: list[Tree] = []
-        there = tree.to({"state": states, "down": {**down}}, self.device)
+        there = upload({"state": states, "down": {**down}}, self.device)
         for i, client in enumerate(clients):
             state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
             data = self._data(int(client), round, passes, _row(states, i))
             with calling(self.algorithm, method.__name__, round, [client]):
                 results.append(one(task, state, received, data))
-        return as_update(_stacked(results))
+        done = download(_stacked(results), self.device)
+        return lambda: as_update(done())
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         task = self.task(clients)
         ups: list[Tree] = []
-        there = tree.to(states, self.device)
+        there = upload(states, self.device)
         for i, client in enumerate(clients):
             with calling(self.algorithm, "introduce", 0, [client]):
                 ups.append({**self.algorithm.introduce(task, _row(there, i), self._data(int(client), 0, {}, {}))})
-        return as_messages(_stacked(ups))
+        return as_messages(tree.to_host(_stacked(ups)))
 
     def adapted(self, client: int, state: Tree, down: Messages, round: int) -> Tree:
         """The state that a client is tested with after a round; both its own and what it received are on the host."""
@@ -84,7 +86,7 @@ class Loop(Executor):
             return state
         group = np.array([client])
         data = self._data(client, round, self.passes_to_adapt(group, round), state)
-        there = tree.to({"state": state, "down": {**down}}, self.device)
+        there = upload({"state": state, "down": {**down}}, self.device)
         received = as_messages(tree.part(there, "down"))
         return self._adapted(self.task(group), client, tree.part(there, "state"), received, data)
 
@@ -92,10 +94,10 @@ class Loop(Executor):
         with calling(self.algorithm, "adapt", data.round, [client]):
             return self.algorithm.adapt(task, state, received, data)
 
-    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Counts:
+    def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task, passes, scores = self.task(clients), self.passes_to_adapt(clients, round), []
         tests = {str(client): in_order(self.federation.test[client], self.eval_batch) for client in clients}
-        there = tree.to({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
+        there = upload({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
         for i, client in enumerate(clients):
             state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
             if self.adapts:
@@ -107,8 +109,13 @@ class Loop(Executor):
                 for batch in batches:
                     scores.append(self.algorithm.predict(task, state, received, batch.x))
                     check_scores(self.algorithm, scores[-1], len(batch.x), task.num_classes)
-        whole = torch.cat(scores).cpu() if scores else torch.empty(0, task.num_classes)
-        return self.counts(clients, torch.split(whole, self.federation.num_test[clients].tolist()))
+        done, sizes = download_all(scores, self.device), self.federation.num_test[clients].tolist()
+
+        def found() -> Counts:
+            whole = torch.cat(done()) if sum(sizes) else torch.empty(0, task.num_classes)
+            return self.counts(clients, torch.split(whole, sizes))
+
+        return found
 
 
 def _joined(batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
@@ -122,7 +129,5 @@ def _row(rows: Tree, index: int) -> Tree:
 
 
 def _stacked(results: list[Tree]) -> Tree:
-    """The results of all clients on the host, along a first axis."""
-    if len(results) > 1:
-        return tree.to_host(tree.stack(results))
-    return tree.map(lambda leaf: leaf.unsqueeze(0), tree.to_host(results[0]))
+    """The results of all clients along a first axis."""
+    return tree.stack(results) if len(results) > 1 else tree.map(lambda leaf: leaf.unsqueeze(0), results[0])

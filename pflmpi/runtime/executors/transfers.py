@@ -1,0 +1,120 @@
+"""Copies between the host and a GPU beside its computing: on streams of their own, in order by events."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.tree import Tree
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The streams of a device.
+
+    Attributes:
+        up, down: of the copies to the device, and of those to the host; one would let a copy to the device wait for the
+            results that are to be copied before it.
+        current: the stream that computes.
+        on: lets what follows be launched on a stream.
+    """
+
+    up: Any
+    down: Any
+    current: Callable[[], Any]
+    on: Callable[[Any], AbstractContextManager[object]]
+
+
+@cache
+def _cuda(device: torch.device) -> Streams:
+    up, down = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return Streams(up, down, partial(torch.cuda.current_stream, device), torch.cuda.stream)
+
+
+_BY_DEVICE: dict[str, Callable[[torch.device], Streams]] = {"cuda": _cuda}
+
+
+def streams_of(device: torch.device) -> Streams | None:
+    """The streams of a device; None where copies need none."""
+    found = _BY_DEVICE.get(device.type)
+    return None if found is None else found(device)
+
+
+@contextmanager
+def streams_by(device: str, streams: Streams) -> Iterator[None]:
+    """Use these streams for a kind of device meanwhile, as tests do without a GPU."""
+    before = dict(_BY_DEVICE)
+    _BY_DEVICE[device] = lambda _: streams
+    try:
+        yield
+    finally:
+        _BY_DEVICE.clear()
+        _BY_DEVICE.update(before)
+
+
+def upload(value: Tree, device: torch.device) -> Tree:
+    """A tree on a device as by `tree.to`; its copy waits for nothing, and what is then launched waits for it."""
+    streams = streams_of(device)
+    if streams is None:
+        return tree.to(value, device)
+    with streams.on(streams.up):
+        there = tree.to(value, device)
+    here = streams.current()
+    here.wait_stream(streams.up)
+    for (_, before), (_, after) in zip(tree.leaves(value), tree.leaves(there), strict=True):
+        if after is not before:
+            after.record_stream(here)  # its memory is not given away before what is launched here has read it
+    return there
+
+
+def download(value: Tree, device: torch.device) -> Callable[[], Tree]:
+    """Begin to copy a tree from a device to the host, as by `tree.to_host`, once what has been launched is computed.
+
+    The result waits for that, and for nothing that is launched later.
+    """
+    streams = streams_of(device)
+    if streams is None:
+        found = tree.to_host(value)
+        return lambda: found
+
+    def bring(packed: Tensor) -> Tensor:
+        streams.down.wait_stream(streams.current())
+        with streams.on(streams.down):
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=packed.is_cuda)
+            host.copy_(packed, non_blocking=True)
+        packed.record_stream(streams.down)
+        return host
+
+    there = tree.to_host(value, bring)
+    arrived = streams.down.record_event()
+
+    def wait() -> Tree:
+        arrived.synchronize()
+        return tree.clone(there)  # so that few pinned buffers serve all units
+
+    return wait
+
+
+def download_all(values: Sequence[Tensor], device: torch.device) -> Callable[[], list[Tensor]]:
+    """As `download`, of a list."""
+    done = download({f"{number:09}": value for number, value in enumerate(values)}, device)
+    return lambda: [value for _, value in tree.leaves(done())]
+
+
+def in_turn(begun: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
+    """What some calls return, in order, when as many more have been begun as `ahead` says."""
+    waiting: deque[Callable[[], T]] = deque()
+    for one in begun:
+        waiting.append(one)
+        if len(waiting) > ahead:
+            yield waiting.popleft()()
+    while waiting:
+        yield waiting.popleft()()
