@@ -1,0 +1,29 @@
+"""What `plan` counts for a GPU besides the group that it computes."""
+
+import pytest
+
+import quick_run
+from pflmpi import tree
+from pflmpi.forecast import memory
+from pflmpi.forecast.bytes import state_sizes
+from pflmpi.forecast.memory import RankMemory, rank_memory
+from pflmpi.forecast.process import ProcessMemory
+from pflmpi.forecast.ranks import lay_out
+from pflmpi.runtime.schedule import schedule
+from planned_run import Planned, planned
+
+
+def of_one_rank(world: Planned, gpus: int) -> RankMemory:
+    laid_out = lay_out(world.experiment.config.runtime, 1, 1, gpus, 2)
+    _, *rounds = schedule(world.setup, None)
+    return rank_memory(world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0))[0]
+
+
+@pytest.mark.parametrize(("algorithm", "kept"), [("fedavg", 0), ("ditto", 1)])  # models that a client keeps
+def test_the_groups_before_and_after_are_on_their_way(algorithm: str, kept: int) -> None:
+    raw = quick_run.settings(algorithm={"name": algorithm}, runtime={"executor": "loop", "device": "auto"})
+    raw["evaluation"] = {"absent": "latest"}  # so that no reply is kept
+    world = planned(raw, 1)
+    on_gpu, on_cpu, model = of_one_rank(world, 1), of_one_rank(world, 0), tree.num_bytes(world.setup.task.like())
+    assert (on_gpu.device - memory._CONTEXT, on_cpu.device) == (2 * (1 + kept) * model, 0)
+    assert on_gpu.work - on_cpu.work == 2 * (1 + kept) * model, "in pinned memory of the host"
