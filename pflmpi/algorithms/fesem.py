@@ -19,7 +19,7 @@ from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages import mixing
-from pflmpi.messages.kinds import Downlink, Messages, OneOf, Rows, Uplink, tensor
+from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink, tensor
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -70,8 +70,7 @@ class FeSEM(Algorithm):
         return {"model": model, "samples": Rows({"count": tensor(dtype=torch.int32)})}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        # The centres, and their mean.
-        return {"centre": OneOf(task.like("body", "head", *task.shared_stats), self.num_clusters + 1)}
+        return {"centre": Own(task.like("body", "head", *task.shared_stats))}
 
     def init_server(self, task: Task) -> Tree:
         model = only(task.init(), ("body", "head", *task.shared_stats))
@@ -86,16 +85,16 @@ class FeSEM(Algorithm):
     def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
         return self._centres(server, torch.full((len(newcomers),), -1))
 
-    def _centres(self, server: Tree, cluster: Tensor) -> Messages:
+    def _centres(self, server: Tree, rows: Tensor) -> Messages:
         """The centres of the given clusters [R]; -1 for the mean of all, weighted by their clients."""
         clients = _members(leaf(server, "cluster"), self.num_clusters).sum(1, keepdim=True).mT
         clients = clients if clients.any() else torch.ones_like(clients)
 
-        def with_mean(centres: Tensor) -> Tensor:
-            return torch.cat([centres, mixing.weighted_sums(clients / clients.sum(), centres)])
+        def own(centres: Tensor) -> Tensor:
+            mean = mixing.weighted_sums(clients / clients.sum(), centres)
+            return torch.cat([centres, mean])[rows]  # -1: the last, which is the mean
 
-        chosen = cluster.where(cluster >= 0, self.num_clusters)
-        return {"centre": {"choices": tree.map(with_mean, part(server, "centres")), "chosen": chosen}}
+        return {"centre": tree.map(own, part(server, "centres"))}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model = train(task, {**down["centre"], **client}, data.passes["train"], model_loss(task), data.learning_rate)

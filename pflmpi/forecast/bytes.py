@@ -12,7 +12,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.forecast.communication import TransportName
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
-from pflmpi.messages.kinds import Call, OneOf, chosen_rows
+from pflmpi.messages.kinds import Call
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
@@ -128,9 +128,7 @@ def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tr
         return server, {}, {}
     published = algorithm.publish(task, server, np.arange(clients))
     stored = {id(leaf): path for path, leaf in tree.leaves(server)}
-    kinds = algorithm.downlink(task)
-    messages = {name: chosen_rows(one) if isinstance(kinds[name], OneOf) else one for name, one in published.items()}
-    leaves = {f"{name}/{path}": leaf for name in names for path, leaf in tree.leaves(messages[name])}
+    leaves = {f"{name}/{path}": leaf for name in names for path, leaf in tree.leaves(published[name])}
     links = {path: stored[id(leaf)] for path, leaf in leaves.items() if id(leaf) in stored}
     return server, {path: leaf for path, leaf in leaves.items() if path not in links}, links
 

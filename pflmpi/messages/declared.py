@@ -10,19 +10,7 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages import kinds
-from pflmpi.messages.kinds import (
-    ClassMeans,
-    Compared,
-    Messages,
-    Mixed,
-    OneOf,
-    Own,
-    OwnClasses,
-    Rows,
-    Shared,
-    Sum,
-    Uplink,
-)
+from pflmpi.messages.kinds import ClassMeans, Compared, Messages, Mixed, Own, OwnClasses, Rows, Shared, Sum, Uplink
 from pflmpi.tree import Tree
 
 
@@ -80,11 +68,12 @@ class Declared:
 
     def check_down(self, messages: Messages, receivers: int) -> None:
         """Raise `RunError` unless what was published is what was declared, but for what is mixed."""
+        rows = {Own: receivers, OwnClasses: self.holds.shape[1]}
         _refuse(
             "downlink",
             messages,
             {
-                name: _published(kind, receivers, self.holds.shape[1])
+                name: kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
                 for name, kind in self.down.items()
                 if not isinstance(kind, Mixed)
             },
@@ -102,19 +91,6 @@ def _one_uplink(kind: Uplink, classes: int) -> Tree:
         return kind.like
     like: Tree = {"means": kinds.tensor(classes, kind.num_features)}
     return {**like, "counts": kinds.tensor(classes, dtype=torch.int32)} if kind.counts else like
-
-
-def _published(kind: Shared, receivers: int, classes: int) -> Tree:
-    """The template of what `publish` returns for some receivers."""
-    match kind:
-        case OneOf():
-            chosen = kinds.tensor(receivers, dtype=torch.int64)
-            return {"choices": kinds.with_rows(kind.like, kind.choices), "chosen": chosen}
-        case Own():
-            return kinds.with_rows(kind.like, receivers)
-        case OwnClasses():
-            return kinds.with_rows(kind.like, classes)
-    return kind.like
 
 
 def _refuse(way: Literal["uplink", "downlink"], found: Messages, expected: Messages) -> None:

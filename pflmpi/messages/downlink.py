@@ -11,7 +11,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.messages.arrival import broadcast
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call, Messages, Mixed, OneOf, Own, OwnClasses, chosen_rows, tensor, with_rows
+from pflmpi.messages.kinds import Call, Messages, Mixed, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -23,16 +23,15 @@ class Reply:
 
     shared: Messages = field(default_factory=dict)
     own: Messages = field(default_factory=dict)  # rows [m, ...] of `clients`
-    choices: Messages = field(default_factory=dict)  # [C, ...], of which `own` says what a client gets
     by_class: Messages = field(default_factory=dict)  # [K, ...], zero where nobody here holds the class
     clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
 
     def on(self, device: torch.device) -> "Reply":
         """The same with what the clients here have in common on a device, where it is sent once a round."""
-        common: Tree = {name: {**getattr(self, name)} for name in ("shared", "choices", "by_class")}
+        common: Tree = {"shared": {**self.shared}, "by_class": {**self.by_class}}
         common = tree.to_host(common) if device.type == "cpu" else tree.to(common, device)
-        return replace(self, **common)  # type: ignore[arg-type]
+        return replace(self, shared=tree.part(common, "shared"), by_class=tree.part(common, "by_class"))  # type: ignore[arg-type]
 
     def for_clients(self, clients: np.ndarray, names: Collection[str] | None = None) -> Messages:
         """The messages of the given clients with a leading client axis: those named, or all."""
@@ -48,8 +47,7 @@ class Reply:
             assert np.isin(clients, self.clients).all(), "a message of its own was not sent to every client asked for"
             rows = torch.from_numpy(np.searchsorted(self.clients, clients))
             for name, value in own.items():
-                mine = _take(value, rows)
-                down[name] = chosen_rows({**mine, **self.choices[name]}) if name in self.choices else mine
+                down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
         held = torch.from_numpy(self.holds[clients])
 
         def rows_held(leaf: torch.Tensor) -> torch.Tensor:
@@ -70,8 +68,6 @@ def send_down(
 ) -> Reply:
     """Send what was published to the ranks of the receivers: Shared once, Own per client, OwnClasses per rank.
 
-    OneOf goes as what is cheaper: as Own, or its choices as Shared and which of them a client gets as Own.
-
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
         assigned: the groups of receivers of each rank.
@@ -84,14 +80,12 @@ def send_down(
     everyone = np.sort(np.concatenate(receivers))
     if published is not None:
         declared.check_down(published, len(everyone))
-    shared, own, by_class = _by_way(declared, receivers)
-    received: Tree = {}
+    shared, own, by_class = _by_way(declared)
+    received: Messages = {}
     if shared:
-        packed = None
-        if published is not None:
-            packed = pack({name: _alike(declared, published, name) for name in shared})
+        packed = None if published is None else pack({name: published[name] for name in shared})
         with transport.channel("data"):
-            received = broadcast(transport, packed, shared, device)
+            received = broadcast(transport, packed, shared, device)  # type: ignore[assignment]
 
     mine: dict[str, Messages] = {"own": {}, "class": {}}
     if own or by_class:
@@ -105,11 +99,11 @@ def send_down(
                 at = torch.from_numpy(np.searchsorted(everyone, clients))
                 held = torch.from_numpy(_classes_of(declared, clients))
                 content: Tree = {
-                    "own": {name: _rows(declared, published, name, at, name in shared) for name in own},
+                    "own": {name: _take(published[name], at) for name in own},
                     "class": {name: _take(published[name], held) for name in by_class},
                 }
                 parts.append(pack(content))
-        template = _rows_template(declared, own, by_class, receivers[transport.rank])
+        template = _rows_template(declared, receivers[transport.rank])
         with transport.channel("data"):
             buffer = transport.scatter(parts, tree.num_bytes(template))
         mine.update(unpack(buffer, template))  # type: ignore[arg-type]
@@ -117,25 +111,22 @@ def send_down(
     clients = receivers[transport.rank]
     classes = _classes_of(declared, clients)
     full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
-    choices = {name: tree.part(received, name) for name in received if name in own}
-    alike = {name: tree.part(received, name) for name in received if name not in choices}
-    return Reply(alike, mine["own"], choices, full, clients, declared.holds)
+    return Reply(received, mine["own"], full, clients, declared.holds)
 
 
 def down_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
     """The collective calls of `send_down`, with the bytes of each rank."""
-    receivers = [clients_of(groups) for groups in assigned]
-    shared, own, by_class = _by_way(declared, receivers)
+    shared, own, by_class = _by_way(declared)
     calls = []
     if shared:
         calls.append(Call("broadcast", (tree.num_bytes(shared),) * len(assigned)))
     if own or by_class:
-        sizes = (tree.num_bytes(_rows_template(declared, own, by_class, clients)) for clients in receivers)
+        sizes = (tree.num_bytes(_rows_template(declared, clients_of(groups))) for groups in assigned)
         calls.append(Call("scatter", tuple(sizes)))
     return calls
 
 
-def _by_way(declared: Declared, receivers: list[np.ndarray]) -> tuple[Tree, Tree, Tree]:
+def _by_way(declared: Declared) -> tuple[Tree, Tree, Tree]:
     """The templates of what is the same for all, of each client, and of each class."""
     shared: Tree = {}
     own: Tree = {}
@@ -143,40 +134,14 @@ def _by_way(declared: Declared, receivers: list[np.ndarray]) -> tuple[Tree, Tree
     for name, kind in sorted(declared.down.items()):
         if isinstance(kind, Mixed):  # the participants have it
             continue
-        if isinstance(kind, OneOf) and _all_choices(kind, receivers):
-            shared[name] = {"choices": with_rows(kind.like, kind.choices)}
-            own[name] = {"chosen": tensor(dtype=torch.int64)}
-            continue
         way = own if isinstance(kind, Own) else by_class if isinstance(kind, OwnClasses) else shared
         way[name] = kind.like
     return shared, own, by_class
 
 
-def _all_choices(kind: OneOf, receivers: list[np.ndarray]) -> bool:
-    """Whether all choices go down a tree of ranks, which takes less time than a row for each receiver from rank 0.
-
-    A binomial tree of R ranks has log R levels; on each, ranks send to as many others as there are levels below.
-    """
-    levels = (len(receivers) - 1).bit_length()
-    return kind.choices * levels * (levels + 1) // 2 <= sum(map(len, receivers[1:]))
-
-
-def _alike(declared: Declared, published: Messages, name: str) -> Tree:
-    """What all ranks get of a message: of OneOf the choices."""
-    one_of = isinstance(declared.down[name], OneOf)
-    return {"choices": published[name]["choices"]} if one_of else published[name]
-
-
-def _rows(declared: Declared, published: Messages, name: str, at: torch.Tensor, chosen: bool) -> Tree:
-    """The rows of a message for receivers at some places; of OneOf their numbers where they have the choices."""
-    if not isinstance(declared.down[name], OneOf):
-        return _take(published[name], at)
-    numbers = tree.leaf(published[name], "chosen")[at]
-    return {"chosen": numbers} if chosen else chosen_rows({**published[name], "chosen": numbers})
-
-
-def _rows_template(declared: Declared, own: Tree, by_class: Tree, clients: np.ndarray) -> Tree:
+def _rows_template(declared: Declared, clients: np.ndarray) -> Tree:
     """The rows that a rank with these receivers gets."""
+    _, own, by_class = _by_way(declared)
     return {"own": with_rows(own, len(clients)), "class": with_rows(by_class, len(_classes_of(declared, clients)))}
 
 

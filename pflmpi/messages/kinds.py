@@ -91,19 +91,6 @@ class Own(Shared):
 
 
 @dataclass(frozen=True)
-class OneOf(Own):
-    """One of a few trees shaped `like` for each client; where many receive one, all of them travel to each rank once.
-
-    The server publishes them as `{"choices": [C, ...], "chosen": [R] int64}`, with which of them each receiver gets.
-
-    Attributes:
-        choices: how many there are (C).
-    """
-
-    choices: int
-
-
-@dataclass(frozen=True)
 class Mixed(Shared):
     """For each participant a weighted sum of what all participants have sent, with the weights of `mixing_weights`.
 
@@ -141,12 +128,6 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def with_rows(like: Tree, rows: int) -> Tree:
     """The template of `rows` trees shaped `like`, along a new first axis."""
     return tree.map(lambda leaf: tensor(rows, *leaf.shape, dtype=leaf.dtype), like)
-
-
-def chosen_rows(published: Tree) -> Tree:
-    """The rows [R, ...] of the receivers of a `OneOf` message."""
-    chosen = tree.leaf(published, "chosen")
-    return tree.map(lambda leaf: leaf.index_select(0, chosen.to(leaf.device)), tree.part(published, "choices"))
 
 
 # --- the collective calls that move them ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ import normed_model
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.messages.kinds import OneOf, Own, chosen_rows
+from pflmpi.messages.kinds import Own
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
@@ -20,7 +20,6 @@ def test_local_training_is_in_training_mode_and_moves_the_statistics(name: str, 
     task, algorithm = normed_model.task(bn=bn), ALGORITHMS[name]()
     client, kinds = algorithm.init_client(task, 0), algorithm.downlink(task)
     published = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
-    published |= {name: chosen_rows(published[name]) for name in kinds if isinstance(kinds[name], OneOf)}
     down = {name: tree.row(one, 0) if isinstance(kinds[name], Own) else one for name, one in published.items()}
     down |= algorithm.init_received(task, 0)
     batch = dataclasses.replace(small_task.batch(0), key=torch.tensor(1))

@@ -24,7 +24,7 @@ from pflmpi.experiment.start import start
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
-from pflmpi.messages.kinds import ClassMeans, Compared, Mean, Mixed, OneOf, Own, OwnClasses, Rows, Shared, Sum
+from pflmpi.messages.kinds import ClassMeans, Compared, Mean, Mixed, Own, OwnClasses, Rows, Shared, Sum
 from pflmpi.models import MODELS
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
@@ -140,7 +140,7 @@ def expected_down(run: Recorded) -> int:
                 elif isinstance(kind, OwnClasses):
                     rows = int(holds[by_rank[rank]].any(0).sum()) if by_rank[rank] else 0
                 else:
-                    assert type(kind) in (Shared, Own, OneOf)  # of which few clients get rows
+                    assert type(kind) in (Shared, Own)
                     rows = len(by_rank[rank]) if isinstance(kind, Own) else 1
                 total += rows * size(kind.like)
     return total

@@ -26,7 +26,6 @@ _WORDS = {
     "ClassMeans": "class means",
     "Shared": "shared",
     "Own": "own",
-    "OneOf": "one of a few",
     "Mixed": "mixed",
     "OwnClasses": "of its classes",
 }
