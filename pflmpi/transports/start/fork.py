@@ -113,9 +113,15 @@ def _environment(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
 
 
 def _first_failed(alive: dict[int, int]) -> Failed | None:
-    """Wait for the end of all ranks, or of the first that fails; those that have ended are removed."""
+    """Wait for the end of all ranks, or of the first that fails; those that have ended are removed.
+
+    It looks again and again: Python would not pass on a signal that comes just before a wait without end.
+    """
     while alive:
-        process, status = os.wait()
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process == 0:
+            time.sleep(_AGAIN)
+            continue
         rank, code = alive.pop(process, None), os.waitstatus_to_exitcode(status)
         if rank is not None and code != 0:
             return Failed(rank, code)
