@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 import stub_device
-from pflmpi.runtime.executors.transfers import Streams, streams_by
+from pflmpi.runtime.executors.transfers import STREAMS, Streams
 from stub_device import StubDevice, StubTensor
 
 Clock = dict[str, int]
@@ -161,7 +161,7 @@ def fake_streams() -> Iterator[Timeline]:
 
     streams = Streams(timeline.up, timeline.down, lambda: timeline.now, timeline.on)
     with (
-        streams_by("stub", streams),
+        mock.patch.dict(STREAMS, {"stub": lambda _: streams}),
         mock.patch.object(stub_device, "StubDevice", OnStreams),
         mock.patch.object(
             StubTensor, "record_stream", lambda tensor, stream: timeline.keep(tensor, stream), create=True

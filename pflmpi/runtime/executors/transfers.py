@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
@@ -39,25 +39,13 @@ def _cuda(device: torch.device) -> Streams:
     return Streams(up, down, partial(torch.cuda.current_stream, device), torch.cuda.stream)
 
 
-_BY_DEVICE: dict[str, Callable[[torch.device], Streams]] = {"cuda": _cuda}
+STREAMS: dict[str, Callable[[torch.device], Streams]] = {"cuda": _cuda}
 
 
 def streams_of(device: torch.device) -> Streams | None:
     """The streams of a device; None where copies need none."""
-    found = _BY_DEVICE.get(device.type)
+    found = STREAMS.get(device.type)
     return None if found is None else found(device)
-
-
-@contextmanager
-def streams_by(device: str, streams: Streams) -> Iterator[None]:
-    """Use these streams for a kind of device meanwhile, as tests do without a GPU."""
-    before = dict(_BY_DEVICE)
-    _BY_DEVICE[device] = lambda _: streams
-    try:
-        yield
-    finally:
-        _BY_DEVICE.clear()
-        _BY_DEVICE.update(before)
 
 
 def upload(value: Tree, device: torch.device) -> Tree:
