@@ -39,6 +39,22 @@ print(fork_ranks(3, rank), flush=True)
 """
 
 
+# A signal that another thread takes does not interrupt the wait of the main one, just as one that came before it.
+MISSED = """
+import os, signal, threading, time
+from pflmpi.transports.start.fork import _first_failed
+
+rank = os.fork()
+if rank == 0:
+    time.sleep(20)
+    os._exit(0)
+signal.signal(signal.SIGTERM, lambda *_: os.kill(rank, signal.SIGKILL))
+take = threading.Thread(target=lambda: (time.sleep(0.5), signal.pthread_kill(threading.get_ident(), signal.SIGTERM)))
+take.start()
+print(_first_failed({rank: 3}))
+"""
+
+
 def forks(folder: Path, way: str) -> "subprocess.Popen[str]":
     return processes.launch([sys.executable, "-c", FORKS, str(folder), way])
 
@@ -70,6 +86,11 @@ def test_a_signal_reaches_all_ranks(number: signal.Signals, code: int, tmp_path:
     assert process.returncode == code, err
     assert out in (("", "") if code else [f"Failed(rank={rank}, code=75)\n" for rank in range(3)])
     assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_for_the_ranks_is_handled() -> None:
+    done = processes.call([sys.executable, "-c", MISSED])
+    assert done.stdout == "Failed(rank=3, code=-9)\n", done.stderr
 
 
 def test_a_run_on_two_ranks_imports_torch_once_and_its_launcher_never(tmp_path: Path) -> None:
