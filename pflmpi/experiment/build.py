@@ -32,7 +32,7 @@ from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.loop import Loop
-from pflmpi.runtime.executors.one_step import OneStep, first_alone
+from pflmpi.runtime.executors.one_step import OneStep, only_first_client
 from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
@@ -140,8 +140,7 @@ def assemble(
     config, computed_on = dataclasses.replace(config, runtime=runtime), tuple(gpu_models) or (platform.machine(),)
     experiment = Experiment(config, division, cohort, tasks, templates, computed_on, transform)
     if training.stop is not None:
-        division = dataclasses.replace(division, trained=first_alone(division.trained))
-        trial = dataclasses.replace(experiment, division=division)
+        trial = dataclasses.replace(experiment, division=only_first_client(division))
         check_stop(training.stop, config.evaluation, _executor(trial, OneStep))
     return experiment
 
@@ -196,5 +195,6 @@ def loop(experiment: Experiment) -> Loop:
 
 
 def _executor(experiment: Experiment, kind: type[E]) -> E:
-    config, data = experiment.config, (experiment.cohort, experiment.federation, experiment.pool)
-    return kind(config.algorithm, experiment.tasks, *data, config.evaluation.batch_size, experiment.transform)
+    config, federation, pool = experiment.config, experiment.federation, experiment.pool
+    batch, transform = config.evaluation.batch_size, experiment.transform
+    return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, batch, transform)

@@ -74,7 +74,7 @@ def rank_memory(
     found = []
     for rank, gpu in enumerate(ranks.gpu):
         moments = [(0.0, 0.0), *(_fullest(one, rank, up, costs, gpu is not None) for one in rounds)]
-        beside = 0.0 if gpu is None else _beside(rounds, rank, up + sizes.client)
+        in_transit = 0.0 if gpu is None else _in_transit(rounds, rank, up + sizes.client)
         work, device = (max(values) for values in zip(*moments, strict=True))
         nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
         computes = any(one.training[rank] or one.testing[rank] for one in rounds)
@@ -87,18 +87,18 @@ def rank_memory(
                 base=process.program + (library if computes else 0.0),
                 data=process.data,
                 state=state,
-                work=_FRAGMENTS * work + beside,
+                work=_FRAGMENTS * work + in_transit,
                 checkpoint=checkpoint,
                 shared=process.shared,
-                device=0.0 if gpu is None else _CONTEXT + process.data + device + beside + nccl,
+                device=0.0 if gpu is None else _CONTEXT + process.data + device + in_transit + nccl,
                 nccl=nccl,
             )
         )
     return found
 
 
-def _beside(rounds: Sequence[RoundSchedule], rank: int, moved: np.ndarray) -> float:
-    """Bytes of the groups before and after the one that a GPU computes; `moved` [N] of each client. See `transfers`."""
+def _in_transit(rounds: Sequence[RoundSchedule], rank: int, moved: np.ndarray) -> float:
+    """Bytes of the groups that are copied while a GPU computes another; `moved` [N] of each client. See `transfers`."""
     return 2.0 * max((float(moved[group].sum()) for one in rounds for group in one.training[rank]), default=0.0)
 
 

@@ -11,7 +11,7 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.executors.transfers import in_turn
+from pflmpi.runtime.executors.transfers import pipelined
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopwatch import Stopwatch
@@ -45,7 +45,7 @@ def train(setup: Setup, population: Population, reply: Reply, groups: list[Clien
         states, down = population.to_train(group), {**reply.for_clients(group), **population.mixed(group)}
         return client_errors.update(setup.executor, group, states, down, round, setup.skips)
 
-    for group, done in zip(groups, in_turn(map(begin, groups), setup.executor.ahead), strict=True):
+    for group, done in zip(groups, pipelined(map(begin, groups), setup.executor.ahead), strict=True):
         found.failed.update(done.failed)
         if len(done.clients):
             population.put(done.clients, done.states)

@@ -1,4 +1,4 @@
-"""Copies beside the computing: a group goes up while the one before computes, in order, and with the host's bits."""
+"""Copies overlap with computing: a group goes up while the one before computes, in order, and with the host's bits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ import stub_run
 from every_algorithm import every_algorithm
 from fake_streams import FakeStream, Timeline, fake_streams
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.transfers import in_turn
+from pflmpi.runtime.executors.transfers import pipelined
 
 
 def run(case: str, executor: str) -> tuple[stub_run.Outcome, stub_run.Outcome, Timeline]:
@@ -75,5 +75,5 @@ def test_as_many_are_begun_ahead_as_asked(ahead: int, expected: str) -> None:
         log.append(f"b{number}")
         return lambda: log.append(f"w{number}") or number
 
-    assert list(in_turn(map(begin, range(3)), ahead)) == [0, 1, 2]
+    assert list(pipelined(map(begin, range(3)), ahead)) == [0, 1, 2]
     assert log == expected.split()

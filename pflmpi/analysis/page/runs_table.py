@@ -17,14 +17,14 @@ def table(lines: Sequence[Line]) -> PageTable:
         if "bytes" in name:
             name, values = _scaled(name, values)
         elif name == "folder":
-            values = list(_apart([str(value) for value in values]))
+            values = list(_below_common_folder([str(value) for value in values]))
         columns[name] = values
     rows = [cells(dict(zip(columns, each, strict=True))) for each in zip(*columns.values(), strict=True)]
     return PageTable(list(columns), rows, long=1)
 
 
-def _apart(folders: Sequence[str]) -> Sequence[str]:
-    """What tells the folders apart: their paths below the folder that all of them are in; a lone one is whole."""
+def _below_common_folder(folders: Sequence[str]) -> Sequence[str]:
+    """Paths relative to the deepest folder that contains all of them; a lone one is left as it is."""
     if len(set(folders)) == 1:
         return folders
     shared = os.path.commonpath([os.path.dirname(folder) for folder in folders])

@@ -9,7 +9,7 @@ from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.transfers import in_turn
+from pflmpi.runtime.executors.transfers import pipelined
 
 
 def evaluate(executor: Executor, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Counts:
@@ -20,7 +20,7 @@ def evaluate(executor: Executor, population: Population, reply: Reply, groups: l
         received = population.received(group, reply, executor.algorithm.predicts_with)
         return executor.evaluate(group, population.get(group), received, round)
 
-    found = list(in_turn(map(begin, groups), executor.ahead))
+    found = list(pipelined(map(begin, groups), executor.ahead))
     return in_client_order(groups, found, executor.federation.dataset.num_classes)
 
 
@@ -43,5 +43,5 @@ def evaluate_trained(
         read = executor.algorithm.after_training(executor.task(group), down, up)
         return executor.evaluate(group, population.get(group), read, round)
 
-    found = list(in_turn(starmap(begin, ups), executor.ahead))
+    found = list(pipelined(starmap(begin, ups), executor.ahead))
     return in_client_order([group for group, _ in ups], found, executor.federation.dataset.num_classes)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pflmpi import tree
-from pflmpi.data.federation import Federation
+from pflmpi.data.unseen import Division
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.task import HOST
 from pflmpi.learning.training import Pass
@@ -17,11 +17,11 @@ from pflmpi.runtime.executors.update import as_messages
 from pflmpi.tree import Tree
 
 
-def first_alone(federation: Federation) -> Federation:
+def only_first_client(division: Division) -> Division:
     """Client 0 with its training samples and no others, so that a trial does not bring all samples to the device."""
-    mine, dataset = federation.train[0], federation.dataset
+    mine, dataset = division.trained.train[0], division.trained.dataset
     dataset = replace(dataset, images=dataset.images[mine], labels=dataset.labels[mine])
-    return replace(federation, dataset=dataset, train=(np.arange(len(mine)),))
+    return replace(division, trained=replace(division.trained, dataset=dataset, train=(np.arange(len(mine)),)))
 
 
 class OneStep(Loop):

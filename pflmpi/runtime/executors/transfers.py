@@ -1,4 +1,4 @@
-"""Copies between the host and a GPU beside its computing: on streams of their own, in order by events."""
+"""Copies between the host and a GPU that overlap with its computing: on their own streams, ordered by events."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,8 +99,8 @@ def download_all(values: Sequence[Tensor], device: torch.device) -> Callable[[],
     return lambda: [value for _, value in tree.leaves(done())]
 
 
-def in_turn(begun: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
-    """What some calls return, in order, when as many more have been begun as `ahead` says."""
+def pipelined(begun: Iterable[Callable[[], T]], ahead: int) -> Iterator[T]:
+    """The results of calls that have been begun, in order; one is waited for when `ahead` more have been begun."""
     waiting: deque[Callable[[], T]] = deque()
     for one in begun:
         waiting.append(one)
