@@ -48,14 +48,14 @@ class Reply:
             rows = torch.from_numpy(np.searchsorted(self.clients, clients))
             for name, value in own.items():
                 down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
-        held = torch.from_numpy(self.holds[clients])
+        if by_class := wanted(self.by_class):
+            device = next(leaf.device for _, leaf in tree.leaves({**by_class}))
+            held = tree.leaf(tree.to({"held": torch.from_numpy(self.holds[clients])}, device), "held")
 
-        def rows_held(leaf: torch.Tensor) -> torch.Tensor:
-            mask = tree.leaf(tree.to({"held": held}, leaf.device), "held")
-            return torch.where(mask.view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, leaf.new_zeros(()))
+            def rows_held(leaf: torch.Tensor) -> torch.Tensor:
+                return torch.where(held.view(*held.shape, *[1] * (leaf.ndim - 1)), leaf, leaf.new_zeros(()))
 
-        for name, value in wanted(self.by_class).items():
-            down[name] = tree.map(rows_held, value)
+            down |= {name: tree.map(rows_held, value) for name, value in by_class.items()}
         return down
 
 
