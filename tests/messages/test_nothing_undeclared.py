@@ -222,7 +222,7 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
 
 
 def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded: Mapping[str, Recorded]) -> None:
-    """The payload is decoded here without the product: labels int32 [|S|], means float32 [|S|, d], per client."""
+    """The payload is decoded here without the product: labels int32 of all clients, then their means float32 [., d]."""
     run = recorded["fedgmh-full"]
     federation = run.experiment.federation
     d, checked = run.experiment.tasks[0].num_features, 0
@@ -237,9 +237,11 @@ def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded: Mapping[str,
             contents = [p.content for p in run.sent if p.sender == rank and p.channel == "data"]
             with_clients = [r for r in range(1, ROUNDS + 1) if rank in rank_of(run, participants(run, r)).values()]
             content = contents[with_clients.index(round)]
-            for client in mine:
+            total = int((federation.class_counts[mine] > 0).sum())
+            all_labels, content = np.frombuffer(content[: 4 * total], np.int32), content[4 * total :]
+            for client in sorted(mine):
                 held, row = np.flatnonzero(federation.class_counts[client]), list(ids).index(client)
-                labels, content = np.frombuffer(content[: 4 * len(held)], np.int32), content[4 * len(held) :]
+                labels, all_labels = all_labels[: len(held)], all_labels[len(held) :]
                 means, content = content[: 4 * d * len(held)], content[4 * d * len(held) :]
                 assert labels.tolist() == held.tolist()
                 samples = federation.train[client]
