@@ -75,7 +75,9 @@ def milliseconds(checkout: Path, ranks: int, rounds: int) -> dict[str, float]:
         (folder / "config.yaml").write_text(json.dumps(config))
         words = ["run", str(folder / "config.yaml"), "--out", str(folder / "run"), "--ranks", str(ranks), "--quiet"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
-        subprocess.run([sys.executable, "-m", "pflmpi", *words], env=environment, check=True, cwd=folder, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "pflmpi", *words], env=environment, check=True, cwd=folder, stdout=subprocess.DEVNULL
+        )
         with (folder / "run" / "metrics.csv").open(newline="") as file:
             lines = list(csv.DictReader(file))[WARM_UP:-1]
     of = {"a round": "seconds", "computing": "compute_seconds", "exchange": "exchange_seconds"}

@@ -11,7 +11,7 @@ from pflmpi.messages.kinds import Call
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.transports.base import Transport
 
-_HEAD = 3  # microseconds of training and of testing, most memory
+_HEAD = 5  # microseconds of training and of testing, most memory, and what `Stop` says
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class RoundReport:
         waiting: seconds that the others waited for it, the mean of the ranks that compute.
         testing: seconds that those tested, their mean.
         memory: [R] the most bytes that each rank ever had; 0 where its system does not say.
+        stop: [R, 2] what `Stop` says on each rank.
     """
 
     tested: Counts
@@ -39,6 +40,7 @@ class RoundReport:
     waiting: float
     testing: float
     memory: np.ndarray
+    stop: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Measured:
         train_loss: mean training loss of each client trained here.
         train_seconds: of each client trained here.
         training, testing: seconds of this rank.
+        stop: what `Stop` says here.
     """
 
     tested: Counts
@@ -57,6 +60,7 @@ class Measured:
     train_seconds: Mapping[int, float]
     training: float
     testing: float
+    stop: tuple[float, float] = (0.0, 0.0)
 
 
 def gather(
@@ -80,7 +84,7 @@ def gather(
     num_classes = totals.shape[1]
     rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
     here = [each[client] for each in (found.train_loss, found.train_seconds) for client in sorted(found.train_loss)]
-    head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM")]
+    head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM"), *found.stop]
     part = np.concatenate([head, rows.ravel(), here]).astype(np.float64)
     parts = transport.gather(part.view(np.uint8), list(call(testing, training, num_classes).sizes))
     if parts is None:
@@ -96,7 +100,8 @@ def gather(
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss[:, 0])
     seen, trained = clients < num_clients, clients >= everyone
     unseen = ~seen & ~trained
-    trained_for, tested_for, memory = np.array([value[:_HEAD] for value in values]).T
+    heads = np.array([value[:_HEAD] for value in values])
+    trained_for, tested_for, memory = heads[:, :3].T
     busy = (trained_for + tested_for) / 1e6
     computes = [bool(one or other) for one, other in zip(testing, training, strict=True)]
     return RoundReport(
@@ -109,6 +114,7 @@ def gather(
         waiting=float(busy.max() - busy[computes].mean()) if any(computes) else 0.0,
         testing=float(tested_for[computes].mean()) / 1e6 if any(computes) else 0.0,
         memory=memory,
+        stop=heads[:, 3:],
     )
 
 

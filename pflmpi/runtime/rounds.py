@@ -83,7 +83,8 @@ def run(
             right = concatenated([right, evaluate_unseen(now.unseen, transport, server, shared, now.round)])
         right = concatenated([right, trained]) if trained else right
         evaluation = testing + watch.lap()
-        found = report.Measured(right, mine.losses, mine.seconds, training, evaluation)
+        stop.round_took(watch.seconds)
+        found = report.Measured(right, mine.losses, mine.seconds, training, evaluation, stop.said)
         reported = report.gather(transport, *now.reported, setup.task.num_clients, found)
         progress = None
         if reported is not None:
@@ -108,7 +109,7 @@ def run(
         told = np.zeros(now.told)
         if now.tells and rank == 0:
             told += client_seconds.pace(seconds_of, setup.placement.work)
-        asked = stop.agree(transport, watch.seconds, others_wait, told)
+        asked = stop.agree(transport, None if reported is None else reported.stop, others_wait, told)
         pace = told if told.any() else pace
         _limit_waiting(setup, transport, stop.longest)
         if now.saves or asked:

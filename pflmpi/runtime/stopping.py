@@ -61,19 +61,32 @@ class Stop:
         if self._end is not None and time.time() + _ROUNDS * self.longest + self._spare > self._end:
             self.reason = self.reason or "the job's time limit is near"
 
+    @property
+    def said(self) -> tuple[float, float]:
+        """What a rank reports of itself: seconds of its longest round, and whether it has a reason."""
+        return self.longest, float(bool(self.reason))
+
     def agree(
-        self, transport: Transport, seconds: float, others_wait: Callable[[], bool], told: np.ndarray = _NOTHING
+        self,
+        transport: Transport,
+        said: np.ndarray | None,
+        others_wait: Callable[[], bool],
+        told: np.ndarray = _NOTHING,
     ) -> Pause | None:
-        """Why all ranks pause or end after a round of so many seconds, if they do; `longest` is then that of all.
+        """Why all ranks pause or end after a round, if they do; `longest` is then that of all.
 
         Args:
+            said: on rank 0, [R, 2] what each rank has `said`; None elsewhere.
             others_wait: whether others wait to join; asked on rank 0.
-            told: numbers of at least 0; overwritten by the largest on any rank.
+            told: numbers that rank 0 has for all; overwritten on the others.
         """
-        self.round_took(seconds)
-        mine: Pause | None = "stop" if self.reason else "join" if transport.rank == 0 and others_wait() else None
-        mine = "end" if self.early.met else mine
-        agreed = transport.maximum(np.array([self.longest, _PAUSES.index(mine), *told]))
+        agreed = np.zeros(2 + len(told))
+        if said is not None:
+            longest, stops = said.max(0)
+            pause: Pause | None = "stop" if stops or self.reason else "join" if others_wait() else None
+            pause = "end" if self.early.met else pause
+            agreed[:] = [longest, _PAUSES.index(pause), *told]
+        transport.broadcast(agreed.view(np.uint8))
         self.longest, told[:] = float(agreed[0]), agreed[2:]
         return _PAUSES[int(agreed[1])]
 
@@ -86,7 +99,7 @@ class Stop:
 
 def call(ranks: int, told: int) -> Call:
     """The collective call of `Stop.agree` with so many numbers that are told."""
-    return Call("maximum", ((2 + told) * 8,) * ranks)
+    return Call("broadcast", ((2 + told) * 8,) * ranks)
 
 
 @contextmanager

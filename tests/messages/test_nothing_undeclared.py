@@ -30,7 +30,6 @@ from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder, run_identity
 from pflmpi.transports.base import Transport
-from pflmpi.transports.collectives import from_keys
 from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
@@ -185,17 +184,15 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     k = run.experiment.federation.dataset.num_classes
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
-        (*agreed, length, hashes, same, kept), scores, ends = mine[:8], mine[8::2], mine[9::2]
+        (*agreed, length, hashes, same, kept), scores = mine[:8], mine[8:]
         assert [len(one) for one in (*agreed, same, kept)] == [AGREE] * 6
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
-        sizes = [3 + (2 * k + 1) * len(tested) + 2 * len(own) for tested, own in zip(lists, trained[rank], strict=True)]
+        sizes = [5 + (2 * k + 1) * len(tested) + 2 * len(own) for tested, own in zip(lists, trained[rank], strict=True)]
         assert [len(one) for one in scores] == [8 * one for one in sizes]
-        for content in ends:
-            longest, wish = from_keys(np.frombuffer(content, np.int64))
-            assert 0 <= longest < 60 and wish == 0
         for round, (content, tested) in enumerate(zip(scores, lists, strict=True), start=1):
-            (trained_for, tested_for, memory), rest = np.split(np.frombuffer(content), [3])
+            (trained_for, tested_for, memory, longest, wish), rest = np.split(np.frombuffer(content), [5])
+            assert 0 <= longest < 60 and wish == 0
             assert 0 <= trained_for < 60e6 and 0 <= tested_for < 60e6  # microseconds
             assert 0 < memory < 2**40
             counts, each = np.split(rest, [(2 * k + 1) * len(tested)])
@@ -215,10 +212,13 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     texts = (str(run.folder), f"{lock} {run_identity.run_id(run.folder)}")
     for text in texts:  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
-    *texts_sent, lengths, more_lengths, same, also_same = down
+    *texts_sent, lengths, more_lengths, same, also_same = down[: -ROUNDS * (RANKS - 1)]
     assert texts_sent == expected_down
     assert lengths == more_lengths and len(lengths) == 8 * RANKS  # of what all ranks have made of the configuration
     assert same == also_same == bytes(8)  # it is the same: no error
+    for content in down[-ROUNDS * (RANKS - 1) :]:  # after each round
+        longest, wish = np.frombuffer(content)
+        assert 0 < longest < 60 and wish == 0
 
 
 def test_fedgmh_uploads_labels_and_means_and_nothing_else(recorded: Mapping[str, Recorded]) -> None:

@@ -95,4 +95,4 @@ def test_a_round_with_small_messages_makes_four_calls() -> None:
     for ranks in (2, 3):
         _, *ahead = schedule(ready("fedavg", ranks, training={"participation": 1.0, "rounds": 3}), None)
         for one in ahead:
-            assert [call.operation for call in one.calls] == ["gather", "broadcast", "gather", "maximum"]
+            assert [call.operation for call in one.calls] == ["gather", "broadcast", "gather", "broadcast"]
