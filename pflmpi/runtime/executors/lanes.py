@@ -16,7 +16,7 @@ from pflmpi.models.base import Architecture
 from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
-from pflmpi.runtime.executors.batches import LaneBatches, LanePass, in_order, lane_pass, lane_tensors
+from pflmpi.runtime.executors.batches import LaneBatches, LanePass, LaneTensors, in_order, lane_pass, lane_tensors
 from pflmpi.runtime.executors.transfers import download, download_all, upload
 from pflmpi.runtime.executors.update import Update, as_messages, as_update
 from pflmpi.tree import Tree
@@ -46,15 +46,18 @@ class Lanes(Executor):
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
         tests = lane_tensors(self.pool, tree.part(there, "tests"))
 
-        def predict(state: Tree, received: Messages, images: Tensor) -> Tensor:
-            scores = self.algorithm.predict(task, state, received, task.prepare(images))
+        def predict(lane: Tree) -> Tree:
+            images = tree.leaf(lane, "images")
+            received = as_messages(tree.part(lane, "down"))
+            scores = self.algorithm.predict(task, tree.part(lane, "state"), received, task.prepare(images))
             check_scores(self.algorithm, scores, len(images), task.num_classes)
-            return scores
+            return {"scores": scores}
 
         scores = []
         with torch.no_grad(), calling(self.algorithm, "predict", round, clients.tolist()):
             for step in range(tests.labels.shape[1]):
-                scores.append(torch.func.vmap(predict)(state, received, tests.images[:, step]))
+                lanes: Tree = {"state": state, "down": {**received}, "images": tests.images[:, step]}
+                scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
         if not scores:
             return lambda: Counts.none(self.federation.test_class_counts[clients])
         done = download_all(scores, self.device)
@@ -74,7 +77,7 @@ class Lanes(Executor):
         received: tuple[Messages, ...],
         round: int,
         passes: Mapping[str, Pass],
-    ) -> Any:
+    ) -> Tree:
         """Call a method of the algorithm (task, client, *received, data) for all clients at once."""
         task = self.task(clients).replace(batched=True)
         lanes = {name: self._lanes(clients, states, round, name, length) for name, length in passes.items()}
@@ -92,45 +95,28 @@ class Lanes(Executor):
         there = upload(sent, self.device)
         places = {name: tree.part(tree.part(there, "passes"), name) for name in lanes}
         ready = {name: lane_tensors(self.pool, at) for name, at in places.items()}
-        tensors = {name: (part.images, part.labels, part.weight) for name, part in ready.items()}
-        drawn, draws = (
-            {name: tree.leaf(at, kind) for name, at in places.items() if kind in at} for kind in ("keys", "draws")
-        )
         fixed = {name: (lanes[name].full_steps, part.together) for name, part in ready.items()}
 
         smoothing = {name: self.smoothing(passes[name]) if name in passes else 0.0 for name in lanes}
         change = self.transform
-        each = tree.leaf(there, "counts"), tree.leaf(there, "decay")
+        samples: Tree = {name: _samples(part, places[name]) for name, part in ready.items()}
 
-        def one(
-            state: Tree,
-            received: tuple[Messages, ...],
-            mine: dict[str, tuple[Tensor, Tensor, Tensor]],
-            keys: dict[str, Tensor],
-            draws: dict[str, Tensor],
-            counts: Tensor,
-            decays: Tensor,
-        ) -> Any:
-            batches = {
-                name: LaneBatches(
-                    task,
-                    *value,
-                    *fixed[name],
-                    keys.get(name),
-                    smoothing[name],
-                    change,
-                    draws.get(name),
-                    lanes[name].full,
-                )
-                for name, value in mine.items()
-            }
-            own, factor = batches.pop(TRAIN), decays if by_client else float(decay[0])
-            data = ClientData(dict(batches), own, counts, task.training.lr * factor, round, factor)
-            return method(task, state, *received, data)
+        def batches(name: str, of: Tree) -> LaneBatches:
+            images, labels, weight = (tree.leaf(of, each) for each in ("images", "labels", "weight"))
+            keys, draws = (tree.leaf(of, each) if each in of else None for each in ("keys", "draws"))
+            full = lanes[name].full
+            return LaneBatches(task, images, labels, weight, *fixed[name], keys, smoothing[name], change, draws, full)
 
-        down = tuple(as_messages(value) for value in as_messages(tree.part(there, "received")).values())
+        def one(lane: Tree) -> Tree:
+            mine = {name: batches(name, tree.part(tree.part(lane, "passes"), name)) for name in lanes}
+            own, factor = mine.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])
+            counts, down = tree.leaf(lane, "counts"), as_messages(tree.part(lane, "received")).values()
+            data = ClientData(dict(mine), own, counts, task.training.lr * factor, round, factor)
+            found: Tree = method(task, tree.part(lane, "state"), *map(as_messages, down), data)
+            return found
+
         with calling(self.algorithm, method.__name__, round, clients.tolist()):
-            return torch.func.vmap(one)(tree.part(there, "state"), down, tensors, drawn, draws, *each)
+            return _in_lanes(one, {**there, "passes": samples})
 
     def _lanes(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
         rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
@@ -153,6 +139,28 @@ class Lanes(Executor):
             if alone.any():
                 with calling(self.algorithm, method, round, [int(clients[alone][0])]):
                     _train_on_one(task.architecture)
+
+
+def _samples(of: LaneTensors, places: Tree) -> Tree:
+    """What lanes read of a pass."""
+    return {**{each: places[each] for each in places if each != "index"}, "images": of.images, "labels": of.labels}
+
+
+def _in_lanes(method: Callable[[Tree], Tree], lanes: Tree) -> Tree:
+    """What a method of one lane gives for trees [m, ...]; torch takes much longer than this to take them apart."""
+    structure: Tree = {}
+
+    def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
+        structure.update(method(_filled(lanes, leaves)))
+        return tuple(leaf for _, leaf in tree.leaves(structure))
+
+    return _filled(structure, torch.func.vmap(flat)(*(leaf for _, leaf in tree.leaves(lanes))))
+
+
+def _filled(like: Tree, leaves: Iterable[Tensor]) -> Tree:
+    """A tree with the given leaves, in order."""
+    following = iter(leaves)
+    return tree.map(lambda _: next(following), like)
 
 
 @functools.cache
