@@ -78,10 +78,11 @@ def memory(root: Path = Path("/")) -> Space:
 def own_memory(name: str) -> int:
     """Bytes of this process in a line of /proc/self/status, such as VmHWM, the most it ever had; 0 without one."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
-    except (OSError, StopIteration):
+        with open("/proc/self/status", "rb", buffering=0) as file:
+            found = re.search(rb"^%s:\s+(\d+) kB$" % name.encode(), file.read(), re.MULTILINE)
+    except OSError:
         return 0
+    return 1024 * int(found[1]) if found else 0
 
 
 def temporary() -> tuple[str, int]:

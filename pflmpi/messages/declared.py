@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages import kinds
+from pflmpi.messages.entries import Entries
 from pflmpi.messages.kinds import ClassMeans, Compared, Messages, Mixed, Own, OwnClasses, Rows, Shared, Sum, Uplink
 from pflmpi.tree import Tree
 
@@ -34,6 +36,25 @@ class Declared:
         """The messages up that are compared, leaf by leaf."""
         return {name: kind for name, kind in self.up.items() if isinstance(kind, Compared)}
 
+    @cached_property
+    def folded(self) -> dict[str, Sum]:
+        """The messages up of which rank 0 needs sums, by sorted names."""
+        return {
+            name: kind
+            for name, kind in sorted(self.up.items())
+            if isinstance(kind, Sum) and not isinstance(kind, Rows | Compared)
+        }
+
+    @cached_property
+    def kept(self) -> dict[str, Uplink]:
+        """The messages up that rank 0 needs from each participant, by sorted names."""
+        return {name: kind for name, kind in sorted(self.up.items()) if isinstance(kind, ClassMeans | Rows)}
+
+    @cached_property
+    def entries(self) -> Entries:
+        """Those that are folded, as one vector."""
+        return Entries.of(self.folded)
+
     @property
     def mixed(self) -> dict[str, Mixed]:
         """The messages down that are mixed of those."""
@@ -49,10 +70,8 @@ class Declared:
 
     def folded_bytes(self, participants: np.ndarray) -> int:
         """Bytes of the messages of a round on rank 0, once those that are folded are; without those compared."""
-        there = {name: kind for name, kind in self.up.items() if not isinstance(kind, Compared)}
-        folded = {name: kind for name, kind in there.items() if isinstance(kind, Sum) and not isinstance(kind, Rows)}
-        rows = {name: kind for name, kind in there.items() if name not in folded}
-        return sum(tree.num_bytes(kind.like) for kind in folded.values()) + int(self._bytes(rows, participants).sum())
+        once = sum(tree.num_bytes(kind.like) for kind in self.folded.values())
+        return once + int(self._bytes(self.kept, participants).sum())
 
     def check_up(self, messages: Messages, clients: int) -> None:
         """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""
@@ -80,9 +99,11 @@ class Declared:
         )
 
     def _bytes(self, kinds: Mapping[str, Uplink | Shared], clients: np.ndarray) -> np.ndarray:
-        counts, which = np.unique(self.holds[clients].sum(1), return_inverse=True)  # of classes held
-        sizes = [sum(kind.client_bytes(int(count)) for kind in kinds.values()) for count in counts]
-        return np.array(sizes, np.int64)[which]
+        without, with_one = (sum(kind.client_bytes(held) for kind in kinds.values()) for held in (0, 1))
+        found = np.full(len(clients), without, np.int64)
+        if with_one != without:  # each class that a client holds adds as much
+            found += (with_one - without) * self.holds[clients].sum(1)
+        return found
 
 
 def _one_uplink(kind: Uplink, classes: int) -> Tree:

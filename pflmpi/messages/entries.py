@@ -57,13 +57,23 @@ class Entries:
 
     def bytes_before(self, positions: np.ndarray) -> np.ndarray:
         """Bytes of the entries before each of some positions [...] of the vector."""
-        widths = np.array([leaf.element_size() for leaf in self.like], np.int64)
-        ends = np.cumsum([0, *np.diff(self.starts) * widths])
-        leaf = np.clip(np.searchsorted(self.starts, positions, side="right") - 1, 0, max(len(self.like) - 1, 0))
         if not len(self.like):
             return np.zeros_like(positions)
+        widths, ends = self._sizes
+        leaf = np.minimum(np.searchsorted(self.starts, positions, side="right") - 1, len(self.like) - 1)
         before: np.ndarray = ends[leaf] + (positions - self.starts[leaf]) * widths[leaf]
         return before
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of the vector."""
+        return int(self._sizes[1][-1])
+
+    @cached_property
+    def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """[M] bytes of an entry of each leaf, and [M + 1] those before each leaf, and of all."""
+        widths = np.array([leaf.element_size() for leaf in self.like], np.int64)
+        return widths, np.cumsum([0, *np.diff(self.starts) * widths])
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """The parts of leaves that a slice of the vector consists of."""

@@ -71,7 +71,7 @@ class Route:
         heads, entries = (self.participants > 0) & ~self.sums, np.where(self.sums, 0, self.participants)
         return AllToAll(((_WORD * self.sums, widths), (self.head * heads, widths > 0), (entries, self.slice_bytes)))
 
-    @property
+    @cached_property
     def finished(self) -> list[int]:
         """[R] bytes of the folded slices that rank 0 gathers."""
         return [0, *self.slice_bytes[1:].tolist()]
@@ -95,9 +95,8 @@ class Route:
 
 def route(entries: Entries, assigned: list[list[ClientGroup]]) -> Route:
     """The way that costs least where ranks have the given groups of participants."""
-    ranks, count = len(assigned), entries.count
+    ranks, count, size = len(assigned), entries.count, entries.size
     participants = np.array([sum(map(len, groups)) for groups in assigned], np.int64)
-    size = int(entries.bytes_before(np.array([count]))[0])
     senders, none = np.flatnonzero(participants), np.zeros(ranks, bool)
     if len(senders) == 1:  # it has everything
         return Route("slices", entries, _bounds(count, ranks, senders), participants, none)

@@ -6,10 +6,9 @@ import numpy as np
 
 from pflmpi.messages import gathered
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.entries import Entries
 from pflmpi.messages.folding import Fold
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call, ClassMeans, Compared, Messages, Rows, Sum, Uplink
+from pflmpi.messages.kinds import Call, Messages, Sum, Uplink
 from pflmpi.messages.routes import Route, route
 from pflmpi.transports.base import Transport
 
@@ -57,14 +56,8 @@ def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call
 
 def _by_way(declared: Declared, assigned: list[list[ClientGroup]]) -> tuple[dict[str, Sum], dict[str, Uplink], Route]:
     """The messages that are folded, those that are gathered, and the way of the former, which may be to be gathered."""
-    folded: dict[str, Sum] = {}
-    kept: dict[str, Uplink] = {}
-    for name, kind in sorted(declared.up.items()):
-        if isinstance(kind, ClassMeans | Rows):
-            kept[name] = kind
-        elif not isinstance(kind, Compared):
-            folded[name] = kind
-    way = route(Entries.of(folded), assigned)
+    folded, kept = declared.folded, declared.kept
+    way = route(declared.entries, assigned)
     return folded, dict(sorted({**folded, **kept}.items())) if way.way == "gather" else kept, way
 
 
