@@ -17,6 +17,7 @@ from pflmpi.learning.task import Task
 from pflmpi.messages.downlink import send_down
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.exchange.mixed import ANSWERED
+from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.executors.update import as_messages
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
@@ -82,7 +83,7 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
         rows = reply.for_clients(group, setup.algorithm.predicts_with)
         received = tree.map(lambda leaf: leaf[0], {**rows})
     with torch.enable_grad():  # of a client that adapts, also where the caller needs no gradients
-        state = build.loop(experiment).adapted(client, state, as_messages(received), checkpoint.number)
+        state = build.executor_of(experiment, Loop).adapted(client, state, as_messages(received), checkpoint.number)
     return PersonalModule(setup.algorithm, experiment.tasks[int(experiment.cohort[client])], state, received).eval()
 
 

@@ -29,17 +29,17 @@ from pflmpi.runtime.contract import check_cohorts, check_declarations
 from pflmpi.runtime.devices import choose_executor
 from pflmpi.runtime.evaluation.unseen import Unseen, unseen_setup
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.lanes import Lanes
 from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.executors.one_step import OneStep, only_first_client
 from pflmpi.runtime.executors.padding_check import check_padding
+from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.partition_file import Counts
 from pflmpi.tree import Tree
 
-E = TypeVar("E", Loop, Lanes, OneStep)
+E = TypeVar("E", bound=Executor)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Experiment:
 
     @cached_property
     def pool(self) -> Pool:
-        """The samples, on the device of this rank: one copy for all that computes with them."""
+        """All samples, on the device of this rank: one copy for all that computes with them."""
         return Pool.of(self.federation.dataset, self.tasks[0].device)
 
     @property
@@ -141,11 +141,13 @@ def assemble(
     experiment = Experiment(config, division, cohort, tasks, templates, computed_on, transform)
     if training.stop is not None:
         trial = dataclasses.replace(experiment, division=only_first_client(division))
-        check_stop(training.stop, config.evaluation, _executor(trial, OneStep))
+        check_stop(training.stop, config.evaluation, executor_of(trial, OneStep))
     return experiment
 
 
-def setup(experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray | None = None) -> Setup:
+def setup(
+    experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray | None = None, rank: int | None = None
+) -> Setup:
     """What the rounds of an experiment need on some ranks.
 
     Args:
@@ -153,17 +155,17 @@ def setup(experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray | 
         ranks: how many.
         slots: how many of them can compute at once (cores or GPUs).
         seconds: [N, 3] measured of each client so far, if any were; see `client_seconds`.
+        rank: this one, whose GPU then has the samples of its own clients alone; None: any client may be computed.
     """
-    config, federation = experiment.config, experiment.federation
+    config, federation, device = experiment.config, experiment.federation, experiment.tasks[0].device
     algorithm, task = config.algorithm, experiment.tasks[0].replace(device=HOST)
-    lanes = config.runtime.executor == "lanes"
-    executor = _executor(experiment, Lanes) if lanes else _executor(experiment, Loop)
-    declared = Declared(
-        dict(algorithm.uplink(task)), dict(algorithm.downlink(task)), federation.class_counts > 0, federation.num_train
-    )
+    kind: type[Loop | Lanes] = Lanes if config.runtime.executor == "lanes" else Loop
+    executor = executor_of(experiment, kind, Pool.of(federation.dataset, HOST))
+    up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
+    declared = Declared(up, down, federation.class_counts > 0, federation.num_train)
     seconds = unmeasured(federation.num_clients) if seconds is None else seconds
     placement = place(executor, declared, experiment.templates, config.runtime, ranks, slots, seconds)
-    return Setup(
+    ready = Setup(
         executor=executor,
         placement=placement,
         declared=declared,
@@ -176,6 +178,8 @@ def setup(experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray | 
         balances=config.runtime.balance == "measured",
         unseen=_unseen(experiment, executor, declared, placement),
     )
+    mine = None if rank is None or device.type == "cpu" else ready.samples(rank)  # on a CPU ranks share a mapped file
+    return ready.with_pool(experiment.pool if mine is None else Pool.of_some(federation.dataset, device, mine))
 
 
 def _unseen(experiment: Experiment, executor: Executor, declared: Declared, placement: Placement) -> Unseen | None:
@@ -189,12 +193,8 @@ def _unseen(experiment: Experiment, executor: Executor, declared: Declared, plac
     return unseen_setup(whole, declared.down, placement, lanes, experiment.newcomer, evaluation.unseen_updates)
 
 
-def loop(experiment: Experiment) -> Loop:
-    """What computes clients one by one, on the device of the experiment's tasks."""
-    return _executor(experiment, Loop)
-
-
-def _executor(experiment: Experiment, kind: type[E]) -> E:
-    config, federation, pool = experiment.config, experiment.federation, experiment.pool
+def executor_of(experiment: Experiment, kind: type[E], pool: Pool | None = None) -> E:
+    """What computes the clients of an experiment, with all samples on its device unless a pool is given."""
+    config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform
     return kind(config.algorithm, experiment.tasks, experiment.cohort, federation, pool, batch, transform)

@@ -102,13 +102,15 @@ def run_rounds(
     transport = context.transport
     while True:
         checkpoints: Checkpoints | None = None
+        setup: Setup | None = None  # that of more ranks goes first, with its samples on the device
         pause: Stopped | Paused | None = None
         lost = False
         try:
             transport.counter.take("data")
             if transport.rank == 0:
                 lock.keep()
-            setup = build.setup(experiment, transport.size, context.slots, client_seconds(run, transport, done))
+            seconds = client_seconds(run, transport, done)
+            setup = build.setup(experiment, transport.size, context.slots, seconds, transport.rank)
             check_same_setup(experiment, setup, transport)
             if context.speaks and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
                 _log.warning("%s", advice)
@@ -121,11 +123,9 @@ def run_rounds(
             attributes = stored_config.attributes(experiment, transport, run_id)
             checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock)
             output = experiment.config.output if transport.rank == 0 else OutputConfig()
-            options = by_key(experiment.config.resolved())
-            with tracked(Tracked(run, run_id, options), output, observe) as observer:
-                others_wait = Waiting(run, experiment, transport)
+            with tracked(Tracked(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:
+                stop, others_wait = context.stop, Waiting(run, experiment, transport)
                 if not _has_ended(run, experiment.config, context):
-                    stop = context.stop
                     rounds.run(setup, transport, checkpoints, server, population, done, observer, stop, others_wait)
         except Stopped as reason:
             pause = reason

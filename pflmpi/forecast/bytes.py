@@ -95,6 +95,13 @@ def data_bytes(federation: Federation) -> int:
     return dataset.images.nbytes + labels + sum(part.nbytes for part in (*federation.train, *federation.test))
 
 
+def pool_bytes(setup: Setup, rank: int) -> int:
+    """Bytes of the samples and labels that a rank has on its GPU."""
+    dataset, mine = setup.executor.federation.dataset, setup.samples(rank)
+    count = len(dataset.labels) if mine is None else len(mine)
+    return count * (dataset.images[:1].nbytes + dataset.labels.itemsize)
+
+
 def mapped_bytes(federation: Federation) -> int:
     """Bytes of samples that are mapped from a file, which ranks share."""
     owner: object = federation.dataset.images

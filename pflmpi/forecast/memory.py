@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.forecast.bytes import StateSizes, leaf_bytes
+from pflmpi.forecast.bytes import StateSizes, leaf_bytes, pool_bytes
 from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
@@ -31,7 +31,7 @@ class RankMemory:
         work: messages, copies and activations at the fullest moment of a round.
         checkpoint: rows that are waiting to be written.
         shared: of all these, what the ranks of a node have in common.
-        device: on its GPU, with what CUDA and NCCL take; 0 without one.
+        device: on its GPU, with its samples, and what CUDA and NCCL take; 0 without one.
         nccl: of these, what NCCL takes at most; see `gpu_messages`.
     """
 
@@ -90,7 +90,7 @@ def rank_memory(
                 work=_FRAGMENTS * work + in_transit,
                 checkpoint=checkpoint,
                 shared=process.shared,
-                device=0.0 if gpu is None else _CONTEXT + process.data + device + in_transit + nccl,
+                device=0.0 if gpu is None else _CONTEXT + pool_bytes(setup, rank) + device + in_transit + nccl,
                 nccl=nccl,
             )
         )

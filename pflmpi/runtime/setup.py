@@ -1,6 +1,6 @@
 """What the rounds of a run need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -9,9 +9,11 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
+from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
 from pflmpi.runtime.evaluation.unseen import Unseen
 from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.placement import Placement
 from pflmpi.tree import Tree
 
@@ -21,7 +23,7 @@ class Setup:
     """Everything that stays the same during a run.
 
     Attributes:
-        executor: computes clients, on the device of this rank.
+        executor: computes clients, on the device of this rank, which may have the samples of its own clients alone.
         placement: who computes what.
         declared: what travels.
         templates: one per cohort, what a client keeps between rounds.
@@ -65,3 +67,27 @@ class Setup:
     def num_test(self) -> np.ndarray:
         """[N] test samples."""
         return self.executor.federation.num_test
+
+    def samples(self, rank: int) -> np.ndarray | None:
+        """The samples that a rank computes with, ascending; None where clients keep nothing and may come from anywhere.
+
+        The first one of the dataset is always among them: it fills the batches of lanes.
+        """
+        placement, first = self.placement, np.zeros(1, np.int64)
+        if placement.home is None and rank in placement.hosts:
+            return None
+        mine = [*_of(self.executor, placement.hosted(rank))]
+        if self.unseen is not None:
+            mine += _of(self.unseen.executor, clients_of(self.unseen.groups[rank]))
+        return np.unique(np.concatenate([first, *mine]))
+
+    def with_pool(self, pool: Pool) -> "Setup":
+        """This with other samples on the device."""
+        unseen = self.unseen and replace(self.unseen, executor=replace(self.unseen.executor, pool=pool))
+        return replace(self, executor=replace(self.executor, pool=pool), unseen=unseen)
+
+
+def _of(executor: Executor, clients: np.ndarray) -> list[np.ndarray]:
+    """The samples of some clients."""
+    federation = executor.federation
+    return [samples[client] for client in clients for samples in (federation.train, federation.test)]

@@ -1,14 +1,19 @@
 """What `plan` counts for a GPU besides the group that it computes."""
 
+from unittest import mock
+
+import numpy as np
 import pytest
 
 import quick_run
 from pflmpi import tree
 from pflmpi.forecast import memory
-from pflmpi.forecast.bytes import state_sizes
+from pflmpi.forecast.bytes import pool_bytes, state_sizes
 from pflmpi.forecast.memory import RankMemory, rank_memory
 from pflmpi.forecast.process import ProcessMemory
 from pflmpi.forecast.ranks import lay_out
+from pflmpi.learning.task import HOST
+from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.schedule import schedule
 from planned_run import Planned, planned
 
@@ -25,5 +30,22 @@ def test_the_groups_before_and_after_are_on_their_way(algorithm: str, kept: int)
     raw["evaluation"] = {"absent": "latest"}  # so that no reply is kept
     world = planned(raw, 1)
     on_gpu, on_cpu, model = of_one_rank(world, 1), of_one_rank(world, 0), tree.num_bytes(world.setup.task.like())
-    assert (on_gpu.device - memory._CONTEXT, on_cpu.device) == (2 * (1 + kept) * model, 0)
+    assert (on_gpu.device - memory._CONTEXT - pool_bytes(world.setup, 0), on_cpu.device) == (2 * (1 + kept) * model, 0)
     assert on_gpu.work - on_cpu.work == 2 * (1 + kept) * model, "in pinned memory of the host"
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ditto"])
+def test_the_samples_of_its_clients_are_on_the_gpu_of_a_rank(algorithm: str) -> None:
+    raw = quick_run.settings(algorithm={"name": algorithm}, runtime={"device": "auto"})
+    world = planned(raw, 2)
+    laid_out, (_, *rounds) = lay_out(world.experiment.config.runtime, 2, 1, 2, 2), schedule(world.setup, None)
+    args = world.setup, laid_out, rounds, state_sizes(world.experiment), None, ProcessMemory(0, 0, 0, 0)
+    with_samples = [one.device for one in rank_memory(*args)]
+    with mock.patch.object(memory, "pool_bytes", lambda *_: 0):
+        without = [one.device for one in rank_memory(*args)]
+    dataset = world.experiment.federation.dataset
+    for rank, more in enumerate(np.subtract(with_samples, without)):
+        mine = world.setup.samples(rank)
+        pool = Pool.of(dataset, HOST) if mine is None else Pool.of_some(dataset, HOST, mine)
+        assert more == pool.images.nbytes + pool.labels.nbytes
+        assert (mine is None) == (algorithm == "fedavg")

@@ -1,18 +1,26 @@
-"""The samples come to a device once, whatever is computed with them."""
+"""The samples come to a device once, whatever is computed with them, and to a rank only those of its own clients."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import quick_run
 import stub_device
 import stub_run
+from every_algorithm import every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.experiment import build, execute, start
+from pflmpi.experiment.build import Experiment, prepare
 from pflmpi.experiment.execute import Paused, RankContext
 from pflmpi.learning.task import HOST
+from pflmpi.runtime.executors import pool
+from pflmpi.runtime.executors.loop import Loop
+from pflmpi.runtime.executors.pool import Pool
+from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Joining
+from pflmpi.store.metrics import metrics_file
 from pflmpi.transports.inprocess import InProcessTransport
 from stub_device import DEVICE, StubDevice
 
@@ -54,7 +62,7 @@ def test_all_that_computes_has_the_same_copy(uploads: list[int]) -> None:
         experiment = build.assemble(configuration.parse(raw), federation, DEVICE)
         first, after_a_loss = build.setup(experiment, 2, 2), build.setup(experiment, 1, 1)
         assert first.unseen is not None
-        assert first.unseen.executor.pool is build.loop(experiment).pool is after_a_loss.executor.pool
+        assert first.unseen.executor.pool is build.executor_of(experiment, Loop).pool is after_a_loss.executor.pool
     assert uploads == [len(federation.dataset.images)]
 
 
@@ -68,3 +76,84 @@ def test_a_run_that_others_join_leaves_its_copy(tmp_path: Path, monkeypatch: pyt
         start.start(configuration.parse(quick_run.settings()), tmp_path / "run", context, lambda _: None)
     paused.value.lock.release()
     assert "pool" not in {*vars(paused.value.experiment)}, "the ranks bring it to their devices anew"
+
+
+SPREAD = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}
+CASES = every_algorithm()
+
+
+def samples_of(setup: Setup, clients: list[int]) -> set[int]:
+    assert setup.unseen is not None
+    everyone = setup.unseen.executor.federation
+    return {int(one) for client in clients for part in (everyone.train, everyone.test) for one in part[client]}
+
+
+def test_a_rank_has_the_samples_of_the_clients_that_live_there() -> None:
+    setup = build.setup(prepare(configuration.parse(quick_run.settings(CASES["ditto"], **SPREAD)), HOST), 3, 3)
+    assert setup.unseen is not None
+    found = []
+    for rank, unseen in enumerate(setup.unseen.groups):
+        mine = setup.samples(rank)
+        clients = [*setup.placement.hosted(rank), *np.concatenate([[], *unseen]).astype(int)]
+        assert mine is not None
+        assert mine.tolist() == sorted({0} | samples_of(setup, clients)), "its clients', and the one that fills lanes"
+        found += mine.tolist()[1:]
+    assert len(found) == len(set(found)), "together they have one copy"
+    assert {0, *found} == {0} | samples_of(setup, [*range(9)])
+
+
+def test_clients_that_keep_nothing_may_come_from_anywhere() -> None:
+    raw = quick_run.settings(CASES["fedavg"], runtime={"server": "dedicated"}, **SPREAD)
+    setup = build.setup(prepare(configuration.parse(raw), HOST), 3, 3)
+    assert [setup.samples(rank) for rank in (1, 2)] == [None, None]
+    assert setup.samples(0) == [0], "a rank that only serves computes none"
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+@pytest.mark.parametrize("case", ["ditto", "fedamp", "fedper", "fedproto"])
+def test_a_rank_computes_the_same_bits_with_the_samples_of_its_clients(
+    case: str, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = quick_run.settings(CASES[case], **SPREAD, runtime={"executor": executor, "lanes": 3})
+    expected = quick_run.run(raw, tmp_path / "all", 3)
+    made, sizes = build.setup, []
+
+    def on_gpus(experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray, rank: int) -> Setup:
+        ready = made(experiment, ranks, slots, seconds, rank)
+        assert ready.executor.pool is experiment.pool, "on the host nothing is copied"
+        mine = ready.samples(rank)
+        assert mine is not None
+        sizes.append(len(mine))
+        return ready.with_pool(Pool.of_some(experiment.federation.dataset, HOST, mine))
+
+    monkeypatch.setattr(build, "setup", on_gpus)
+    assert quick_run.run(raw, tmp_path / "some", 3) == expected
+    assert sum(sizes) == 400 + 2 and max(sizes) < 300, "one copy, and the first sample on each rank"
+    accuracies = ["accuracy_mean", "unseen_accuracy_mean", "train_loss"]
+    kept, alone = (
+        [[row[name] for name in accuracies] for row in metrics_file.read(tmp_path / name)] for name in ("all", "some")
+    )
+    assert kept == alone
+
+
+def test_samples_of_others_are_not_there() -> None:
+    setup = build.setup(prepare(configuration.parse(quick_run.settings(CASES["ditto"])), HOST), 2, 2)
+    mine, others = setup.samples(0), setup.placement.hosted(1)
+    assert mine is not None
+    some = setup.with_pool(Pool.of_some(setup.executor.federation.dataset, HOST, mine))
+    with pytest.raises(AssertionError, match="own clients"):
+        some.executor.test_samples(others[0])
+
+
+def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = stub_run.federation(3)
+    monkeypatch.setattr(pool, "_COPIED", 10 * federation.dataset.images[0].nbytes)
+    with stub_device.stub_device():
+        raw = quick_run.settings(stub_run.settings({"algorithm": {"name": "ditto"}}, "cnn", "loop"))
+        setup = build.setup(build.assemble(configuration.parse(raw), federation, DEVICE), 2, 2, rank=1)
+        mine, there = setup.samples(1), setup.executor.pool
+        assert mine is not None
+        np.testing.assert_array_equal(there.images.to(HOST).numpy(), federation.dataset.images[mine])
+        np.testing.assert_array_equal(there.labels.to(HOST).numpy(), federation.dataset.labels[mine])
+    assert there.images.device == DEVICE and sum(uploads) == len(mine) < len(federation.dataset.labels)
+    assert max(uploads) == 10, "the host copies few at a time"

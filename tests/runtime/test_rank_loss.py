@@ -1,6 +1,8 @@
 """A rank dies before any of its calls, from the first step of the start to the last: the others reach the same bits."""
 
 import sys
+import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import torch
 import quick_run
 from mortal_transport import Died, MortalTransport, run_mortal
 from pflmpi.config import load as configuration
+from pflmpi.experiment import build
 from pflmpi.experiment import start as starting
 from pflmpi.experiment.execute import RankContext
 from pflmpi.messages import leaf_owners, routes
 from pflmpi.runtime.progress import Progress
+from pflmpi.runtime.setup import Setup
 from pflmpi.store import run_folder
 from pflmpi.store.lock import taking
 from pflmpi.store.lock.run_lock import RunLock
@@ -77,6 +81,25 @@ def test_the_others_go_on_to_the_same_bits(
 ) -> None:
     expected, calls = whole
     check(tmp_path / "run", {rank: int(share * calls[rank])}, expected)
+
+
+def test_what_more_ranks_needed_goes_before_fewer_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The samples on the device, above all."""
+    calls, made = run(tmp_path / "whole", {})[0].made, build.setup
+    before: dict[int, weakref.ref[Setup]] = {}
+    gone: list[bool] = []
+
+    def noted(*args: Any) -> Setup:
+        here = threading.get_ident()
+        if here in before:
+            gone.append(before[here]() is None)
+        ready = made(*args)
+        before[here] = weakref.ref(ready)
+        return ready
+
+    monkeypatch.setattr(build, "setup", noted)
+    run(tmp_path / "run", {0: calls // 2})
+    assert gone == [True] * (RANKS - 1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -22,7 +22,7 @@ from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
 from pflmpi.runtime.contract import check_state
 from pflmpi.runtime.evaluation.measures import Counts
-from pflmpi.runtime.executors.batches import Pool
+from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import streams_of
 from pflmpi.runtime.executors.update import Update
@@ -42,7 +42,7 @@ class Executor(ABC):
         tasks: one task per cohort, on the device of the rank.
         cohort: [N] the cohort of each client.
         federation: who holds which samples.
-        pool: the samples.
+        pool: the samples of the clients that this rank computes, at least.
         eval_batch: samples per forward pass outside training.
         transform: what training samples go through; None: nothing.
     """
@@ -124,9 +124,9 @@ class Executor(ABC):
         return {name: one for name, one in self.passes(clients, round).items() if name in self.algorithm.adapts_with}
 
     def order(self, client: int, round: int, name: str, length: Pass, state: Tree) -> list[np.ndarray]:
-        """The sample indices of every batch of one pass of a client in a round; `state` is what it keeps."""
+        """The samples, in the pool, of every batch of one pass of a client in a round; `state` is what it keeps."""
         task = self.tasks[self.cohort[client]]
-        samples = self.federation.train[client]
+        samples = self.train_samples(client)
         if length.held_out:
             samples = samples_of(samples, length, stream(task.seed, 0, client, "held out"))
         if length.share < 1:
@@ -134,6 +134,14 @@ class Executor(ABC):
         times = int(tree.at(state, length.times)) if length.times else 1
         rng = stream(task.seed, round, client, f"batches/{name}")
         return [samples[batch] for batch in batch_order(rng, len(samples), task.training, length, times)]
+
+    def train_samples(self, client: int) -> np.ndarray:
+        """Where the training samples of a client are in the pool, ascending."""
+        return self.pool.places(self.federation.train[client])
+
+    def test_samples(self, client: int) -> np.ndarray:
+        """Where the test samples of a client are in the pool, ascending."""
+        return self.pool.places(self.federation.test[client])
 
     def decay(self, clients: np.ndarray, round: int) -> np.ndarray:
         """[m] float64, the factor on the learning rates of each client in a round."""

@@ -1,7 +1,6 @@
 """Minibatches from the resident data: one client at a time, or padded for many lanes at once."""
 
 import itertools
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,34 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflmpi.data.dataset import Dataset
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
+from pflmpi.runtime.executors.pool import Pool
 from pflmpi.tree import Tree, leaf
 
 _PREPARED = 2**25  # bytes of prepared images at a time
-
-
-@dataclass(frozen=True)
-class Pool:
-    """All samples of a dataset, on the device of the rank."""
-
-    images: Tensor  # [n, C, H, W] uint8
-    labels: Tensor  # [n] int64
-
-    @classmethod
-    def of(cls, dataset: Dataset, device: torch.device) -> "Pool":
-        """The samples of a dataset, on a device."""
-        with warnings.catch_warnings():  # the map is read-only; nothing here writes to it
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            images = torch.from_numpy(dataset.images)
-        return cls(images.to(device), torch.from_numpy(dataset.labels.copy()).to(device))
-
-    @property
-    def sample_size(self) -> int:
-        """Numbers of one image."""
-        return self.images.shape[1:].numel()
 
 
 @dataclass(frozen=True)

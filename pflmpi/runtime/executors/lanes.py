@@ -37,7 +37,7 @@ class Lanes(Executor):
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task = self.task(clients).replace(batched=True)
-        whole = lane_pass([in_order(self.federation.test[client], self.eval_batch) for client in clients])
+        whole = lane_pass([in_order(self.test_samples(client), self.eval_batch) for client in clients])
         sent: Tree = {"state": {} if self.adapts else states, "down": {**down}, "tests": whole.places}
         there = upload(sent, self.device)
         state, received = tree.part(there, "state"), as_messages(tree.part(there, "down"))
@@ -83,7 +83,7 @@ class Lanes(Executor):
         lanes = {name: self._lanes(clients, states, round, name, length) for name, length in passes.items()}
         if task.architecture.has_batch_norm:
             self._refuse_single(method.__name__, clients, round, lanes.values())
-        lanes[TRAIN] = lane_pass([in_order(self.federation.train[client], self.eval_batch) for client in clients])
+        lanes[TRAIN] = lane_pass([in_order(self.train_samples(client), self.eval_batch) for client in clients])
         by_client, decay = task.training.decay_by == "participations", self.decay(clients, round)
         sent: Tree = {
             "state": states,

@@ -31,7 +31,7 @@ class Loop(Executor):
         keys: Tree = {name: self.keys(client, round, name, len(order)) for name, order in drawn.items()}
         changed = {name: order for name, order in batches.items() if self.transforms(passes[name])}
         draws: Tree = {n: self.keys(client, round, n, len(order), "transform") for n, order in changed.items()}
-        batches[TRAIN] = in_order(self.federation.train[client], self.eval_batch)
+        batches[TRAIN] = in_order(self.train_samples(client), self.eval_batch)
         counts = self.class_counts(np.array([client]))[0]
         there = upload({"orders": _joined(batches), "keys": keys, "draws": draws, "counts": counts}, self.device)
         orders, keys, draws = (tree.part(there, part) for part in ("orders", "keys", "draws"))
@@ -96,7 +96,7 @@ class Loop(Executor):
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
         task, passes, scores = self.task(clients), self.passes_to_adapt(clients, round), []
-        tests = {str(client): in_order(self.federation.test[client], self.eval_batch) for client in clients}
+        tests = {str(client): in_order(self.test_samples(client), self.eval_batch) for client in clients}
         there = upload({"state": states, "down": {**down}, "tests": _joined(tests)}, self.device)
         for i, client in enumerate(clients):
             state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
