@@ -135,10 +135,13 @@ class RoundSchedule:
     def calls(self) -> list[Call]:
         """All collective calls, in order."""
         ranks = self.setup.placement.ranks
-        first = [client_errors.call(self.participants, ranks)] if self.setup.skips and not self.opening else []
+        messages = [*self.uplink, *self.downlink]
+        if self.opening:
+            return messages
+        failed = [client_errors.call(self.participants, ranks)] if self.setup.skips else []
         unseen = [*mean_calls(self.setup), *self.unseen.calls] if self.unseen else []
-        last = [] if self.opening else [*unseen, self._report, stopping.call(ranks, self.told)]
-        return [*first, *self.uplink, *self.downlink, *last]
+        reported = [*messages, *unseen, self._report] if self.evaluates else [self._report, *messages]
+        return [*failed, *reported, stopping.call(ranks, self.told)]
 
     @property
     def told(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from pflmpi.runtime.evaluation.measures import Counts, concatenated
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
 from pflmpi.runtime.exchange.exchange import exchange
 from pflmpi.runtime.exchange.newcomers import mean_of_mixed
-from pflmpi.runtime.participants import train, without
+from pflmpi.runtime.participants import Trained, train, without
 from pflmpi.runtime.progress import Observer, Progress
+from pflmpi.runtime.report import RoundReport
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
@@ -70,6 +72,8 @@ def run(
             evaluate_trained(setup.executor, population, reply, mine.ups, now.round) if now.tests_trained else None
         )
         testing = watch.lap()
+        say = partial(_report, setup, transport, now, mine, training, stop, watch)
+        reported = None if now.evaluates else say(_nobody(setup), testing)  # travels right before the messages
 
         seen, reply = exchange(setup, transport, server, population, mine.ups, now)
         server = seen.server
@@ -77,15 +81,9 @@ def run(
         reply = reply.on(setup.executor.device)
         exchanging = watch.lap()
 
-        right = evaluate(setup.executor, population, reply, now.testing[rank], now.round)
-        if now.unseen:
-            shared = {**reply.shared, **mean_of_mixed(setup, transport, population)}
-            right = concatenated([right, evaluate_unseen(now.unseen, transport, server, shared, now.round)])
-        right = concatenated([right, trained]) if trained else right
-        evaluation = testing + watch.lap()
-        stop.round_took(watch.seconds)
-        found = report.Measured(right, mine.losses, mine.seconds, training, evaluation, stop.said)
-        reported = report.gather(transport, *now.reported, setup.task.num_clients, found)
+        if now.evaluates:
+            right = _tested(setup, transport, population, server, reply, now)
+            reported = say(concatenated([right, trained]) if trained else right, testing + watch.lap())
         progress = None
         if reported is not None:
             scores = scores.updated(now.tested, reported.tested) if now.evaluates else scores
@@ -109,7 +107,7 @@ def run(
         told = np.zeros(now.told)
         if now.tells and rank == 0:
             told += client_seconds.pace(seconds_of, setup.placement.work)
-        asked = stop.agree(transport, None if reported is None else reported.stop, others_wait, told)
+        asked = stop.agree(transport, watch.seconds, None if reported is None else reported.stop, others_wait, told)
         pace = told if told.any() else pace
         _limit_waiting(setup, transport, stop.longest)
         if now.saves or asked:
@@ -139,6 +137,39 @@ def _open(
         population.keep_reply(setup.placement.assign(np.arange(setup.task.num_clients))[transport.rank], reply)
         checkpoints.save(opening, seen, population, None)
     return seen.server, reply.on(setup.executor.device)
+
+
+def _tested(
+    setup: Setup, transport: Transport, population: Population, server: Tree, reply: Reply, now: RoundSchedule
+) -> Counts:
+    """What the clients that are tested here get right, and after them the unseen ones."""
+    right = evaluate(setup.executor, population, reply, now.testing[transport.rank], now.round)
+    if not now.unseen:
+        return right
+    shared = {**reply.shared, **mean_of_mixed(setup, transport, population)}
+    return concatenated([right, evaluate_unseen(now.unseen, transport, server, shared, now.round)])
+
+
+def _nobody(setup: Setup) -> Counts:
+    """What nobody gets right."""
+    return Counts.none(setup.executor.federation.test_class_counts[:0])
+
+
+def _report(
+    setup: Setup,
+    transport: Transport,
+    now: RoundSchedule,
+    mine: Trained,
+    training: float,
+    stop: Stop,
+    watch: Stopwatch,
+    right: Counts,
+    testing: float,
+) -> RoundReport | None:
+    """Report what was measured here; on rank 0 what all ranks have reported."""
+    stop.round_took(watch.seconds)
+    found = report.Measured(right, mine.losses, mine.seconds, training, testing, stop.said)
+    return report.gather(transport, *now.reported, setup.task.num_clients, found)
 
 
 def _limit_waiting(setup: Setup, transport: Transport, longest: float | None) -> None:

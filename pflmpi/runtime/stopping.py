@@ -69,20 +69,22 @@ class Stop:
     def agree(
         self,
         transport: Transport,
+        seconds: float,
         said: np.ndarray | None,
         others_wait: Callable[[], bool],
         told: np.ndarray = _NOTHING,
     ) -> Pause | None:
-        """Why all ranks pause or end after a round, if they do; `longest` is then that of all.
+        """Why all ranks pause or end after a round of so many seconds, if they do; `longest` is then that of all.
 
         Args:
             said: on rank 0, [R, 2] what each rank has `said`; None elsewhere.
             others_wait: whether others wait to join; asked on rank 0.
             told: numbers that rank 0 has for all; overwritten on the others.
         """
+        self.round_took(seconds)
         agreed = np.zeros(2 + len(told))
         if said is not None:
-            longest, stops = said.max(0)
+            longest, stops = max(said[:, 0].max(), self.longest), said[:, 1].any()
             pause: Pause | None = "stop" if stops or self.reason else "join" if others_wait() else None
             pause = "end" if self.early.met else pause
             agreed[:] = [longest, _PAUSES.index(pause), *told]

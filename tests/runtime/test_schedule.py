@@ -91,8 +91,14 @@ def test_participants_are_drawn_once_for_each_round(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_round_with_small_messages_makes_four_calls() -> None:
-    """The way up, the way down, the report, and whether all go on."""
+    """The way up, the way down, the report, and whether all go on: a report without tests goes with the messages up."""
     for ranks in (2, 3):
-        _, *ahead = schedule(ready("fedavg", ranks, training={"participation": 1.0, "rounds": 3}), None)
-        for one in ahead:
-            assert [call.operation for call in one.calls] == ["gather", "broadcast", "gather", "broadcast"]
+        settings = {"training": {"participation": 1.0, "rounds": 3}, "evaluation": {"every": 2}}
+        _, *ahead = schedule(ready("fedavg", ranks, **settings), None)
+        calls = [[call.operation for call in one.calls] for one in ahead]
+        assert calls == [
+            ["gather", "gather", "broadcast", "broadcast"],
+            *[["gather", "broadcast", "gather", "broadcast"]] * 2,
+        ]
+        last, reports = ahead[1], [one.calls[place].sizes for one, place in zip(ahead, (0, 2, 2), strict=True)]
+        assert sum(reports[0]) < sum(reports[1]) == sum(last.calls[2].sizes)

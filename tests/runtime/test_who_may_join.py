@@ -144,7 +144,7 @@ def test_all_ranks_pause_for_those_that_wait_on_rank_0_and_stop_before_that() ->
         stop, found = Stop(), []
         for others_wait, rank_2_stops in ((False, 0.0), (True, 0.0), (True, 1.0)):
             said = np.array([[1.0, 0.0], [3.0, 0.0], [2.0, rank_2_stops]]) if transport.rank == 0 else None
-            found.append(stop.agree(transport, said, lambda: others_wait and transport.rank == 0))  # noqa: B023
+            found.append(stop.agree(transport, 2.5, said, lambda: others_wait and transport.rank == 0))  # noqa: B023
         assert stop.longest == 3.0
         return found
 
@@ -155,7 +155,7 @@ def test_all_ranks_are_told_what_rank_0_has_for_them_and_its_own_reason_counts_t
     def told(transport: Transport) -> tuple[list[float], str | None]:
         stop, told = Stop(), np.array([0.5, 2.0]) if transport.rank == 0 else np.zeros(2)
         stop.reason = "asked" if transport.rank == 0 else ""
-        pause = stop.agree(transport, np.zeros((2, 2)) if transport.rank == 0 else None, lambda: False, told)
+        pause = stop.agree(transport, 1.0, np.zeros((2, 2)) if transport.rank == 0 else None, lambda: False, told)
         return told.tolist(), pause
 
     assert run_ranks(2, told) == [([0.5, 2.0], "stop")] * 2
