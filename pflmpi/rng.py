@@ -8,16 +8,22 @@ import numpy as np
 # Held by whoever uses a global generator of torch, which the initial values of a torch module come from.
 GLOBAL_GENERATORS = threading.RLock()
 
+_AT_ONCE = 4  # numbers of 64 bits that Philox makes of one value of its counter
 
-def stream(seed: int, round: int, client: int, purpose: str) -> np.random.Generator:
-    """Generator for one purpose, client and round.
 
-    The stream is counter-based (Philox) and depends only on its four arguments: not on the rank, the order of calls,
-    or the number of draws made elsewhere. Use `client=-1` for what concerns all clients.
+def stream(seed: int, round: int, client: int, purpose: str, skipped: int = 0) -> np.random.Generator:
+    """Generator for one purpose, client and round, after so many numbers of `random`.
+
+    The stream is counter-based (Philox) and depends only on its arguments: not on the rank, the order of calls, or the
+    number of draws made elsewhere. Use `client=-1` for what concerns all clients.
 
     >>> int(stream(0, 3, 7, "batches").integers(1000)) == int(stream(0, 3, 7, "batches").integers(1000))
+    True
+    >>> bool(stream(0, 3, 7, "batches", 5).random() == stream(0, 3, 7, "batches").random(6)[5])
     True
     """
     name = f"{seed}/{round}/{client}/{purpose}".encode()
     key = int.from_bytes(hashlib.blake2b(name, digest_size=16).digest(), "little")
-    return np.random.Generator(np.random.Philox(key=key))
+    found = np.random.Generator(np.random.Philox(key=key, counter=skipped // _AT_ONCE))
+    found.random(skipped % _AT_ONCE)
+    return found

@@ -1,6 +1,7 @@
 """Models of others as candidates: whose to send, what they are worth, and how they are mixed in (FedFomo)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,9 +11,23 @@ from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.learning.client import Batch, cross_entropy, squared_distance
 from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import NOBODY
 from pflmpi.tree import Tree
 
-NOBODY = -1  # instead of an id
+
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers, uniform in [0, 1), for choosing models.
+
+    Attributes:
+        ties: [m, N] decide between equal affinities.
+        lot: [m, N] decide where a client explores.
+        explores: [count, m] decide whether it does.
+    """
+
+    ties: np.ndarray
+    lot: np.ndarray
+    explores: np.ndarray
 
 
 def unstack(rows: Tree, count: int) -> list[Tree]:
@@ -66,27 +81,39 @@ def mix(candidates: list[Tree], shares: Tensor) -> Tree:
     return tree.map(combined, candidates[0], *candidates[1:])
 
 
-def choose(
-    affinity: np.ndarray, trained: np.ndarray, count: int, epsilon: float, rng: np.random.Generator
-) -> np.ndarray:
-    """Whose models every client is sent, [N, count] int64, `NOBODY` where there are no more.
+def draw(stream_after: Callable[[int], np.random.Generator], clients: np.ndarray, n: int, count: int) -> Draws:
+    """The random numbers of some clients [m]: what they are does not depend on who else is among them.
 
     Args:
-        affinity: [N, N], of a client (row) to the model of another.
-        trained: [N] bool, whose models may be sent; nobody is sent their own.
+        stream_after: from how many numbers to pass over, the generator of the round.
+        clients: ids.
+        n: all clients.
+        count: M.
+    """
+    ties, lot = (
+        np.array([stream_after((table * n + client) * n).random(n) for client in clients.tolist()]).reshape(-1, n)
+        for table in (0, 1)
+    )
+    return Draws(ties, lot, stream_after(2 * n * n).random((count, n))[:, clients])
+
+
+def choose(affinity: np.ndarray, left: np.ndarray, count: int, epsilon: float, draws: Draws) -> np.ndarray:
+    """Whose models some clients are sent, [m, count] int64, `NOBODY` where there are no more.
+
+    Args:
+        affinity: [m, N], of a client (row) to the model of another.
+        left: [m, N] bool, whose models each may be sent.
         count: M.
         epsilon: the probability, for each of the count, that any model left is chosen and not the best.
-        rng: the generator.
+        draws: random numbers of these clients.
     """
-    n = len(trained)
-    ties, lot = rng.random((2, n, n))
-    explores = rng.random((count, n)) < epsilon
-    rank = np.lexsort((ties, affinity)).argsort(1)  # [N, N], highest for the best
-    left = trained & ~np.eye(n, dtype=bool)
-    chosen = np.full((n, count), NOBODY, np.int64)
+    left, rows = left.copy(), np.arange(len(left))
+    rank = np.lexsort((draws.ties, affinity)).argsort(1)  # [m, N], highest for the best
+    chosen = np.full((len(left), count), NOBODY, np.int64)
     for m in range(count):
-        preference = np.where(left, np.where(explores[m][:, np.newaxis], lot, rank), -1)
+        explores = draws.explores[m] < epsilon
+        preference = np.where(left, np.where(explores[:, np.newaxis], draws.lot, rank), -1)
         best = preference.argmax(1)
         chosen[:, m] = np.where(left.any(1), best, NOBODY)
-        left[np.arange(n), best] = False
+        left[rows, best] = False
     return chosen

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -9,9 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round, only
-from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, shares_of, unstack, weigh
+from pflmpi.algorithms.candidates import choose, draw, mean_losses, mix, shares_of, unstack, weigh
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
@@ -19,7 +19,7 @@ from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink, tensor, with_rows
+from pflmpi.messages.kinds import NOBODY, Chosen, Downlink, Messages, Offered, Rows, Uplink, tensor, with_rows
 from pflmpi.rng import stream
 from pflmpi.tree import Tree, leaf, part
 
@@ -34,15 +34,15 @@ class FedFomo(Algorithm):
         w_n = (L_i(theta') - L_i(theta_n)) / (||theta_n - theta'|| + 1e-5),
         theta <- theta' + sum_n max(w_n, 0) / sum_m max(w_m, 0) (theta_n - theta'),
 
-    and then trains theta on its other samples. Server: keeps the model that each client uploaded last and the
-    affinities P [N, N], P_in += w_n; whoever takes part next is sent, M times, the model of highest P_in among those
-    not chosen yet, or with probability epsilon any of them.
+    and then trains theta on its other samples. Server: keeps the affinities P [N, N], P_in += w_n; whoever takes part
+    next is sent, M times, the last model of the client of highest P_in among those not chosen yet, or with probability
+    epsilon of any of them.
 
-    Up: the model (one row each) and the raw w_n of the models received. Down: M models and whose they are, M (4 numbers
-    of parameters + 8) bytes also where there are fewer candidates. Persists: client: its model and theta' (batch-norm
-    statistics too), and of its last mix, for reports alone, whose models it was sent and the shares max(w_n, 0) /
-    sum_m max(w_m, 0), its own first; server: the last models, P and who was chosen. Evaluated: the client's model after
-    its training.
+    Up: the model and the raw w_n of the models received. The model stays with its client until it is chosen, and goes
+    from there to whom it is for. Down: M models and whose they are, M (4 numbers of parameters + 8) bytes also where
+    there are fewer candidates. Persists: client: its model and theta' (batch-norm statistics too), and of its last mix,
+    for reports alone, whose models it was sent and the shares max(w_n, 0) / sum_m max(w_m, 0), its own first; server:
+    P, who has trained, and the round. Evaluated: the client's model after its training.
 
     Readings. A client's own model is always a candidate and need not be sent, so M counts others, and the paper's
     P = diag(1, ..., 1) at the start is P = 0. Where no w_n is positive the client goes on with its own model, as it is
@@ -85,12 +85,12 @@ class FedFomo(Algorithm):
             )
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        return {"model": Rows(task.like(*_mixed(task))), "weights": Rows({"weights": tensor(self.received_models)})}
+        return {"model": Offered(task.like(*_mixed(task))), "weights": Rows({"weights": tensor(self.received_models)})}
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
         models = with_rows(task.like(*_mixed(task)), self.received_models)
         clients = tensor(self.received_models, dtype=torch.int64)
-        return {"candidates": Own({"models": models, "clients": clients})}
+        return {"candidates": Chosen({"model": models, "clients": clients}, of="model")}
 
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         held_out = Pass(epochs=1, held_out=self.held_out, side="held_out")
@@ -99,10 +99,9 @@ class FedFomo(Algorithm):
     def init_server(self, task: Task) -> Tree:
         n = task.num_clients
         return {
-            "models": tree.map(lambda one: torch.zeros(n, *one.shape), task.like(*_mixed(task))),
-            "trained": torch.zeros(n, dtype=torch.bool),
             "affinity": torch.zeros(n, n),
-            "chosen": torch.full((n, self.received_models), NOBODY),
+            "trained": torch.zeros(n, dtype=torch.bool),
+            "round": torch.zeros((), dtype=torch.int64),
         }
 
     def init_client(self, task: Task, client: int) -> Tree:
@@ -112,7 +111,7 @@ class FedFomo(Algorithm):
         return {"model": model, "before": only(model, _mixed(task)), "mix": alone}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
-        return self._candidates(server, leaf(server, "chosen")[torch.from_numpy(receivers)])
+        return {"candidates": {"clients": self._chosen(task, server, receivers)}}
 
     def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
         trained = np.flatnonzero(leaf(server, "trained").numpy())
@@ -121,20 +120,20 @@ class FedFomo(Algorithm):
             drawn = stream(task.seed, 0, client, "candidates").permutation(task.num_clients)
             drawn = drawn[np.isin(drawn, trained)][: len(row)]
             row[: len(drawn)] = drawn
-        return self._candidates(server, torch.from_numpy(chosen))
+        return {"candidates": {"clients": torch.from_numpy(chosen)}}
 
-    def _candidates(self, server: Tree, chosen: Tensor) -> Messages:
-        """The models of the chosen clients [R, M]."""
-
-        def rows(models: Tensor) -> Tensor:
-            known = (chosen != NOBODY).view(*chosen.shape, *[1] * (models.ndim - 1))
-            return models[chosen.clamp(min=0)].where(known, 0)
-
-        return {"candidates": {"models": tree.map(rows, part(server, "models")), "clients": chosen}}
+    def _chosen(self, task: Task, server: Tree, clients: np.ndarray) -> Tensor:
+        """Whose models some clients [m] are sent after the server's last round, [m, M]."""
+        n, count, round = task.num_clients, self.received_models, int(leaf(server, "round"))
+        draws = draw(partial(stream, task.seed, round, -1, "candidates"), clients, n, count)
+        others = leaf(server, "trained").numpy() & (clients[:, np.newaxis] != np.arange(n))
+        epsilon = max(0.0, self.exploration - self.exploration_decay * (round - 1))
+        affinity = leaf(server, "affinity").numpy()[clients]
+        return torch.from_numpy(choose(affinity, others, count, epsilon, draws))
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model, before = part(client, "model"), part(client, "before")
-        received, clients = part(down["candidates"], "models"), leaf(down["candidates"], "clients")
+        received, clients = part(down["candidates"], "model"), leaf(down["candidates"], "clients")
         candidates = [only(model, _mixed(task)), *unstack(received, self.received_models)]
 
         losses = mean_losses(task, [{**model, **one} for one in (before, *candidates)], data.passes["held_out"])
@@ -143,20 +142,19 @@ class FedFomo(Algorithm):
         shares = shares_of(weights)
         start = mix(candidates, shares)
         model = train(task, {**model, **start}, data.passes["train"], model_loss(task), data.learning_rate)
-        up: Messages = {"model": only(model, _mixed(task)), "weights": {"weights": weights[1:]}}
-        return {"model": model, "before": start, "mix": {"clients": clients, "shares": shares}}, up
+        state: Tree = {"model": model, "before": start, "mix": {"clients": clients, "shares": shares}}
+        return state, {"weights": {"weights": weights[1:]}}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        rows = torch.from_numpy(round.participants)
-        models = tree.map(lambda last, new: last.index_copy(0, rows, new), part(server, "models"), up["model"])
-        trained = leaf(server, "trained").index_fill(0, rows, True)
-        affinity, sent = leaf(server, "affinity"), leaf(server, "chosen")[rows]
+        rows, affinity = torch.from_numpy(round.participants), leaf(server, "affinity")
+        sent = self._chosen(task, server, round.participants)
         # Where nobody was sent the weight is 0, and it does not matter to whom it is added.
         gain = torch.zeros(len(rows), len(affinity)).scatter_add(1, sent.clamp(min=0), leaf(up["weights"], "weights"))
-        affinity = affinity.index_add(0, rows, gain)
-        epsilon = max(0.0, self.exploration - self.exploration_decay * (round.number - 1))
-        chosen = choose(affinity.numpy(), trained.numpy(), self.received_models, epsilon, round.stream("candidates"))
-        return {"models": models, "trained": trained, "affinity": affinity, "chosen": torch.from_numpy(chosen)}
+        return {
+            "affinity": affinity.index_add(0, rows, gain),
+            "trained": leaf(server, "trained").index_fill(0, rows, True),
+            "round": torch.tensor(round.number),
+        }
 
     def diagnostics(self, task: Task) -> Mapping[str, Diagnostic]:
         return {

@@ -132,7 +132,8 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
     if taken := max(rank.nccl for rank in forecast.memory):
         table.add_row("of a GPU's memory for NCCL, at most about", size(taken))
     for way, logical, wire in forecast.bytes_per_round():
-        table.add_row(f"{way} per round: as papers count, on the wire", f"{size(logical)}, {size(wire)}")
+        most = ", at most" if way == "down" and forecast.setup.declared.chosen else ""
+        table.add_row(f"{way} per round: as papers count, on the wire{most}", f"{size(logical)}, {size(wire)}")
     table.add_row("a checkpoint: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
     table.add_row(f"{disk.count} checkpoints: most at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
     if forecast.state_on_disk:

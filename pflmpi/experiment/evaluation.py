@@ -15,8 +15,10 @@ from pflmpi.data.federation import Federation, build
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.experiment import stored_state
 from pflmpi.experiment.build import Experiment, setup
 from pflmpi.experiment.restore import other_array
+from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.runtime.client_state import allocate, from_flat
@@ -29,7 +31,6 @@ from pflmpi.runtime.participants import train
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import run_folder
 from pflmpi.transports.inprocess import InProcessTransport
-from pflmpi.tree import Tree
 
 Split = Literal["test", "train"]
 Update = Callable[[int, int], None]
@@ -54,7 +55,7 @@ def count_trained(
     kinds = [ready.declared.down[name] for name in ready.algorithm.predicts_with]
     own = after_training or any(isinstance(kind, Own | OwnClasses) for kind in kinds)
     receivers = everyone if own else everyone[:0]
-    reply = _reply(ready, _server(run, round), receivers, round)
+    reply = _reply(ready, run, round, receivers)
     for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit the memory
         population = allocate(experiment.cohort, group, ready.templates)
         for clients, arrays in run_folder.read_clients(run, round, group).values():
@@ -78,19 +79,17 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
     if ready.unseen is None:
         why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
         raise ConfigError(f"there are no unseen clients to test: {why}")
-    return evaluate_unseen(ready.unseen, _ALONE, _server(run, round), for_newcomers(ready, run, round), round)
+    shared, offered = for_newcomers(ready, run, round), stored_state.offered(ready, run, round)
+    return evaluate_unseen(ready.unseen, _ALONE, stored_state.server(run, round), shared, offered, round)
 
 
 def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
     """What is the same for all newcomers after a round of a run."""
-    reply, everyone = _reply(ready, _server(run, round), np.empty(0, np.int64), round), ready.placement.hosted(0)
+    reply, everyone = _reply(ready, run, round, np.empty(0, np.int64)), ready.placement.hosted(0)
     if not ready.declared.mixed:
         return reply.shared
     _check_answers(ready, run, round)
-    population = allocate(ready.executor.cohort, everyone, ready.templates)
-    for clients, arrays in run_folder.read_pieces(run, round, everyone):
-        population.restore(clients, arrays)
-    return {**reply.shared, **mean_of_mixed(ready, _ALONE, population)}
+    return {**reply.shared, **mean_of_mixed(ready, _ALONE, stored_state.population(ready, run, round, everyone))}
 
 
 def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unseen: bool) -> Experiment:
@@ -146,10 +145,6 @@ _NEW = {"name": "iid", "clients": 1}
 _BY_WRITER = {"name": "writers", "clients": None}
 
 
-def _server(run: Path, round: int) -> Tree:
-    return from_flat(run_folder.read_server(run, round))
-
-
 def _check_answers(ready: Setup, run: Path, round: int) -> None:
     if ready.declared.mixed and (other := other_array(run, round, ready.templates)):
         raise CheckpointError(
@@ -158,10 +153,11 @@ def _check_answers(ready: Setup, run: Path, round: int) -> None:
         )
 
 
-def _reply(ready: Setup, server: Tree, receivers: np.ndarray, round: int) -> Reply:
+def _reply(ready: Setup, run: Path, round: int, receivers: np.ndarray) -> Reply:
     with calling(ready.algorithm, "publish", round):
-        published = ready.algorithm.publish(ready.task, server, receivers)
-    return send_down(_ALONE, ready.declared, published, [[receivers]]).on(ready.executor.device)
+        published = ready.algorithm.publish(ready.task, stored_state.server(run, round), receivers)
+    offers = Offers(ready.placement.home, stored_state.offered(ready, run, round))
+    return send_down(_ALONE, ready.declared, published, [[receivers]], offers=offers).on(ready.executor.device)
 
 
 def _split(division: Division, split: Split) -> Division:

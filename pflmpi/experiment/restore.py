@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi import tree
 from pflmpi.atomic import remedy
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment
+from pflmpi.learning.task import HOST
 from pflmpi.runtime.client_state import Population, from_flat, row_kinds
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
@@ -53,14 +55,18 @@ def continue_after(run: Path, experiment: Experiment, transport: Transport, run_
 
 
 def _newest_matching(run: Path, experiment: Experiment) -> int:
-    """Newest good round of a run; raise `CheckpointError` unless its configuration and client state match."""
+    """Newest good round of a run; raise `CheckpointError` unless its configuration and state match."""
     done = newest(run)
     stored_config.check_round(run, done, experiment.config)
-    if other := other_array(run, done, experiment.templates):
-        raise CheckpointError(
-            f"{run} cannot be continued: its clients keep other arrays than those of this pflmpi, such as {other}; "
-            "continue it with the version that wrote it, or start a new run"
-        )
+    for whose, other in (
+        ("clients keep", other_array(run, done, experiment.templates)),
+        ("server keeps", _other_server_array(run, done, experiment)),
+    ):
+        if other:
+            raise CheckpointError(
+                f"{run} cannot be continued: its {whose} other arrays than those of this pflmpi, such as {other}; "
+                "continue it with the version that wrote it, or start a new run"
+            )
     return done
 
 
@@ -73,6 +79,14 @@ def other_array(run: Path, round: int, templates: Sequence[Tree]) -> str | None:
             if kinds.get(path) != there.get(path):
                 return path
     return None
+
+
+def _other_server_array(run: Path, round: int, experiment: Experiment) -> str | None:
+    """Path of an array that the server keeps in a round on disk and not here, or the other way round."""
+    first = experiment.config.algorithm.init_server(experiment.tasks[0].replace(device=HOST))
+    here = {path: tuple(leaf.shape) for path, leaf in tree.leaves(first)}
+    there = {path: array.shape for path, array in run_folder.read_server(run, round).items()}
+    return next((path for path in sorted(here.keys() | there.keys()) if here.get(path) != there.get(path)), None)
 
 
 def client_seconds(run: Path, transport: Transport, done: int | None) -> np.ndarray | None:

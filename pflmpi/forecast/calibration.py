@@ -12,6 +12,7 @@ from pflmpi.forecast.costs import Calibration, CallCost, test_work
 from pflmpi.forecast.process import Cost, measure, resident
 from pflmpi.learning.task import HOST
 from pflmpi.messages import mixing
+from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.leaf_owners import LeafOwners
@@ -57,8 +58,10 @@ class _Trial:
     def _down(self) -> Messages:
         algorithm, task = self.setup.algorithm, self.setup.task
         published = algorithm.publish(task, self.server, self.clients)
-        reply = send_down(_ALONE, self.setup.declared, published, [[self.clients]]).for_clients(self.clients)
-        return {**reply, **tree.stack([{**algorithm.init_received(task, int(client))} for client in self.clients])}  # type: ignore[dict-item]
+        offers = Offers(np.zeros(task.num_clients, np.int64), _nothing)
+        reply = send_down(_ALONE, self.setup.declared, published, [[self.clients]], offers=offers)
+        first: list[Tree] = [{**algorithm.init_received(task, int(client))} for client in self.clients]
+        return {**reply.for_clients(self.clients), **tree.stack(first)}  # type: ignore[dict-item]
 
 
 def calibrate(setup: Setup, first: RoundSchedule, groups: Sequence[np.ndarray], before: float) -> Calibration:
@@ -103,7 +106,7 @@ def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
     rows = torch.arange(len(participants)) % len(one.clients)  # the clients' own messages, again and again
     others = replace(
         setup.declared,
-        up={name: kind for name, kind in setup.declared.up.items() if name not in setup.declared.compared},
+        up={name: kind for name, kind in setup.declared.returned.items() if name not in setup.declared.compared},
     )
     up = {name: tree.map(lambda leaf: leaf.index_select(0, rows), sent[name]) for name in others.up}
     few = LeafOwners.of(setup.declared, [[one.clients]])
@@ -137,6 +140,11 @@ def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
         mixed = measure(mix, HOST).seconds * share * len(participants) / len(one.clients)
         serving = replace(serving, seconds=serving.seconds + mixed)
     return replace(folding, seconds=folding.seconds / len(participants)), serving
+
+
+def _nothing(name: str, offer: Tree, clients: np.ndarray) -> Tree:
+    """Zeros in the place of what clients offer; see `Offers`."""
+    return tree.map(lambda leaf: torch.zeros(len(clients), *leaf.shape, dtype=leaf.dtype), offer)
 
 
 def _trial(setup: Setup, server: Tree, clients: np.ndarray, batches: int, width: int, tests: int) -> _Trial:

@@ -69,7 +69,7 @@ def rank_memory(
     """
     library = max(one.library for one in costs.calibrations.values()) if costs else 0.0
     hosted, waiting = sizes.at_the_end(setup), _waiting(setup, rounds, sizes)
-    up = setup.declared.up_bytes(np.arange(setup.task.num_clients))
+    up = setup.declared.returned_bytes(np.arange(setup.task.num_clients))
     parts = any(_sends_parts(call) for one in rounds for call in (*one.uplink, *one.downlink))
     found = []
     for rank, gpu in enumerate(ranks.gpu):

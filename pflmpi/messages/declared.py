@@ -12,7 +12,20 @@ from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages import kinds
 from pflmpi.messages.entries import Entries
-from pflmpi.messages.kinds import ClassMeans, Compared, Messages, Mixed, Own, OwnClasses, Rows, Shared, Sum, Uplink
+from pflmpi.messages.kinds import (
+    Chosen,
+    ClassMeans,
+    Compared,
+    Messages,
+    Mixed,
+    Offered,
+    Own,
+    OwnClasses,
+    Rows,
+    Shared,
+    Sum,
+    Uplink,
+)
 from pflmpi.tree import Tree
 
 
@@ -42,7 +55,7 @@ class Declared:
         return {
             name: kind
             for name, kind in sorted(self.up.items())
-            if isinstance(kind, Sum) and not isinstance(kind, Rows | Compared)
+            if isinstance(kind, Sum) and not isinstance(kind, Rows | Compared | Offered)
         }
 
     @cached_property
@@ -60,6 +73,16 @@ class Declared:
         """The messages down that are mixed of those."""
         return {name: kind for name, kind in self.down.items() if isinstance(kind, Mixed)}
 
+    @property
+    def chosen(self) -> dict[str, Chosen]:
+        """The messages down that other clients offer."""
+        return {name: kind for name, kind in self.down.items() if isinstance(kind, Chosen)}
+
+    @property
+    def returned(self) -> dict[str, Uplink]:
+        """The messages up that `client_update` returns: all but those that are in the client's state."""
+        return {name: kind for name, kind in self.up.items() if not isinstance(kind, Offered)}
+
     def up_bytes(self, clients: np.ndarray) -> np.ndarray:
         """Logical uplink bytes [m] of the given clients."""
         return self._bytes(self.up, clients)
@@ -67,6 +90,10 @@ class Declared:
     def down_bytes(self, clients: np.ndarray) -> np.ndarray:
         """Logical downlink bytes [m] of the given clients."""
         return self._bytes(self.down, clients)
+
+    def returned_bytes(self, clients: np.ndarray) -> np.ndarray:
+        """Bytes [m] of what `client_update` returns for the given clients to send."""
+        return self._bytes(self.returned, clients)
 
     def folded_bytes(self, participants: np.ndarray) -> int:
         """Bytes of the messages of a round on rank 0, once those that are folded are; without those compared."""
@@ -76,7 +103,7 @@ class Declared:
     def check_up(self, messages: Messages, clients: int) -> None:
         """Raise `RunError` unless the uplinks [clients, ...] are what was declared, with nothing missing or more."""
         classes = self.holds.shape[1]
-        expected = {name: kinds.with_rows(_one_uplink(kind, classes), clients) for name, kind in self.up.items()}
+        expected = {name: kinds.with_rows(_one_uplink(kind, classes), clients) for name, kind in self.returned.items()}
         uncounted = [name for name, kind in self.up.items() if isinstance(kind, ClassMeans) and not kind.counts]
         # `local.class_means` always gives counts; where they are not declared they stay with the client.
         found = {
@@ -87,16 +114,13 @@ class Declared:
 
     def check_down(self, messages: Messages, receivers: int) -> None:
         """Raise `RunError` unless what was published is what was declared, but for what is mixed."""
-        rows = {Own: receivers, OwnClasses: self.holds.shape[1]}
-        _refuse(
-            "downlink",
-            messages,
-            {
-                name: kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
-                for name, kind in self.down.items()
-                if not isinstance(kind, Mixed)
-            },
-        )
+        classes = self.holds.shape[1]
+        expected = {
+            name: _published(kind, receivers, classes)
+            for name, kind in self.down.items()
+            if not isinstance(kind, Mixed)
+        }
+        _refuse("downlink", messages, expected)
 
     def _bytes(self, kinds: Mapping[str, Uplink | Shared], clients: np.ndarray) -> np.ndarray:
         without, with_one = (sum(kind.client_bytes(held) for kind in kinds.values()) for held in (0, 1))
@@ -112,6 +136,14 @@ def _one_uplink(kind: Uplink, classes: int) -> Tree:
         return kind.like
     like: Tree = {"means": kinds.tensor(classes, kind.num_features)}
     return {**like, "counts": kinds.tensor(classes, dtype=torch.int32)} if kind.counts else like
+
+
+def _published(kind: Shared, receivers: int, classes: int) -> Tree:
+    """The template of what `publish` returns for so many receivers."""
+    if isinstance(kind, Chosen):
+        return kinds.with_rows({"clients": kind.like["clients"]}, receivers)
+    rows = {Own: receivers, OwnClasses: classes}
+    return kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
 
 
 def _refuse(way: Literal["uplink", "downlink"], found: Messages, expected: Messages) -> None:

@@ -9,9 +9,10 @@ import torch
 from pflmpi import tree
 from pflmpi.learning.task import HOST
 from pflmpi.messages.arrival import broadcast
+from pflmpi.messages.chosen import ChosenRows, Offers, send_chosen
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call, Messages, Mixed, Own, OwnClasses, with_rows
+from pflmpi.messages.kinds import Call, Chosen, Messages, Mixed, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -24,6 +25,7 @@ class Reply:
     shared: Messages = field(default_factory=dict)
     own: Messages = field(default_factory=dict)  # rows [m, ...] of `clients`
     by_class: Messages = field(default_factory=dict)  # [K, ...], zero where nobody here holds the class
+    chosen: dict[str, ChosenRows] = field(default_factory=dict)
     clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
 
@@ -48,6 +50,9 @@ class Reply:
             rows = torch.from_numpy(np.searchsorted(self.clients, clients))
             for name, value in own.items():
                 down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
+        for name, rows_of in self.chosen.items():
+            if names is None or name in names:
+                down[name] = rows_of.for_clients(clients)
         if by_class := wanted(self.by_class):
             device = next(leaf.device for _, leaf in tree.leaves({**by_class}))
             held = tree.leaf(tree.to({"held": torch.from_numpy(self.holds[clients])}, device), "held")
@@ -65,13 +70,17 @@ def send_down(
     published: Messages | None,
     assigned: list[list[ClientGroup]],
     device: torch.device = HOST,
+    offers: Offers | None = None,
 ) -> Reply:
     """Send what was published to the ranks of the receivers: Shared once, Own per client, OwnClasses per rank.
+
+    What is `Chosen` comes from the ranks of the clients that offer it.
 
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
         assigned: the groups of receivers of each rank.
         device: of this rank, to which what is shared comes.
+        offers: of the clients here; None where nobody reads what is chosen.
 
     Raises:
         RunError: a message that was not declared, differs from its declaration, or is missing.
@@ -111,7 +120,8 @@ def send_down(
     clients = receivers[transport.rank]
     classes = _classes_of(declared, clients)
     full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
-    return Reply(received, mine["own"], full, clients, declared.holds)
+    chosen = {} if offers is None else send_chosen(transport, declared, published, receivers, offers)
+    return Reply(received, mine["own"], full, chosen, clients, declared.holds)
 
 
 def down_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
@@ -132,7 +142,7 @@ def _by_way(declared: Declared) -> tuple[Tree, Tree, Tree]:
     own: Tree = {}
     by_class: Tree = {}
     for name, kind in sorted(declared.down.items()):
-        if isinstance(kind, Mixed):  # the participants have it
+        if isinstance(kind, Mixed | Chosen):  # which do not come from the server
             continue
         way = own if isinstance(kind, Own) else by_class if isinstance(kind, OwnClasses) else shared
         way[name] = kind.like

@@ -13,6 +13,7 @@ from pflmpi import tree
 from pflmpi.tree import Tree
 
 Messages = dict[str, Tree]  # by name, as the algorithm declares them
+NOBODY = -1  # instead of a client's id
 
 # --- from a client to the server ---------------------------------------------------------------------------
 
@@ -56,6 +57,15 @@ class Compared(Sum):
 
 
 @dataclass(frozen=True)
+class Offered(Sum):
+    """One tree shaped `like` from every participant, for those others for whom the server chooses it (`Chosen`).
+
+    It is what the client's state has under the name of the message; `client_update` does not return it again. It goes
+    from the rank where the client lives to those that are to have it, so that no rank has those of all participants.
+    """
+
+
+@dataclass(frozen=True)
 class ClassMeans:
     """For the classes a client holds: label, mean feature [d] and, with `counts`, the number of samples.
 
@@ -88,6 +98,25 @@ class Shared:
 @dataclass(frozen=True)
 class Own(Shared):
     """One tree shaped `like` for each client; the server publishes rows [R, ...] for the R receivers."""
+
+
+@dataclass(frozen=True)
+class Chosen(Own):
+    """For each client what M others offer; the server says which, and zeros are in the place of `NOBODY`.
+
+    The server publishes {"clients": [R, M]} (int64) for the R receivers.
+
+    Attributes:
+        like: what a client sees: {"clients": [M] int64, `of`: rows [M, ...]}.
+        of: name of the `Offered` message.
+    """
+
+    of: str
+
+    @property
+    def offer(self) -> Tree:
+        """The template of what one client offers."""
+        return tree.map(lambda rows: tensor(*rows.shape[1:], dtype=rows.dtype), tree.part(self.like, self.of))
 
 
 @dataclass(frozen=True)

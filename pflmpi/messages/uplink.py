@@ -19,7 +19,7 @@ def send_up(
     ups: list[tuple[ClientGroup, Messages]],
     assigned: list[list[ClientGroup]],
 ) -> Messages | None:
-    """Fold the participants' messages on rank 0, in client order, but those that are compared; None on other ranks.
+    """Fold the participants' messages on rank 0, in client order, but those compared or offered; None on other ranks.
 
     Args:
         ups: for each group computed here, the clients and their messages with a leading client axis.

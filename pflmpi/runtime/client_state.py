@@ -91,6 +91,10 @@ class Population:
             found[torch.from_numpy(mine)] = rows.one(clients[mine], path)
         return found
 
+    def offered(self, name: str, offer: Tree, clients: np.ndarray) -> Tree:
+        """A copy of the leaves [m, ...] of the named part of the state that a template has; see `Offers`."""
+        return tree.unflatten({path: self.leaf(f"{name}/{path}", clients) for path, _ in tree.leaves(offer)})
+
     def flat(self, clients: np.ndarray) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
         """A copy of the given clients' state by cohort name: ids [m] and arrays [m, ...] by path; see `Rows.flat`."""
         result = {}
@@ -163,7 +167,7 @@ def initialise(population: Population, algorithm: Algorithm, tasks: Sequence[Tas
 
 def from_flat(flat: dict[str, np.ndarray]) -> Tree:
     """The tree of arrays given by path."""
-    return tree.unflatten({path: torch.from_numpy(np.ascontiguousarray(array)) for path, array in flat.items()})
+    return tree.unflatten({path: torch.from_numpy(np.asarray(array, order="C")) for path, array in flat.items()})
 
 
 def _received(kind: Downlink, num_classes: int) -> Tree:

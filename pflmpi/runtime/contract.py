@@ -22,6 +22,7 @@ from pflmpi.messages.kinds import ClassMeans, Downlink, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
 from pflmpi.rng import GLOBAL_GENERATORS
 from pflmpi.runtime.exchange.mixed import ANSWERED, check_mixed
+from pflmpi.runtime.exchange.offered import check_offered
 from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
@@ -45,6 +46,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                     "algorithm"
                 )
     check_mixed(algorithm, task)
+    check_offered(algorithm, task)
     personal = algorithm.personal(task)
     known = {
         "predicts_with": ("message of `downlink`", algorithm.predicts_with, algorithm.downlink(task)),

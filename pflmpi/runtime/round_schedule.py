@@ -5,8 +5,9 @@ from functools import cached_property
 
 import numpy as np
 
+from pflmpi.messages.chosen import chosen_calls
 from pflmpi.messages.downlink import down_calls
-from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call
 from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import up_calls
@@ -124,7 +125,9 @@ class RoundSchedule:
     @cached_property
     def downlink(self) -> list[Call]:
         """The collective calls by which answers reach the participants, and the reply its receivers."""
-        return [*self.owners.down_calls, *down_calls(self.setup.declared, self.receiving)]
+        declared, home = self.setup.declared, self.setup.placement.home
+        chosen = chosen_calls(declared, [clients_of(groups) for groups in self.receiving], home)
+        return [*self.owners.down_calls, *down_calls(declared, self.receiving), *chosen]
 
     @cached_property
     def owners(self) -> LeafOwners:

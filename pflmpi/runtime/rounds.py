@@ -147,7 +147,8 @@ def _tested(
     if not now.unseen:
         return right
     shared = {**reply.shared, **mean_of_mixed(setup, transport, population)}
-    return concatenated([right, evaluate_unseen(now.unseen, transport, server, shared, now.round)])
+    new = evaluate_unseen(now.unseen, transport, server, shared, population.offered, now.round)
+    return concatenated([right, new])
 
 
 def _nobody(setup: Setup) -> Counts:

@@ -11,7 +11,7 @@ import normed_model
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.messages.kinds import Own
+from pflmpi.messages.kinds import Chosen, Own
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])
@@ -21,6 +21,9 @@ def test_local_training_is_in_training_mode_and_moves_the_statistics(name: str, 
     client, kinds = algorithm.init_client(task, 0), algorithm.downlink(task)
     published = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
     down = {name: tree.row(one, 0) if isinstance(kinds[name], Own) else one for name, one in published.items()}
+    for chosen, kind in kinds.items():
+        if isinstance(kind, Chosen):  # of nobody
+            down[chosen] = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), kind.like) | down[chosen]
     down |= algorithm.init_received(task, 0)
     batch = dataclasses.replace(small_task.batch(0), key=torch.tensor(1))
     passes = {one: [batch] for one in algorithm.passes(task, 1)}

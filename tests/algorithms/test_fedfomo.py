@@ -10,11 +10,13 @@ import comparisons
 import numpy_network
 import small_task
 from pflmpi import tree
-from pflmpi.algorithms.base import Round
-from pflmpi.algorithms.candidates import NOBODY, choose, mean_losses, mix, shares_of, weigh
+from pflmpi.algorithms.base import Round, only
+from pflmpi.algorithms.candidates import Draws, choose, draw, mean_losses, mix, shares_of, weigh
 from pflmpi.algorithms.fedfomo import FedFomo
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import NOBODY
+from pflmpi.rng import stream
 
 LR = 0.1
 
@@ -23,7 +25,7 @@ def candidates(ids: list[int]) -> dict[str, tree.Tree]:
     """A message with the models of the given clients, `comparisons.model(10 + id)`, and zeros for nobody."""
     empty = tree.map(torch.zeros_like, comparisons.model(0))
     models = tree.stack([empty if one == NOBODY else comparisons.model(10 + one) for one in ids])
-    return {"candidates": {"models": models, "clients": torch.tensor(ids)}}
+    return {"candidates": {"model": models, "clients": torch.tensor(ids)}}
 
 
 def flat(model: tree.Tree) -> np.ndarray:
@@ -91,7 +93,7 @@ def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
         slopes = numpy_network.gradients(w, *small_task.flat(one))
         w = {name: w[name] - LR * slopes[name] for name in w}
     small_task.assert_close(state["model"], w)  # type: ignore[arg-type]
-    assert comparisons.same(up["model"], state["model"])  # type: ignore[arg-type]
+    assert [*up] == ["weights"], "the model is in the state"
 
 
 def test_lanes_keep_what_each_of_them_mixed() -> None:
@@ -127,14 +129,11 @@ def test_held_out_samples_are_not_trained_on() -> None:
 def test_in_the_first_round_nobody_is_a_candidate_and_the_client_trains_alone() -> None:
     """A defect of public code: copies of initial models are candidates."""
     task, algorithm = small_task.task(), FedFomo(received_models=2)
-    client, down = (
-        algorithm.init_client(task, 1),
-        algorithm.publish(task, algorithm.init_server(task), np.array([1, 3])),
-    )
+    client = algorithm.init_client(task, 1)
+    down = algorithm.publish(task, algorithm.init_server(task), np.array([1, 3]))
     assert down["candidates"]["clients"].tolist() == [[NOBODY] * 2] * 2  # type: ignore[union-attr]
-    mine = tree.row(down, 0)
     data = comparisons.data_of({"train": [small_task.batch(0)], "held_out": [small_task.batch(5)]}, LR)
-    state, up = algorithm.client_update(task, client, mine, data)  # type: ignore[arg-type]
+    state, up = algorithm.client_update(task, client, candidates([NOBODY] * 2), data)
     assert comparisons.same(state["before"], client["model"])  # type: ignore[arg-type]
     assert up["weights"]["weights"].tolist() == [0, 0]  # type: ignore[union-attr]
     assert comparisons.same(state["mix"], client["mix"]), "all of its own, also before"  # type: ignore[arg-type]
@@ -142,49 +141,64 @@ def test_in_the_first_round_nobody_is_a_candidate_and_the_client_trains_alone() 
     assert state["mix"]["clients"].tolist() == [NOBODY, NOBODY]  # type: ignore[index, union-attr]
 
 
+def uniform(rng: np.random.Generator, n: int, count: int) -> Draws:
+    """The numbers of all clients, as one generator draws them one after the other."""
+    ties, lot = rng.random((2, n, n))
+    return Draws(ties, lot, rng.random((count, n)))
+
+
+def others(trained: np.ndarray) -> np.ndarray:
+    return trained & ~np.eye(len(trained), dtype=bool)
+
+
+def test_the_numbers_of_some_clients_are_theirs_among_all() -> None:
+    n, count = 7, 3
+    whole, some = uniform(stream(1, 4, -1, "candidates"), n, count), np.array([2, 5, 6])
+    for clients in (some, np.arange(n), some[:0]):
+        found = draw(lambda skipped: stream(1, 4, -1, "candidates", skipped), clients, n, count)
+        assert np.array_equal(found.ties, whole.ties[clients]) and np.array_equal(found.lot, whole.lot[clients])
+        assert np.array_equal(found.explores, whole.explores[:, clients])
+
+
 def test_the_best_that_have_trained_are_chosen_and_never_oneself() -> None:
     affinity = np.array([[9.0, 1, 5, 3], [4, 9, 2, 7], [1, -2, 9, -3], [0, 6, 8, 9]])
-    trained = np.array([True, True, False, True])
-    found = choose(affinity, trained, 3, 0.0, np.random.default_rng(0))
+    trained, draws = np.array([True, True, False, True]), uniform(np.random.default_rng(0), 4, 3)
+    found = choose(affinity, others(trained), 3, 0.0, draws)
     assert found.tolist() == [[3, 1, NOBODY], [3, 0, NOBODY], [0, 1, 3], [1, 0, NOBODY]]
-    assert (choose(affinity, np.zeros(4, bool), 2, 0.5, np.random.default_rng(0)) == NOBODY).all()
+    assert (choose(affinity, np.zeros((4, 4), bool), 2, 0.5, draws) == NOBODY).all()
 
 
 def test_equal_affinities_are_chosen_with_equal_chances_and_epsilon_explores() -> None:
     """For one client with four others, two of them best, over 3000 draws: 0.05 is five standard deviations."""
     n, best = 5, np.array([0.0, 2, 0, 2, 0])
     affinity = np.tile(best, (n, 1))
-    rng, trained = np.random.default_rng(7), np.ones(n, bool)
-    greedy = [choose(affinity, trained, 1, 0.0, rng)[0, 0] for _ in range(3000)]
+    rng, left = np.random.default_rng(7), others(np.ones(n, bool))
+    greedy = [choose(affinity, left, 1, 0.0, uniform(rng, n, 1))[0, 0] for _ in range(3000)]
     np.testing.assert_allclose(np.bincount(greedy, minlength=n) / 3000, [0, 0.5, 0, 0.5, 0], atol=0.05)
-    some = np.array([choose(affinity, trained, 2, 0.4, rng)[0] for _ in range(3000)])
+    some = np.array([choose(affinity, left, 2, 0.4, uniform(rng, n, 2))[0] for _ in range(3000)])
     # The first: one of all four with 0.4, else one of the two best.
     np.testing.assert_allclose(np.bincount(some[:, 0], minlength=n) / 3000, [0, 0.4, 0.1, 0.4, 0.1], atol=0.05)
     assert (some[:, 0] != some[:, 1]).all() and (some != 0).all()
 
 
-def test_the_server_keeps_the_last_models_and_adds_raw_weights_to_those_sent() -> None:
+def test_the_server_adds_raw_weights_to_those_sent_and_chooses_the_best_for_each_receiver() -> None:
     task, algorithm = small_task.task(clients=4), FedFomo(received_models=2, exploration=0.0)
     server = algorithm.init_server(task) | {
-        "affinity": torch.tensor([[0.0, 1, 0, 0], [0, 0, 0, 2], [0, 0, 0, 0], [0, 0, 0, 0]]),
-        "chosen": torch.tensor([[1, NOBODY], [3, 0], [0, 1], [1, 0]]),
+        "affinity": torch.tensor([[0.0, 1, 0, 0], [0.5, 0, 0, 2], [3, 1, 0, 0], [0, 0, 0, 0]]),
         "trained": torch.tensor([True, True, False, True]),
+        "round": torch.tensor(3),
     }
-    up = {
-        "model": tree.stack([comparisons.model(1), comparisons.model(2)]),
-        "weights": {"weights": torch.tensor([[0.5, -3.0], [-0.25, 0.75]])},
-    }
+    sent = algorithm.publish(task, server, np.array([2, 1]))["candidates"]
+    assert sent["clients"].tolist() == [[0, 1], [3, 0]]  # type: ignore[union-attr]
+    up: Any = {"weights": {"weights": torch.tensor([[0.5, -3.0], [-0.25, 0.75]])}}
     new = algorithm.server_update(task, server, up, Round(4, np.array([1, 2]), 0))
-    assert new["affinity"].tolist() == [[0, 1, 0, 0], [-3, 0, 0, 2.5], [-0.25, 0.75, 0, 0], [0, 0, 0, 0]]  # type: ignore[union-attr]
+    assert new["affinity"].tolist() == [[0, 1, 0, 0], [-2.5, 0, 0, 2.5], [2.75, 1.75, 0, 0], [0, 0, 0, 0]]  # type: ignore[union-attr]
     assert new["trained"].tolist() == [True, True, True, True]  # type: ignore[union-attr]
-    for client, model in ((1, comparisons.model(1)), (2, comparisons.model(2))):
-        assert comparisons.same(tree.row(tree.part(new, "models"), client), model)
-    assert not any(leaf[[0, 3]].any() for _, leaf in tree.leaves(tree.part(new, "models"))), "absent: as before"
-    assert new["chosen"][1].tolist() == [3, 2] and new["chosen"][2].tolist() == [1, 3]  # type: ignore[index]
+    assert new["round"].tolist() == 4  # type: ignore[union-attr]
+    assert not tree.differences(new, server)
 
-    down = algorithm.publish(task, new, np.array([2, 1]))["candidates"]
-    assert down["clients"].tolist() == [[1, 3], [3, 2]]  # type: ignore[union-attr]
-    assert comparisons.same(tree.row(tree.row(tree.part(down, "models"), 1), 1), comparisons.model(2))
+    down = algorithm.publish(task, new, np.array([1, 2]))["candidates"]
+    assert down["clients"].tolist() == [[3, 2], [0, 1]]  # type: ignore[union-attr]
     nobody = algorithm.publish(task, new, np.empty(0, np.int64))["candidates"]
     assert nobody["clients"].shape == (0, 2)  # type: ignore[union-attr]
 
@@ -193,14 +207,13 @@ def test_the_server_keeps_the_last_models_and_adds_raw_weights_to_those_sent() -
 def test_exploration_falls_round_by_round(round: int, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def record(affinity: np.ndarray, trained: np.ndarray, count: int, epsilon: float, rng: Any) -> np.ndarray:
+    def record(affinity: np.ndarray, left: np.ndarray, count: int, epsilon: float, draws: Draws) -> np.ndarray:
         seen.append(epsilon)
-        return np.zeros((4, count), np.int64)
+        return np.zeros((len(affinity), count), np.int64)
 
     monkeypatch.setattr("pflmpi.algorithms.fedfomo.choose", record)
     algorithm, task = FedFomo(received_models=1), small_task.task()
-    up = {"model": tree.stack([comparisons.model(1)]), "weights": {"weights": torch.zeros(1, 1)}}
-    algorithm.server_update(task, algorithm.init_server(task), up, Round(round, np.array([0]), 0))
+    algorithm.publish(task, algorithm.init_server(task) | {"round": torch.tensor(round)}, np.array([0]))
     np.testing.assert_allclose(seen, [epsilon], atol=1e-12)
 
 
@@ -223,11 +236,12 @@ def test_batch_norm_statistics_are_mixed_or_stay(bn: str) -> None:
     task, algorithm = comparisons.with_batch_norm(bn=bn), FedFomo(received_models=1)
     client = algorithm.init_client(task, 0)
     assert ("stats" in client["before"]) == (bn == "average") and "stats" in client["model"]
-    server = algorithm.init_server(task) | {"chosen": torch.tensor([[1]] * 4)}
-    down: Any = tree.row(algorithm.publish(task, server, np.array([0])), 0)  # type: ignore[arg-type]
+    models = tree.stack([only(task.init(1), ("body", "head", *task.shared_stats))])
+    down: Any = {"candidates": {"model": models, "clients": torch.tensor([1])}}
     data = comparisons.data_of({"train": [small_task.batch(0)], "held_out": [small_task.batch(5)]}, LR)
     state, up = algorithm.client_update(task, client, down, data)
-    assert tree.differences(state, client) == [] and ("stats" in up["model"]) == (bn == "average")
+    assert tree.differences(state, client) == [] and [*up] == ["weights"]
+    assert ("stats" in algorithm.uplink(task)["model"].like) == (bn == "average")  # type: ignore[union-attr]
 
 
 def test_padding_alone_changes_nothing() -> None:

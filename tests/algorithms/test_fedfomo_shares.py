@@ -32,12 +32,12 @@ def test_shares_are_those_that_give_the_mixes_on_disk(run: Run) -> None:
         last = run.round(state.number - 1)
         gains = state.server["affinity"] - last.server["affinity"]
         for client, row in zip(panel.rows, panel.values, strict=True):
-            sent = [int(one) for one in last.server["chosen"][client] if one >= 0]
+            sent = [int(one) for one in np.asarray(state.clients["mix/clients"])[client] if one >= 0]
             drawn = {other: share for other, share in zip(panel.columns, row, strict=True) if not np.isnan(share)}
             assert set(drawn) == {client, *sent}
             before = [path for path in state.clients if path.startswith("before/")]
-            models = [[np.asarray(last.clients[path.replace("before", "model", 1)])[client] for path in before]]
-            models += [[last.server[path.replace("before", "models", 1)][other] for path in before] for other in sent]
+            paths = [path.replace("before", "model", 1) for path in before]
+            models = [[np.asarray(last.clients[path])[one] for path in paths] for one in (client, *sent)]
             columns = np.stack([np.concatenate([leaf.ravel() for leaf in model]) for model in models], 1)
             mixed = np.concatenate([np.asarray(state.clients[path])[client].ravel() for path in before])
             solved = np.linalg.lstsq(columns.astype(np.float64), mixed.astype(np.float64), rcond=None)[0]

@@ -94,6 +94,13 @@ def test_shows_each_group_of_ranks_and_what_a_run_then_moves(machine: Machine, t
     assert float(row(shown, "seconds: start-up, about")[0]) >= 0
 
 
+def test_says_that_what_is_chosen_travels_at_most(machine: Machine) -> None:
+    ways = [f"{way} per round: as papers count, on the wire" for way in ("up", "down")]
+    for name, most in (("fedavg", ""), ("fedfomo", ", at most")):
+        code, shown, _ = machine.plan(machine.config(name), "--ranks", 2)
+        assert code == 0 and f" {ways[1]}{most} " in shown and f"{ways[0]}, at most" not in shown, shown
+
+
 def test_measurements_are_stored_and_found_again(machine: Machine) -> None:
     config = machine.config()
     assert machine.plan(config)[0] == 0

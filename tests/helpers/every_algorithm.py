@@ -29,9 +29,9 @@ MORE: dict[str, dict[str, Any]] = {
     "pfedcfr-tensor": {"layer_unit": "tensor", "num_personal_layers": 1},
 }
 TRAINING: dict[str, dict[str, Any]] = {"l2gd": {"participation": 1.0}}  # those that need every client in every round
-# Cases that have every kind of message between them: means, what is compared and mixed, rows and own rows, class means
-# and what is shared by all, rows of the classes held, introductions.
-MESSAGE_KINDS = ("fedavg", "fedamp", "fesem", "fedproto", "fedgmh-full", "fedfcd-full")
+# Cases that have every kind of message between them: means, what is compared and mixed, what is offered and chosen,
+# rows and own rows, class means and what is shared by all, rows of the classes held, introductions.
+MESSAGE_KINDS = ("fedavg", "fedamp", "fedfomo", "fesem", "fedproto", "fedgmh-full", "fedfcd-full")
 
 
 def every_algorithm() -> dict[str, Sections]:

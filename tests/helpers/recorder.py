@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -12,13 +12,17 @@ from pflmpi.transports.base import Transport
 
 @dataclass(frozen=True)
 class Payload:
-    """One payload from one rank to another; what a reduction sends is counted as sent to rank 0."""
+    """One payload from one rank to another; what a reduction sends is counted as sent to rank 0.
+
+    `answers`: it is on the way to clients, also where rank 0 receives it.
+    """
 
     operation: str
     channel: str
     sender: int
     receiver: int
     content: bytes
+    answers: bool = False
 
 
 class Recorder(Transport):
@@ -30,6 +34,7 @@ class Recorder(Transport):
         super().__init__(inner.rank, inner.size, inner.timeout)
         self._inner = inner
         self._now = "control"
+        self._answers = False
         self.sent: list[Payload] = []
 
     @contextmanager
@@ -39,8 +44,14 @@ class Recorder(Transport):
             yield
         self._now = before
 
+    def all_to_all(self, parts: Any, sizes: Any, moved: int, answers: bool = False) -> dict[int, np.ndarray]:
+        self._answers = answers
+        received = super().all_to_all(parts, sizes, moved, answers)
+        self._answers = False
+        return received
+
     def _record(self, operation: str, receiver: int, content: np.ndarray) -> None:
-        self.sent.append(Payload(operation, self._now, self.rank, receiver, content.tobytes()))
+        self.sent.append(Payload(operation, self._now, self.rank, receiver, content.tobytes(), self._answers))
 
     def _broadcast(self, buffer: np.ndarray) -> None:
         for rank in range(1, self.size) if self.rank == 0 else ():

@@ -24,7 +24,20 @@ from pflmpi.experiment.start import start
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
-from pflmpi.messages.kinds import ClassMeans, Compared, Mean, Mixed, Own, OwnClasses, Rows, Shared, Sum
+from pflmpi.messages.kinds import (
+    NOBODY,
+    Chosen,
+    ClassMeans,
+    Compared,
+    Mean,
+    Mixed,
+    Offered,
+    Own,
+    OwnClasses,
+    Rows,
+    Shared,
+    Sum,
+)
 from pflmpi.models import MODELS
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
@@ -48,7 +61,9 @@ class Recorded:
     progress: list[Progress]
 
     def content(self, channel: str, *, up: bool) -> list[bytes]:
-        return [one.content for one in self.sent if one.channel == channel and (one.receiver == 0) == up]
+        return [
+            one.content for one in self.sent if one.channel == channel and (one.receiver == 0 and not one.answers) == up
+        ]
 
     def total(self, channel: str, *, up: bool) -> int:
         return sum(map(len, self.content(channel, up=up)))
@@ -108,7 +123,7 @@ def expected_up(run: Recorded) -> int:
         for kind in run.experiment.config.algorithm.uplink(task).values():
             if isinstance(kind, ClassMeans):
                 total += sum(int(held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
-            else:
+            elif not isinstance(kind, Offered):
                 assert type(kind) in (Rows, Sum, Mean, Compared)
                 folded_there = type(kind) in (Sum, Mean) and len(set(rank_of(run, chosen).values())) == 1
                 total += min(len(away), 1 if folded_there else len(away)) * size(kind.like)
@@ -134,6 +149,8 @@ def expected_down(run: Recorded) -> int:
         answered = list(rank_of(run, participants(run, round)).values()) if round else []
         for kind in run.experiment.config.algorithm.downlink(task).values():
             for rank in range(1, RANKS):
+                if isinstance(kind, Chosen):
+                    continue
                 if isinstance(kind, Mixed):
                     rows = answered.count(rank)
                 elif isinstance(kind, OwnClasses):
@@ -142,6 +159,22 @@ def expected_down(run: Recorded) -> int:
                     assert type(kind) in (Shared, Own)
                     rows = len(by_rank[rank]) if isinstance(kind, Own) else 1
                 total += rows * size(kind.like)
+            if isinstance(kind, Chosen):
+                total += chosen_bytes(run, kind, round, by_rank)
+    return total
+
+
+def chosen_bytes(run: Recorded, kind: Chosen, round: int, by_rank: Mapping[int, list[int]]) -> int:
+    """To every rank whose offers go where; to each, once, those of clients that live elsewhere."""
+    home, everyone = rank_of(run, np.arange(CLIENTS)), sorted(client for mine in by_rank.values() for client in mine)
+    total, count = 0, kind.like["clients"].shape[0]  # type: ignore[union-attr]
+    if everyone:  # who trains next has kept whose models it was sent
+        (ids, state) = run_folder.read_clients(run.folder, round + 1, np.array(everyone))["cohort0"]
+        assert ids.tolist() == everyone
+        total += (RANKS - 1) * len(everyone) * count * 8
+        for rank, mine in by_rank.items():
+            wanted = set(state["mix/clients"][np.isin(ids, mine)].ravel().tolist()) - {NOBODY}
+            total += sum(home[client] != rank for client in wanted) * size(kind.offer)
     return total
 
 

@@ -13,6 +13,7 @@ from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedfomo import FedFomo
 from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.algorithms.fesem import FeSEM
 from pflmpi.errors import RunError
 from pflmpi.store import run_folder
 
@@ -86,9 +87,24 @@ ROGUES: dict[str, tuple[type, dict[str, Any], list[str]]] = {
     ),
     "shared: missing": (FedAvg, down_with(lambda down: {}), ["downlink", "model/body", "absent"]),
     "own: one row too many": (
+        FeSEM,
+        down_with(lambda down: {"centre": tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), down["centre"])}),
+        ["downlink", "centre/body", "[8, ", "[7, "],
+    ),
+    "chosen: one row too many": (
         FedFomo,
         down_with(lambda down: {"candidates": tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), down["candidates"])}),
-        ["downlink", "candidates/models/body", "[4, ", "[3, "],
+        ["downlink", "candidates/clients", "[4, 5] int64", "[3, 5] int64"],
+    ),
+    "chosen: with models": (
+        FedFomo,
+        down_with(lambda down: {"candidates": {**down["candidates"], "model": {"bias": torch.zeros(3, 5, 10)}}}),
+        ["downlink", "candidates/model/bias", "absent"],
+    ),
+    "offered: sent as well": (
+        FedFomo,
+        up_with(lambda up, state, data: {**up, "model": state["model"]}),
+        ["uplink", "model/body", "absent"],
     ),
     "mixed: weights of one leaf for all": (
         FedAMP,

@@ -132,6 +132,20 @@ def test_a_death_while_models_are_compared_and_mixed(
         assert quick_run.digest(tmp_path / str(last)) == quick_run.digest(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_death_while_models_go_from_client_to_client(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that live on the lost rank the others have from the checkpoint, as other state of clients."""
+    algorithm = {"name": "fedfomo", "received_models": 6}
+    raw = quick_run.settings(RAW, algorithm=algorithm, training={"participation": 1.0}, checkpoint={"every": 1})
+    exchanges = noted_exchanges(tmp_path / "whole", rank, raw, monkeypatch)
+    assert len(exchanges) == 1, "of the models of round 1, for round 2"
+    for last in (exchanges[0], exchanges[0] + 1):
+        run(tmp_path / str(last), {rank: last}, raw)
+        assert quick_run.digest(tmp_path / str(last)) == quick_run.digest(tmp_path / "whole")
+
+
 def noted_exchanges(folder: Path, rank: int, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of a rank's all-to-all calls in a run."""
     exchanges = []

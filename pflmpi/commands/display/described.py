@@ -23,9 +23,11 @@ _WORDS = {
     "Mean": "mean",
     "Rows": "each",
     "Compared": "compared",
+    "Offered": "offered",
     "ClassMeans": "class means",
     "Shared": "shared",
     "Own": "own",
+    "Chosen": "chosen",
     "Mixed": "mixed",
     "OwnClasses": "of its classes",
 }

@@ -9,6 +9,7 @@ import numpy as np
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Newcomer
 from pflmpi.learning.task import HOST
+from pflmpi.messages.chosen import OfferedRows, Offers, chosen_calls
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of
@@ -30,12 +31,14 @@ class Unseen:
         declared: the messages down that are not the same for all; the others are those of the round's reply.
         groups: of each rank.
         updates: local updates of each; 0 where they do not train.
+        home: [N] the rank of each trained client; None where they keep nothing.
     """
 
     executor: Executor
     declared: Declared
     groups: list[list[ClientGroup]]
     updates: int
+    home: np.ndarray | None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -55,7 +58,8 @@ class Unseen:
     @property
     def calls(self) -> list[Call]:
         """The collective calls of `evaluate_unseen`."""
-        return down_calls(self.declared, self.groups)
+        chosen = chosen_calls(self.declared, [clients_of(groups) for groups in self.groups], self.home)
+        return [*down_calls(self.declared, self.groups), *chosen]
 
 
 def unseen_setup(
@@ -79,17 +83,20 @@ def unseen_setup(
     places = Placement(placement.ranks, groups, placement.most, None, placement.hosts, work).assign(clients)
     own: dict[str, Shared] = {name: kind for name, kind in down.items() if isinstance(kind, Own | OwnClasses)}
     declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
-    return Unseen(executor, declared, places, updates if rule.trains else 0)
+    return Unseen(executor, declared, places, updates if rule.trains else 0, placement.home)
 
 
-def evaluate_unseen(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, round: int) -> Counts:
+def evaluate_unseen(
+    unseen: Unseen, transport: Transport, server: Tree, shared: Messages, offered: OfferedRows, round: int
+) -> Counts:
     """What the unseen clients of this rank get right, in ascending order of their ids.
 
     Args:
         server: its state after the round; rank 0 only.
         shared: the messages that are the same for all: of the round's reply, and what newcomers get of `Mixed` ones.
+        offered: what trained clients that live here offer; see `Offers`.
     """
-    reply = received(unseen, transport, server, shared, round)
+    reply = received(unseen, transport, server, shared, offered, round)
     groups, found = unseen.groups[transport.rank], []
     for group in groups:
         states = joined(unseen, group, reply.for_clients(group), round)
@@ -98,7 +105,9 @@ def evaluate_unseen(unseen: Unseen, transport: Transport, server: Tree, shared: 
     return in_client_order(groups, found, unseen.executor.federation.dataset.num_classes)
 
 
-def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, round: int) -> Reply:
+def received(
+    unseen: Unseen, transport: Transport, server: Tree, shared: Messages, offered: OfferedRows, round: int
+) -> Reply:
     """What the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
     if not unseen.declared.down:
         return Reply(shared, holds=unseen.declared.holds)
@@ -108,7 +117,8 @@ def received(unseen: Unseen, transport: Transport, server: Tree, shared: Message
             task = unseen.executor.tasks[0].replace(device=HOST)
             whole = unseen.algorithm.publish_to_newcomers(task, server, unseen.clients)
         published = {name: value for name, value in whole.items() if name in unseen.declared.down}
-    return replace(send_down(transport, unseen.declared, published, unseen.groups), shared=shared)
+    offers = Offers(unseen.home, offered)
+    return replace(send_down(transport, unseen.declared, published, unseen.groups, offers=offers), shared=shared)
 
 
 def joined(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tree:

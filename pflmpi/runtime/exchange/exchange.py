@@ -9,6 +9,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.messages import mixing
+from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Messages
@@ -63,7 +64,8 @@ def exchange(
     if transport.rank == 0:
         with calling(algorithm, "publish", now.round):
             published = algorithm.publish(task, server, now.receivers)
-    reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device)
+    offers = Offers(setup.placement.home, population.offered)
+    reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, offers)
     return ServerRound(server, published, measured), reply
 
 
