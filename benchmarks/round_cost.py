@@ -2,7 +2,7 @@
 
     python benchmarks/round_cost.py [--rounds 400] [--repeats 3] [--also CHECKOUT]
 
-FedAvg with `logistic` (31 KiB), 1,000 clients of digits, 10 a round, whose clients send back what they receive. No
+FedAvg with `logistic` (2.5 KiB), 1,000 clients of digits, 10 a round, whose clients send back what they receive. No
 test and no checkpoint before the end. Medians of `seconds` in metrics.csv, of the repeats the best. `--also` runs
 another checkout in turns with this one.
 """
