@@ -1,11 +1,15 @@
 """Seconds per round against the floor: the same SGD steps and test forwards in a bare PyTorch loop.
 
-    python benchmarks/round_time.py [cnn] [mlp]       on all cores of this machine, one process per core
+    python benchmarks/round_time.py [CASE ...]       on all cores of this machine, one process per core
 
 cnn: 100 clients, participation 0.2, 2 local epochs, batch 100, the 2-conv CNN on 3x32x32 (CIFAR-10's shape), in
 fp32 and bf16. The floor is measured in the same processes, right before and after the product's rounds: half of
 the round's steps on each of two cores, in the best layout (channels last, pooling before ReLU, one allocation per
 leaf), nothing else. Ratio = product / floor.
+
+cnn-10: likewise, 1,000 clients with 50 samples, 50 a round, batch 10, one epoch, nobody tested.
+
+resnet18: likewise, 100 clients with 100 samples, 4 a round, batch 20; the floor is torchvision's module, channels last.
 
 mlp: 20 clients, batch 10, 784-100-10 on 28x28 (Fashion-MNIST's shape); lanes against the bare loop over clients
 (nn.Module, torch.optim.SGD, loss.backward()), training alone on both sides. Ratio = bare loop / product.
@@ -27,6 +31,18 @@ CASES = {
         "model": {"name": "cnn"},
         "training": {"participation": 0.2, "epochs": 2, "batch_size": 100, "lr": 0.01},
     },
+    "cnn-10": {
+        "partition": {"name": "iid", "clients": 1000},
+        "model": {"name": "cnn"},
+        "training": {"participation": 0.05, "epochs": 1, "batch_size": 10, "lr": 0.01},
+        "evaluation": {"every": 1000},
+    },
+    "resnet18": {
+        "partition": {"name": "iid", "clients": 100},
+        "model": {"name": "resnet18"},
+        "training": {"participation": 0.04, "epochs": 1, "batch_size": 20, "lr": 0.01},
+        "evaluation": {"every": 1000},
+    },
     "mlp": {
         "partition": {"name": "iid", "clients": 20},
         "model": {"name": "mlp"},
@@ -34,7 +50,13 @@ CASES = {
         "evaluation": {"every": 1000},
     },
 }
-SHAPES = {"cnn": (60000, 3, 32, 32), "mlp": (20000, 1, 28, 28)}
+# Samples in all; a quarter of each client's are for tests.
+SHAPES = {
+    "cnn": (60000, 3, 32, 32),
+    "cnn-10": (66667, 3, 32, 32),
+    "resnet18": (13334, 3, 32, 32),
+    "mlp": (20000, 1, 28, 28),
+}
 REPEATS = 5
 
 
@@ -58,7 +80,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
 
     raw = {
         **CASES[case],
-        "data": {"name": "cifar10" if case == "cnn" else "fashion_mnist"},
+        "data": {"name": "fashion_mnist" if case == "mlp" else "cifar10"},
         "algorithm": {"name": algorithm},
         "checkpoint": {"every": 10**6},
         "runtime": {"device": "cpu"},
@@ -98,7 +120,7 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
     def measure_floor() -> None:
         transport.barrier()
         began = time.perf_counter()
-        bare = bare_cnn if case == "cnn" else bare_modules
+        bare = {"mlp": bare_modules, "resnet18": bare_resnet18}.get(case, bare_cnn)
         bare(per_round / transport.size, tests / transport.size, config.training.batch_size, precision, dataset)
         transport.barrier()
         floors.append(time.perf_counter() - began)
@@ -114,10 +136,12 @@ def worker(case: str, algorithm: str, precision: str, repeats: int) -> None:
             measure_floor()
     if transport.rank == 0:
         floor = statistics.median(floors)
-        warm = [one for i, one in enumerate(rounds) if i % repeats]  # the first round of a run warms up
+        # The first round of a run warms up, and the last one always tests.
+        last = repeats if case == "cnn" else repeats - 1
+        warm = [one for i, one in enumerate(rounds) if 0 < i % repeats < last]
         parts = {name: statistics.median(one[name] for one in warm) for name in warm[0]}
-        whole = parts["round"] if case == "cnn" else parts["compute"]
-        ratio = whole / floor if case == "cnn" else floor / whole
+        whole = parts["compute"] if case == "mlp" else parts["round"]
+        ratio = floor / whole if case == "mlp" else whole / floor
         detail = "  ".join(f"{name} {value:.3f}" for name, value in parts.items())
         print(
             f"{case} {algorithm} {precision} {config.runtime.executor}->{experiment.config.runtime.executor}  "
@@ -162,6 +186,28 @@ def bare_cnn(steps: float, tests: float, batch_size: int, precision: str, datase
             forward(x)
 
 
+def bare_resnet18(steps: float, tests: float, batch_size: int, precision: str, dataset: object) -> None:
+    """Run SGD steps of torchvision's ResNet-18 for small images with nothing around them."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    network = resnet18(num_classes=10)
+    network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    network = network.train().to(memory_format=torch.channels_last)
+    leaves = list(network.parameters())
+    x = torch.randn(batch_size, 3, 32, 32).to(memory_format=torch.channels_last)
+    y = torch.arange(batch_size) % 10
+    for _ in range(round(steps)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            scores = network(x)
+        gradients = torch.autograd.grad(F.cross_entropy(scores.float(), y), leaves)
+        with torch.no_grad():
+            torch._foreach_sub_(leaves, gradients, alpha=0.01)
+
+
 def bare_modules(steps: float, tests: float, batch_size: int, precision: str, dataset: object) -> None:
     """Train as most code does: client after client, nn.Module, optimizer, backward."""
     import torch
@@ -183,7 +229,7 @@ def bare_modules(steps: float, tests: float, batch_size: int, precision: str, da
 def main() -> None:
     """Start one process per core for each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="cnn, mlp; both by default")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="one of CASES; all by default")
     parser.add_argument("--algorithms", nargs="*", default=["fedavg", "fedgmh"])
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
@@ -194,8 +240,8 @@ def main() -> None:
     from pflmpi.machine import cores
 
     for case in options.cases or CASES:
-        for algorithm in options.algorithms if case == "cnn" else ["local"]:
-            for precision in ("fp32", "bf16") if case == "cnn" else ("fp32",):
+        for algorithm in {"cnn": options.algorithms, "mlp": ["local"]}.get(case, ["fedavg"]):
+            for precision in ("fp32",) if case == "mlp" else ("fp32", "bf16"):
                 launcher = [
                     sys.executable,
                     "-m",
