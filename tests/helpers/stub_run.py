@@ -82,7 +82,7 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
         setup = replace(setup, executor=watched)
-        population = allocate(experiment.cohort, np.arange(CLIENTS), setup.templates)
+        population = allocate(experiment.cohort, np.arange(len(experiment.cohort)), setup.templates)
         initialise(population, setup.algorithm, experiment.tasks)
         server = setup.algorithm.init_server(setup.task)
         seen: list[Any] = []

@@ -10,6 +10,7 @@ import torch
 import stub_run
 from every_algorithm import every_algorithm
 from fake_streams import FakeStream, Timeline, fake_streams
+from pflmpi.runtime import rounds
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import pipelined
 
@@ -42,6 +43,24 @@ def test_a_group_is_begun_before_the_one_before_is_waited_for(case: str, executo
     one = ["begin", "up", "down"]
     assert timeline.log[first : first + 12] == [*one, *one, "wait", *one, "wait", "wait"]
     assert timeline.up.waits == set(), "what goes up waits for no results"
+
+
+def test_unseen_clients_are_begun_before_those_before_are_waited_for() -> None:
+    torch.set_num_threads(1)
+    raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "loop")
+    raw["runtime"]["lanes"], raw["evaluation"] = 1, {"unseen": 0.67}  # two of three
+    evaluate_unseen = rounds.evaluate_unseen
+    with fake_streams() as timeline:
+
+        def noted(*args: Any) -> Any:
+            timeline.log.append("unseen")
+            return evaluate_unseen(*args)
+
+        with mock.patch.object(rounds, "evaluate_unseen", noted):
+            stub_run.run(raw, True)
+    assert timeline.races == []
+    last = timeline.log.index("unseen")
+    assert timeline.log[last:] == ["unseen", "up", "down", "up", "down", "wait", "wait"]
 
 
 def _forgetting(name: str) -> Callable[[FakeStream, FakeStream], None]:

@@ -1,6 +1,6 @@
 """Testing clients that were kept out of training: each joins as a newcomer, and nothing of it is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, Shared
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
 from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.transfers import pipelined
 from pflmpi.runtime.placement import Placement, cut_groups
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -97,12 +98,14 @@ def evaluate_unseen(
         offered: what trained clients that live here offer; see `Offers`.
     """
     reply = received(unseen, transport, server, shared, offered, round)
-    groups, found = unseen.groups[transport.rank], []
-    for group in groups:
+    groups, executor = unseen.groups[transport.rank], unseen.executor
+
+    def begin(group: ClientGroup) -> Callable[[], Counts]:
         states = joined(unseen, group, reply.for_clients(group), round)
-        read = reply.for_clients(group, unseen.algorithm.predicts_with)
-        found.append(unseen.executor.evaluate(group, states, read, round)())
-    return in_client_order(groups, found, unseen.executor.federation.dataset.num_classes)
+        return executor.evaluate(group, states, reply.for_clients(group, unseen.algorithm.predicts_with), round)
+
+    found = list(pipelined(map(begin, groups), executor.ahead))
+    return in_client_order(groups, found, executor.federation.dataset.num_classes)
 
 
 def received(
