@@ -59,8 +59,8 @@ def test_unseen_clients_are_begun_before_those_before_are_waited_for() -> None:
         with mock.patch.object(rounds, "evaluate_unseen", noted):
             stub_run.run(raw, True)
     assert timeline.races == []
-    last = timeline.log.index("unseen")
-    assert timeline.log[last:] == ["unseen", "up", "down", "up", "down", "wait", "wait"]
+    first = timeline.log.index("unseen")
+    assert timeline.log[first:] == ["unseen", "up", "down", "up", "down", "wait", "wait"]
 
 
 def _forgetting(name: str) -> Callable[[FakeStream, FakeStream], None]:

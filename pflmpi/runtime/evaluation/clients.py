@@ -1,6 +1,6 @@
 """Testing the personal models of all clients, where they live."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import starmap
 
 from pflmpi.messages.downlink import Reply
@@ -20,8 +20,7 @@ def evaluate(executor: Executor, population: Population, reply: Reply, groups: l
         received = population.received(group, reply, executor.algorithm.predicts_with)
         return executor.evaluate(group, population.get(group), received, round)
 
-    found = list(pipelined(map(begin, groups), executor.ahead))
-    return in_client_order(groups, found, executor.federation.dataset.num_classes)
+    return finished(executor, groups, map(begin, groups))
 
 
 def evaluate_trained(
@@ -43,5 +42,10 @@ def evaluate_trained(
         read = executor.algorithm.after_training(executor.task(group), down, up)
         return executor.evaluate(group, population.get(group), read, round)
 
-    found = list(pipelined(starmap(begin, ups), executor.ahead))
-    return in_client_order([group for group, _ in ups], found, executor.federation.dataset.num_classes)
+    return finished(executor, [group for group, _ in ups], starmap(begin, ups))
+
+
+def finished(executor: Executor, groups: Sequence[ClientGroup], begun: Iterable[Callable[[], Counts]]) -> Counts:
+    """The counts of some groups in ascending order of the ids, of tests that begin as the iterator goes on."""
+    found = list(pipelined(begun, executor.ahead))
+    return in_client_order(groups, found, executor.federation.dataset.num_classes)

@@ -15,9 +15,9 @@ from pflmpi.messages.downlink import Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, Shared
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.evaluation.measures import Counts, in_client_order
+from pflmpi.runtime.evaluation.clients import finished
+from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.transfers import pipelined
 from pflmpi.runtime.placement import Placement, cut_groups
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -104,8 +104,7 @@ def evaluate_unseen(
         states = joined(unseen, group, reply.for_clients(group), round)
         return executor.evaluate(group, states, reply.for_clients(group, unseen.algorithm.predicts_with), round)
 
-    found = list(pipelined(map(begin, groups), executor.ahead))
-    return in_client_order(groups, found, executor.federation.dataset.num_classes)
+    return finished(executor, groups, map(begin, groups))
 
 
 def received(
