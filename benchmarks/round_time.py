@@ -189,14 +189,11 @@ def bare_cnn(steps: float, tests: float, batch_size: int, precision: str, datase
 def bare_resnet18(steps: float, tests: float, batch_size: int, precision: str, dataset: object) -> None:
     """Run SGD steps of torchvision's ResNet-18 for small images with nothing around them."""
     import torch
-    from torch import nn
+    from peers import work
     from torch.nn import functional as F
-    from torchvision.models import resnet18
 
     torch.manual_seed(0)
-    network = resnet18(num_classes=10)
-    network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    network = network.train().to(memory_format=torch.channels_last)
+    network = work.network(work.WORKS["resnet18"]).train().to(memory_format=torch.channels_last)
     leaves = list(network.parameters())
     x = torch.randn(batch_size, 3, 32, 32).to(memory_format=torch.channels_last)
     y = torch.arange(batch_size) % 10
@@ -234,6 +231,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=REPEATS)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.repeats < 3:
+        parser.error(f"--repeats {options.repeats}: at least 3, as the first and the last round of a run do not count")
     if options.worker:
         worker(*options.worker, options.repeats)
         return
