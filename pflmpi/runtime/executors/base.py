@@ -2,7 +2,7 @@
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,6 @@ from pflmpi.rng import stream
 from pflmpi.runtime.contract import check_state
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.pool import Pool
-from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import streams_of
 from pflmpi.runtime.executors.update import Update
 from pflmpi.tree import Tree
@@ -169,11 +168,6 @@ class Executor(ABC):
         """
         rng = stream(self.tasks[0].seed, round, client, f"{purpose}/{name}")
         return torch.from_numpy(rng.integers(-(2**63), 2**63, steps, np.int64))
-
-    def counts(self, clients: np.ndarray, scores: Sequence[Tensor]) -> Counts:
-        """What scores [n, K] of each client's test samples, in stored order and on the host, get right."""
-        dataset, tests = self.federation.dataset, self.federation.test
-        return counts(scores, [dataset.labels[tests[client]] for client in clients], dataset.num_classes)
 
     def class_counts(self, clients: np.ndarray) -> Tensor:
         """[m, K] float32, on the host."""

@@ -17,6 +17,7 @@ from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import LaneBatches, LanePass, LaneTensors, in_order, lane_pass, lane_tensors
+from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import download, download_all, upload
 from pflmpi.runtime.executors.update import Update, as_messages, as_update
 from pflmpi.tree import Tree
@@ -63,11 +64,7 @@ class Lanes(Executor):
         done = download_all(scores, self.device)
         real = tree.leaf(whole.places, "weight").flatten(1) > 0
 
-        def found() -> Counts:
-            lanes = torch.stack(done(), 1).flatten(1, 2)  # [m, S B, K]
-            return self.counts(clients, [lane[mine] for lane, mine in zip(lanes, real, strict=True)])
-
-        return found
+        return lambda: counts(self.federation, clients, torch.stack(done(), 1).flatten(1, 2)[real])  # of [m, S B, K]
 
     def _with_data(
         self,

@@ -14,6 +14,7 @@ from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
+from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import download, download_all, upload
 from pflmpi.runtime.executors.update import Update, as_messages, as_update
 from pflmpi.tree import Tree
@@ -109,13 +110,8 @@ class Loop(Executor):
                 for batch in batches:
                     scores.append(self.algorithm.predict(task, state, received, batch.x))
                     check_scores(self.algorithm, scores[-1], len(batch.x), task.num_classes)
-        done, sizes = download_all(scores, self.device), self.federation.num_test[clients].tolist()
-
-        def found() -> Counts:
-            whole = torch.cat(done()) if sum(sizes) else torch.empty(0, task.num_classes)
-            return self.counts(clients, torch.split(whole, sizes))
-
-        return found
+        done = download_all(scores, self.device)
+        return lambda: counts(self.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()]))
 
 
 def _joined(batches: Mapping[str, Sequence[np.ndarray]]) -> Tree:
