@@ -17,6 +17,7 @@ from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import send_up
+from pflmpi.runtime.executors.alike import evaluate_alike
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.inprocess import InProcessTransport
@@ -53,7 +54,11 @@ class _Trial:
     def test(self) -> None:
         """Test the clients' personal models."""
         down = {name: value for name, value in self._down().items() if name in self.setup.algorithm.predicts_with}
-        self.setup.executor.evaluate(self.clients, self.states, down, 1)()
+        executor = self.setup.executor
+        if self.setup.alike:
+            evaluate_alike(executor, self.clients, {name: tree.row(one, 0) for name, one in down.items()}, 1)()
+        else:
+            executor.evaluate(self.clients, self.states, down, 1)()
 
     def _down(self) -> Messages:
         algorithm, task = self.setup.algorithm, self.setup.task

@@ -63,6 +63,11 @@ class Setup:
         keeping = np.array([any(tree.leaves(template)) for template in self.templates])
         return np.array(keeping[self.executor.cohort])
 
+    @property
+    def alike(self) -> bool:
+        """Whether all clients predict with one model: they keep nothing, receive the same, and do not adapt it."""
+        return self.placement.home is None and not self.executor.adapts
+
     @cached_property
     def num_test(self) -> np.ndarray:
         """[N] test samples."""

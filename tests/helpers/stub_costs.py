@@ -23,7 +23,8 @@ class Costs:
         step_copies: its copies to and from the device, and waits for a value of the device.
         unit: launches of a unit's training around its steps.
         unit_up, unit_down: its copies to and from the device.
-        test: launches of its evaluation; with `test_up` and `test_down`.
+        test: launches of its evaluation, or of that of all clients where they share a model; with `test_up` and
+            `test_down`.
         round_up: copies to the device between the units of a round.
     """
 
@@ -59,7 +60,7 @@ def measure(case: str, model: str, executor: str) -> tuple[Outcome, Costs]:
     sections = every_algorithm()[case]
     two, three = (stub_run.run(stub_run.settings(sections, model, executor, steps), True) for steps in (2, 3))
     step = _each(three.counts["update"] - two.counts["update"], two.units)
-    unit, test = _each(two.counts["update"], two.units), _each(two.counts["evaluate"], two.units)
+    unit, test = _each(two.counts["update"], two.units), _each(two.counts["evaluate"], two.tests)
     return two, Costs(
         step=step.launches,
         step_copies=step.uploads + step.downloads + step.syncs,

@@ -2,11 +2,14 @@
 
 import contextlib
 import functools
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -21,6 +24,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.models import conv_net
 from pflmpi.runtime import rounds
 from pflmpi.runtime.client_state import allocate, initialise
+from pflmpi.runtime.evaluation import clients
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports.inprocess import InProcessTransport
@@ -43,12 +47,13 @@ class Outcome:
     Attributes:
         values: the state of the server and of the clients, and the correct test samples of each client.
         counts: by method of the executor, all units of the round together; "" for what is between its calls.
-        units: how many units trained.
+        units, tests: how many units trained, and how many were tested together.
     """
 
     values: dict[str, Tensor]
     counts: dict[str, Counts]
     units: int
+    tests: int
 
 
 def settings(case: dict[str, Any], model: str, executor: str, steps: int = 2) -> dict[str, Any]:
@@ -76,11 +81,13 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
     channels = 1 if raw["model"]["name"] == "mlp" else 3
     scope = stub_device.stub_device() if on_stub else contextlib.nullcontext()
     # Channels go last on the host alone, which changes bits.
-    with mock.patch.object(conv_net, "channels_last", lambda x: x), scope as stub:
+    with pytest.MonkeyPatch.context() as monkey, scope as stub:
+        monkey.setattr(conv_net, "channels_last", lambda x: x)
         device = stub_device.DEVICE if on_stub else device
         experiment = building.assemble(config, federation(channels), device)
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
+        monkey.setattr(clients, "evaluate_alike", watched.watch("evaluate", clients.evaluate_alike))
         setup = replace(setup, executor=watched)
         population = allocate(experiment.cohort, np.arange(len(experiment.cohort)), setup.templates)
         initialise(population, setup.algorithm, experiment.tasks)
@@ -96,7 +103,7 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
     values = {f"server/{path}": leaf for path, leaf in tree.leaves(server)}
     values |= {f"client/{path}": leaf for path, leaf in tree.leaves(population.cohorts[0].rows)}
     values["correct"] = torch.from_numpy(seen[-1].scores.correct)
-    return Outcome(values, watched.counts, watched.units)
+    return Outcome(values, watched.counts, watched.calls["update"], watched.calls["evaluate"])
 
 
 class _Watched:
@@ -104,20 +111,23 @@ class _Watched:
 
     def __init__(self, executor: Executor, stub: StubDevice | None) -> None:
         self._executor, self._stub = executor, stub
-        self.units = 0
+        self.calls: Counter[str] = Counter()
         self.counts = {name: Counts() for name in _METHODS}
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._executor, name)
-        if name not in _METHODS or self._stub is None:
-            return method
+        return self.watch(name, method) if name in _METHODS else method
+
+    def watch(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose calls count as those of a method."""
 
         @functools.wraps(method)
         def counted(*args: Any) -> Any:
-            before = replace(self._stub.counts)
+            before = None if self._stub is None else replace(self._stub.counts)
             result = method(*args)
-            self.counts[name] += self._stub.counts - before
-            self.units += name == "update"
+            if self._stub is not None:
+                self.counts[name] += self._stub.counts - before
+            self.calls[name] += 1
             return result
 
         return counted

@@ -10,8 +10,9 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime.contract import calling, check_scores
+from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.measures import Counts
+from pflmpi.runtime.executors.alike import predictions
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.runtime.executors.tally import counts
@@ -106,10 +107,8 @@ class Loop(Executor):
                 state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
             batches = ClientBatches(task, self.pool, tree.leaf(tree.part(there, "tests"), str(client)), sizes)
-            with torch.no_grad(), calling(self.algorithm, "predict", round, [client]):
-                for batch in batches:
-                    scores.append(self.algorithm.predict(task, state, received, batch.x))
-                    check_scores(self.algorithm, scores[-1], len(batch.x), task.num_classes)
+            with calling(self.algorithm, "predict", round, [client]):
+                scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)
         return lambda: counts(self.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()]))
 

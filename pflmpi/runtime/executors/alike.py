@@ -1,0 +1,76 @@
+"""Testing clients that predict with one and the same model: on the samples of all of them, in batches of one size.
+
+What a sample scores may depend on the size of its batch, which decides the kernels, but not on the samples beside it
+(`tests/runtime/test_alike.py`). So batches are filled up, and who is tested on which rank decides no bit.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pflmpi import tree
+from pflmpi.algorithms.base import Algorithm
+from pflmpi.learning.client import Batch
+from pflmpi.learning.task import Task
+from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.kinds import Messages
+from pflmpi.runtime.contract import calling, check_scores
+from pflmpi.runtime.evaluation.measures import Counts
+from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.executors.batches import ClientBatches
+from pflmpi.runtime.executors.tally import counts
+from pflmpi.runtime.executors.transfers import download_all, upload
+from pflmpi.runtime.executors.update import as_messages
+from pflmpi.tree import Tree
+
+_LEAST = 32  # samples of a batch; more where clients have more on average
+_MOST = 2**15  # samples whose scores are on the host at a time
+
+
+def alike(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientGroup]:
+    """The clients of some groups anew, ascending: those of a cohort together, up to so many test samples."""
+    clients = clients_of(groups)
+    for cohort in np.unique(executor.cohort[clients]):
+        mine = clients[executor.cohort[clients] == cohort]
+        before = np.cumsum(executor.federation.num_test[mine]) // _MOST
+        yield from np.split(mine, np.flatnonzero(np.diff(before)) + 1)
+
+
+def evaluate_alike(executor: Executor, clients: np.ndarray, received: Messages, round: int) -> Callable[[], Counts]:
+    """Begin what clients of one cohort that keep nothing get right; see `Executor.evaluate`.
+
+    Args:
+        clients: [m] ids.
+        received: messages of any of them, without a leading axis.
+    """
+    task, width = executor.task(clients), _width(executor)
+    samples = executor.pool.places(np.concatenate([executor.federation.test[client] for client in clients]))
+    filled = np.resize(samples, -(-len(samples) // width) * width)
+    there = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
+    batches = ClientBatches(task, executor.pool, tree.leaf(there, "tests"), [width] * (len(filled) // width))
+    with calling(executor.algorithm, "predict", round, clients.tolist()):
+        scores = predictions(executor.algorithm, task, {}, as_messages(tree.part(there, "down")), batches)
+    done = download_all(scores, executor.device)
+    return lambda: counts(
+        executor.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()])[: len(samples)]
+    )
+
+
+def predictions(
+    algorithm: Algorithm, task: Task, state: Tree, received: Messages, batches: Iterable[Batch]
+) -> list[Tensor]:
+    """The scores [B, K] of the samples of some batches."""
+    scores = []
+    with torch.no_grad():
+        for batch in batches:
+            scores.append(algorithm.predict(task, state, received, batch.x))
+            check_scores(algorithm, scores[-1], len(batch.x), task.num_classes)
+    return scores
+
+
+def _width(executor: Executor) -> int:
+    """Samples of a batch: as many as clients have on average, so that a rank with one of them computes few in vain."""
+    average = int(np.ceil(executor.federation.num_test.mean()))
+    return min(executor.eval_batch, max(_LEAST, average))
