@@ -3,8 +3,8 @@
     python benchmarks/round_cost.py [--rounds 400] [--repeats 3] [--also CHECKOUT]
 
 FedAvg with `logistic` (2.5 KiB), 1,000 clients of digits, 10 a round, whose clients send back what they receive. No
-test and no checkpoint before the end. Medians of `seconds` in metrics.csv, of the repeats the best. `--also` runs
-another checkout in turns with this one.
+test and no checkpoint before the end. Medians of `seconds` in metrics.csv; of the repeats the best, and their median in
+brackets. `--also` runs another checkout in turns with this one.
 """
 
 import argparse
@@ -62,7 +62,9 @@ def main() -> None:
     print("| checkout | ranks |", " | ".join(columns), "|\n|" + "---|" * (2 + len(columns)))
     for (checkout, ranks), measured in found.items():
         best = min(measured, key=lambda one: one[columns[0]])
-        print(f"| {checkout.name} | {ranks} |", " | ".join(f"{best[column]:.2f}" for column in columns), "|")
+        median = {column: statistics.median(one[column] for one in measured) for column in columns}
+        cells = (f"{best[column]:.2f} ({median[column]:.2f})" for column in columns)
+        print(f"| {checkout.name} | {ranks} |", " | ".join(cells), "|")
 
 
 def milliseconds(checkout: Path, ranks: int, rounds: int) -> dict[str, float]:
