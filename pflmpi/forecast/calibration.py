@@ -17,7 +17,7 @@ from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import send_up
-from pflmpi.runtime.executors.alike import evaluate_alike
+from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.inprocess import InProcessTransport
@@ -55,8 +55,8 @@ class _Trial:
         """Test the clients' personal models."""
         down = {name: value for name, value in self._down().items() if name in self.setup.algorithm.predicts_with}
         executor = self.setup.executor
-        if self.setup.alike:
-            evaluate_alike(executor, self.clients, {name: tree.row(one, 0) for name, one in down.items()}, 1)()
+        if self.setup.shares_model:
+            shared_model.evaluate(executor, self.clients, {name: tree.row(one, 0) for name, one in down.items()}, 1)()
         else:
             executor.evaluate(self.clients, self.states, down, 1)()
 

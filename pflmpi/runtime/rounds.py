@@ -12,7 +12,7 @@ from pflmpi.runtime.balance import client_seconds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.evaluation.clients import evaluate, evaluate_same, evaluate_trained
+from pflmpi.runtime.evaluation.clients import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.evaluation.measures import Counts, concatenated
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
 from pflmpi.runtime.exchange.exchange import exchange
@@ -144,8 +144,8 @@ def _tested(
 ) -> Counts:
     """What the clients that are tested here get right, and after them the unseen ones."""
     mine = now.testing[transport.rank]
-    if setup.alike:
-        right = evaluate_same(setup.executor, reply, mine, now.round)
+    if setup.shares_model:
+        right = evaluate_shared_model(setup.executor, reply, mine, now.round)
     else:
         right = evaluate(setup.executor, population, reply, mine, now.round)
     if not now.unseen:

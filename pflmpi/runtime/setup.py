@@ -64,7 +64,7 @@ class Setup:
         return np.array(keeping[self.executor.cohort])
 
     @property
-    def alike(self) -> bool:
+    def shares_model(self) -> bool:
         """Whether all clients predict with one model: they keep nothing, receive the same, and do not adapt it."""
         return self.placement.home is None and not self.executor.adapts
 

@@ -24,7 +24,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.models import conv_net
 from pflmpi.runtime import rounds
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.evaluation import clients
+from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports.inprocess import InProcessTransport
@@ -87,7 +87,7 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         experiment = building.assemble(config, federation(channels), device)
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
-        monkey.setattr(clients, "evaluate_alike", watched.watch("evaluate", clients.evaluate_alike))
+        monkey.setattr(shared_model, "evaluate", watched.watch("evaluate", shared_model.evaluate))
         setup = replace(setup, executor=watched)
         population = allocate(experiment.cohort, np.arange(len(experiment.cohort)), setup.templates)
         initialise(population, setup.algorithm, experiment.tasks)

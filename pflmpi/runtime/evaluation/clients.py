@@ -9,7 +9,7 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
-from pflmpi.runtime.executors.alike import alike, evaluate_alike
+from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.transfers import pipelined
 
@@ -25,13 +25,12 @@ def evaluate(executor: Executor, population: Population, reply: Reply, groups: l
     return finished(executor, groups, map(begin, groups))
 
 
-def evaluate_same(executor: Executor, reply: Reply, groups: Sequence[ClientGroup], round: int) -> Counts:
+def evaluate_shared_model(executor: Executor, reply: Reply, groups: Sequence[ClientGroup], round: int) -> Counts:
     """As `evaluate`, of clients that keep nothing and have all received the same: they predict with one model."""
-
     received = {name: tree.clone(reply.shared[name]) for name in executor.algorithm.predicts_with}
-    together = list(alike(executor, groups))
-    begun = (evaluate_alike(executor, clients, received, round) for clients in together)
-    return finished(executor, together, begun)
+    regrouped = list(shared_model.regrouped(executor, groups))
+    begun = (shared_model.evaluate(executor, clients, received, round) for clients in regrouped)
+    return finished(executor, regrouped, begun)
 
 
 def evaluate_trained(

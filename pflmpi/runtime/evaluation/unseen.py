@@ -15,7 +15,7 @@ from pflmpi.messages.downlink import Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, Shared
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.evaluation.clients import evaluate_same, finished
+from pflmpi.runtime.evaluation.clients import evaluate_shared_model, finished
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.placement import Placement, cut_groups
@@ -100,7 +100,7 @@ def evaluate_unseen(
     reply = received(unseen, transport, server, shared, offered, round)
     groups, executor = unseen.groups[transport.rank], unseen.executor
     if unseen.home is None and not executor.adapts:
-        return evaluate_same(executor, reply, groups, round)
+        return evaluate_shared_model(executor, reply, groups, round)
 
     def begin(group: ClientGroup) -> Callable[[], Counts]:
         states = joined(unseen, group, reply.for_clients(group), round)

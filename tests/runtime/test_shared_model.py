@@ -13,8 +13,7 @@ from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import prepare, setup
 from pflmpi.learning.task import HOST
-from pflmpi.runtime.evaluation import clients as testing
-from pflmpi.runtime.executors import alike
+from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.setup import Setup
 
 FEDAVG = {"algorithm": {"name": "fedavg"}}
@@ -31,7 +30,7 @@ def test_a_client_gets_the_same_whoever_is_tested_with_it(model: str) -> None:
     ready = setup_of(FEDAVG, model={"name": model, **size}, partition={"name": "dirichlet", "clients": 7, "beta": 0.5})
     executor, down = ready.executor, {"model": ready.task.init()}
     groups = [np.array(one) for one in ([2], [0, 2], [2, 5, 6], list(range(7)))]
-    first, *others = [alike.evaluate_alike(executor, group, down, 1)().rows(group == 2) for group in groups]
+    first, *others = [shared_model.evaluate(executor, group, down, 1)().rows(group == 2) for group in groups]
     for other in others:
         assert other.loss.tobytes() == first.loss.tobytes() and other.hits.tolist() == first.hits.tolist()
     rows = {"model": tree.map(lambda leaf: leaf.unsqueeze(0), down["model"])}
@@ -41,18 +40,18 @@ def test_a_client_gets_the_same_whoever_is_tested_with_it(model: str) -> None:
 
 
 def test_only_clients_with_one_model_are_tested_together() -> None:
-    assert setup_of(FEDAVG).alike
-    assert not setup_of({"algorithm": {"name": "fedper"}}).alike, "a head of its own"
-    assert not setup_of({"algorithm": {"name": "fesem"}}).alike, "the model of its group"
-    assert not setup_of({"algorithm": {"name": "perfedavg"}}).alike, "it adapts"
+    assert setup_of(FEDAVG).shares_model
+    assert not setup_of({"algorithm": {"name": "fedper"}}).shares_model, "a head of its own"
+    assert not setup_of({"algorithm": {"name": "fesem"}}).shares_model, "the model of its group"
+    assert not setup_of({"algorithm": {"name": "perfedavg"}}).shares_model, "it adapts"
     late = {"evaluation": {"absent": "last_received"}, "training": {"participation": 0.5}}
-    assert not setup_of(FEDAVG, **late).alike, "an absent one keeps what it has received"
+    assert not setup_of(FEDAVG, **late).shares_model, "an absent one keeps what it has received"
 
 
 def test_a_run_tests_them_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[list[int]] = []
-    whole = alike.evaluate_alike
-    monkeypatch.setattr(testing, "evaluate_alike", lambda *a: asked.append(a[1].tolist()) or whole(*a))
+    whole = shared_model.evaluate
+    monkeypatch.setattr(shared_model, "evaluate", lambda *a: asked.append(a[1].tolist()) or whole(*a))
     quick_run.run(quick_run.settings(FEDAVG, partition={"clients": 5}, training={"rounds": 2}), tmp_path)
     assert asked == [[0, 1, 2, 3, 4]] * 2
 
@@ -60,8 +59,8 @@ def test_a_run_tests_them_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_cohorts_and_many_samples_are_tested_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = replace(setup_of(FEDAVG, partition={"clients": 6}).executor, cohort=np.array([1, 0, 0, 1, 1, 0]))
     groups = [np.array([4]), np.array([1, 5]), np.array([0, 2, 3])]
-    assert [one.tolist() for one in alike.alike(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
-    monkeypatch.setattr(alike, "_MOST", int(executor.federation.num_test.max()))
-    cut = [one.tolist() for one in alike.alike(executor, groups)]
+    assert [one.tolist() for one in shared_model.regrouped(executor, groups)] == [[1, 2, 5], [0, 3, 4]]
+    monkeypatch.setattr(shared_model, "_MOST", int(executor.federation.num_test.max()))
+    cut = [one.tolist() for one in shared_model.regrouped(executor, groups)]
     assert [client for one in cut for client in one] == [1, 2, 5, 0, 3, 4] and len(cut) > 2
-    assert list(alike.alike(executor, [])) == []
+    assert list(shared_model.regrouped(executor, [])) == []

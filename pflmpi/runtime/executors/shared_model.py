@@ -1,7 +1,7 @@
 """Testing clients that predict with one and the same model: on the samples of all of them, in batches of one size.
 
 What a sample scores may depend on the size of its batch, which decides the kernels, but not on the samples beside it
-(`tests/runtime/test_alike.py`). So batches are filled up, and who is tested on which rank decides no bit.
+(`tests/runtime/test_shared_model.py`). So batches are filled up, and who is tested on which rank decides no bit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ _LEAST = 32  # samples of a batch; more where clients have more on average
 _MOST = 2**15  # samples whose scores are on the host at a time
 
 
-def alike(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientGroup]:
+def regrouped(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientGroup]:
     """The clients of some groups anew, ascending: those of a cohort together, up to so many test samples."""
     clients = clients_of(groups)
     for cohort in np.unique(executor.cohort[clients]):
@@ -38,7 +38,7 @@ def alike(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientG
         yield from np.split(mine, np.flatnonzero(np.diff(before)) + 1)
 
 
-def evaluate_alike(executor: Executor, clients: np.ndarray, received: Messages, round: int) -> Callable[[], Counts]:
+def evaluate(executor: Executor, clients: np.ndarray, received: Messages, round: int) -> Callable[[], Counts]:
     """Begin what clients of one cohort that keep nothing get right; see `Executor.evaluate`.
 
     Args:
