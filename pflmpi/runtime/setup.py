@@ -12,6 +12,7 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
 from pflmpi.runtime.evaluation.unseen import Unseen
+from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.placement import Placement
@@ -65,8 +66,8 @@ class Setup:
 
     @property
     def shares_model(self) -> bool:
-        """Whether all clients predict with one model: they keep nothing, receive the same, and do not adapt it."""
-        return self.placement.home is None and not self.executor.adapts
+        """Whether all clients predict with one model."""
+        return shared_model.is_shared(self.executor, self.placement.home)
 
     @cached_property
     def num_test(self) -> np.ndarray:

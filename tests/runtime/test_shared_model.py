@@ -23,6 +23,15 @@ def setup_of(base: dict[str, Any], **sections: Any) -> Setup:
     return setup(prepare(configuration.parse(quick_run.settings(base, **sections)), HOST), 1, 1)
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The clients of each call, as they are tested."""
+    called: list[list[int]] = []
+    evaluate = shared_model.evaluate
+    monkeypatch.setattr(shared_model, "evaluate", lambda *a: called.append(a[1].tolist()) or evaluate(*a))
+    return called
+
+
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn", "resnet18"])
 def test_a_client_gets_the_same_whoever_is_tested_with_it(model: str) -> None:
     torch.set_num_threads(1)
@@ -48,12 +57,16 @@ def test_only_clients_with_one_model_are_tested_together() -> None:
     assert not setup_of(FEDAVG, **late).shares_model, "an absent one keeps what it has received"
 
 
-def test_a_run_tests_them_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[list[int]] = []
-    whole = shared_model.evaluate
-    monkeypatch.setattr(shared_model, "evaluate", lambda *a: asked.append(a[1].tolist()) or whole(*a))
+def test_a_run_tests_them_together(asked: list[list[int]], tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(FEDAVG, partition={"clients": 5}, training={"rounds": 2}), tmp_path)
     assert asked == [[0, 1, 2, 3, 4]] * 2
+
+
+@pytest.mark.parametrize(("name", "together"), [("fedavg", [[0, 1, 2, 3], [4]]), ("perfedavg", [])])
+def test_so_are_unseen_clients(name: str, together: list[list[int]], asked: list[list[int]], tmp_path: Path) -> None:
+    settings = {"partition": {"clients": 5}, "evaluation": {"unseen": 0.2}, "training": {"rounds": 1}}
+    quick_run.run(quick_run.settings({"algorithm": {"name": name}}, **settings), tmp_path)
+    assert asked == together, "perfedavg adapts the model of each"
 
 
 def test_cohorts_and_many_samples_are_tested_apart(monkeypatch: pytest.MonkeyPatch) -> None:

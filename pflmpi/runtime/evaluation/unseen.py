@@ -17,6 +17,7 @@ from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, Shared
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.clients import evaluate_shared_model, finished
 from pflmpi.runtime.evaluation.measures import Counts
+from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.placement import Placement, cut_groups
 from pflmpi.transports.base import Transport
@@ -99,7 +100,7 @@ def evaluate_unseen(
     """
     reply = received(unseen, transport, server, shared, offered, round)
     groups, executor = unseen.groups[transport.rank], unseen.executor
-    if unseen.home is None and not executor.adapts:
+    if shared_model.is_shared(executor, unseen.home):
         return evaluate_shared_model(executor, reply, groups, round)
 
     def begin(group: ClientGroup) -> Callable[[], Counts]:

@@ -29,6 +29,15 @@ _LEAST = 32  # samples of a batch; more where clients have more on average
 _MOST = 2**15  # samples whose scores are on the host at a time
 
 
+def is_shared(executor: Executor, home: np.ndarray | None) -> bool:
+    """Whether all clients predict with one model: they keep nothing, receive the same, and do not adapt it.
+
+    Args:
+        home: of the placement; None where clients keep nothing and receive the same.
+    """
+    return home is None and not executor.adapts
+
+
 def regrouped(executor: Executor, groups: Sequence[ClientGroup]) -> Iterator[ClientGroup]:
     """The clients of some groups anew, ascending: those of a cohort together, up to so many test samples."""
     clients = clients_of(groups)
