@@ -14,8 +14,7 @@ from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
-from pflmpi.runtime.executors.shared_model import predictions
-from pflmpi.runtime.executors.tally import counts
+from pflmpi.runtime.executors.tally import counts, predictions
 from pflmpi.runtime.executors.transfers import download, download_all, upload
 from pflmpi.runtime.executors.update import Update, as_messages, as_update
 from pflmpi.tree import Tree

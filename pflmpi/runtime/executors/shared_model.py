@@ -4,26 +4,21 @@ What a sample scores may depend on the size of its batch, which decides the kern
 (`tests/runtime/test_shared_model.py`). So batches are filled up, and who is tested on which rank decides no bit.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
-from pflmpi.learning.client import Batch
-from pflmpi.learning.task import Task
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime.contract import calling, check_scores
+from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import ClientBatches
-from pflmpi.runtime.executors.tally import counts
+from pflmpi.runtime.executors.tally import counts, predictions
 from pflmpi.runtime.executors.transfers import download_all, upload
 from pflmpi.runtime.executors.update import as_messages
-from pflmpi.tree import Tree
 
 _LEAST = 32  # samples of a batch; more where clients have more on average
 _MOST = 2**15  # samples whose scores are on the host at a time
@@ -65,18 +60,6 @@ def evaluate(executor: Executor, clients: np.ndarray, received: Messages, round:
     return lambda: counts(
         executor.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()])[: len(samples)]
     )
-
-
-def predictions(
-    algorithm: Algorithm, task: Task, state: Tree, received: Messages, batches: Iterable[Batch]
-) -> list[Tensor]:
-    """The scores [B, K] of the samples of some batches."""
-    scores = []
-    with torch.no_grad():
-        for batch in batches:
-            scores.append(algorithm.predict(task, state, received, batch.x))
-            check_scores(algorithm, scores[-1], len(batch.x), task.num_classes)
-    return scores
 
 
 def _width(executor: Executor) -> int:

@@ -1,10 +1,31 @@
-"""Counting what scores get right, on the host: a device has then nothing to do for it but one copy."""
+"""Scores of test samples, and counting what they get right: on the host, so that a device has one copy to do for it."""
+
+from collections.abc import Iterable
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from pflmpi.algorithms.base import Algorithm
 from pflmpi.data.federation import Federation
+from pflmpi.learning.client import Batch
+from pflmpi.learning.task import Task
+from pflmpi.messages.kinds import Messages
+from pflmpi.runtime.contract import check_scores
 from pflmpi.runtime.evaluation.measures import Counts
+from pflmpi.tree import Tree
+
+
+def predictions(
+    algorithm: Algorithm, task: Task, state: Tree, received: Messages, batches: Iterable[Batch]
+) -> list[Tensor]:
+    """The scores [B, K] of the samples of some batches."""
+    scores = []
+    with torch.no_grad():
+        for batch in batches:
+            scores.append(algorithm.predict(task, state, received, batch.x))
+            check_scores(algorithm, scores[-1], len(batch.x), task.num_classes)
+    return scores
 
 
 def counts(federation: Federation, clients: np.ndarray, scores: Tensor) -> Counts:
