@@ -2,8 +2,8 @@
 
     python benchmarks/lane_convolutions.py [--device cuda:0] [--repeats N]
 
-What they are for: a run could take whichever is faster on its device. On a CPU im2col is not, so no run does; a GPU has
-not been tried.
+What they are for: a run takes what `runtime.lane_convolutions` says, and this shows what is faster on a device. On a
+CPU im2col is not; a GPU has not been tried. A third way, im2col with a product for each image, is here alone.
 
 Forward and backward of the convolutional part of `cnn` (5x5, 32 and 64 channels, pools), each lane with weights of its
 own, as the executor calls it: vmap of one client's gradient. The ways take turns; medians, in milliseconds. `loop` is
@@ -24,11 +24,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import stub_device
-from pflmpi.forecast.process import seconds_of
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.conv_net import channels_last
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.devices import fix_kernels
+from pflmpi.runtime.executors.lane_convolutions import im2col
+from pflmpi.runtime.stopwatch import seconds_of
 
 Convolution = Callable[[Tensor, Tensor, Tensor], Tensor]
 SITUATIONS = [(4, 1, 28, 10), (10, 1, 28, 10), (32, 1, 28, 10), (10, 3, 32, 10), (32, 3, 32, 10), (10, 3, 32, 50)]
@@ -39,17 +40,8 @@ def direct(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.conv2d(x, weight, bias)
 
 
-def columns(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same as a matrix product: the windows of all images [B, C, H, W] are the columns [C k k, B P]."""
-    outputs, _, kernel, _ = weight.shape
-    batch, side = x.shape[0], x.shape[2] - kernel + 1
-    windows = F.unfold(x, kernel).transpose(0, 1).flatten(1)
-    product = weight.flatten(1) @ windows + bias[:, None]
-    return product.view(outputs, batch, side, side).transpose(0, 1)
-
-
 def columns_of_each(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same with a product for each image, so that no image is moved between them."""
+    """im2col with a product for each image, so that no image is moved between them."""
     kernel = weight.shape[-1]
     side = x.shape[2] - kernel + 1
     return (weight.flatten(1) @ F.unfold(x, kernel) + bias[:, None]).unflatten(-1, (side, side))
@@ -75,7 +67,7 @@ def ways() -> dict[str, Callable[[dict[str, Tensor], Tensor], dict[str, Tensor]]
         found = [step(direct)({name: leaf[i] for name, leaf in params.items()}, x[i]) for i in range(len(x))]
         return {name: torch.stack([one[name] for one in found]) for name in params}
 
-    batched = {"grouped": direct, "im2col": columns, "im2col each": columns_of_each}
+    batched = {"grouped": direct, "im2col": im2col, "im2col each": columns_of_each}
     return {"loop": one_by_one, **{name: torch.func.vmap(step(each)) for name, each in batched.items()}}
 
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -47,7 +47,7 @@ class Experiment:
     """What a configuration names, the same on every rank and for any number of ranks.
 
     Attributes:
-        config: the configuration, with `executor` and `lanes` decided.
+        config: the configuration, with `executor`, `lanes` and, in `start`, `lane_convolutions` decided.
         division: who holds what, and who is trained.
         cohort: [N] the cohort of each client; a cohort has one architecture.
         tasks: one per cohort, on the device of this rank.
@@ -158,13 +158,13 @@ def setup(
         rank: this one, whose GPU then has the samples of its own clients alone; None: any client may be computed.
     """
     config, federation, device = experiment.config, experiment.federation, experiment.tasks[0].device
-    algorithm, task = config.algorithm, experiment.tasks[0].replace(device=HOST)
-    kind: type[Loop | Lanes] = Lanes if config.runtime.executor == "lanes" else Loop
+    algorithm, task, runtime = config.algorithm, experiment.tasks[0].replace(device=HOST), config.runtime
+    kind = partial(Lanes, convolutions=runtime.lane_convolutions) if runtime.executor == "lanes" else Loop
     executor = executor_of(experiment, kind, Pool.of(federation.dataset, HOST))
     up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
     declared = Declared(up, down, federation.class_counts > 0, federation.num_train)
     seconds = unmeasured(federation.num_clients) if seconds is None else seconds
-    placement = place(executor, declared, experiment.templates, config.runtime, ranks, slots, seconds)
+    placement = place(executor, declared, experiment.templates, runtime, ranks, slots, seconds)
     ready = Setup(
         executor=executor,
         placement=placement,
@@ -172,10 +172,10 @@ def setup(
         templates=experiment.templates,
         evaluation=config.evaluation,
         checkpoint=config.checkpoint,
-        timeout=config.runtime.timeout,
-        skips=config.runtime.client_errors == "skip",
+        timeout=runtime.timeout,
+        skips=runtime.client_errors == "skip",
         seconds=seconds,
-        balances=config.runtime.balance == "measured",
+        balances=runtime.balance == "measured",
         unseen=_unseen(experiment, executor, declared, placement),
     )
     mine = None if rank is None or device.type == "cpu" else ready.samples(rank)  # on a CPU ranks share a mapped file
@@ -193,7 +193,7 @@ def _unseen(experiment: Experiment, executor: Executor, declared: Declared, plac
     return unseen_setup(whole, declared.down, placement, lanes, experiment.newcomer, evaluation.unseen_updates)
 
 
-def executor_of(experiment: Experiment, kind: type[E], pool: Pool | None = None) -> E:
+def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | None = None) -> E:
     """What computes the clients of an experiment, with all samples on its device unless a pool is given."""
     config, federation, pool = experiment.config, experiment.federation, pool or experiment.pool
     batch, transform = config.evaluation.batch_size, experiment.transform

@@ -14,6 +14,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, assemble, prepare
+from pflmpi.experiment.convolutions import decided
 from pflmpi.experiment.execute import Paused, RankContext, run_rounds
 from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
@@ -131,10 +132,8 @@ def _prepare(
         if context.transport.rank == 0:
             check_installed(config.output)
         check_scratch(config.runtime)
-        if federation is None:
-            experiment = prepare(config, context.device, context.gpu_models)
-        else:
-            experiment = assemble(config, federation, context.device, context.gpu_models)
+        place = context.device, context.gpu_models
+        experiment = prepare(config, *place) if federation is None else assemble(config, federation, *place)
         if isinstance(experiment.newcomer, CannotJoin) and context.transport.rank == 0:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if run is None:
@@ -142,7 +141,7 @@ def _prepare(
         experiment = on_recorded_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
-    return together(context.transport, make)
+    return decided(together(context.transport, make), context.transport, on_gpu=bool(context.gpu_models))
 
 
 @contextlib.contextmanager

@@ -88,6 +88,8 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
         executor, _ = different.pop("runtime.executor", (executor, executor))
     if config.runtime.lanes is None or executor == "loop":
         different.pop("runtime.lanes", None)
+    if config.runtime.lane_convolutions == "measured" or executor == "loop":
+        different.pop("runtime.lane_convolutions", None)
     _check_changes(run, different, config)
     return {key: new for key, (_, new) in different.items()}
 

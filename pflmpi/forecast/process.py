@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import resource
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from pflmpi.machine import own_memory
+from pflmpi.runtime.stopwatch import seconds_of
 
 _REPEATS = 3
 _LONG = 2.0  # seconds; a longer call is made once
@@ -81,13 +81,3 @@ def _reset_peaks(device: torch.device) -> tuple[int, int]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     return host, torch.cuda.memory_reserved(device)
-
-
-def seconds_of(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, to its end; on a CPU those that this thread computes, whatever else runs there."""
-    clock = time.perf_counter if device.type == "cuda" else time.thread_time
-    began = clock()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return clock() - began

@@ -22,8 +22,9 @@ CASES = {case: sections for case, sections in every_algorithm().items() if case 
 GROUPS = ([2], [0, 2], [0, 1, 2, 3, 4, 5, 6])  # clients of a call, one of them 2; all with unlike numbers of steps
 
 
-def executor_of(sections: dict[str, Any], **training: Any) -> Executor:
-    raw = quick_run.settings(sections, training=training, runtime={"executor": "lanes", "lanes": 3})
+def executor_of(sections: dict[str, Any], way: str = "grouped", **training: Any) -> Executor:
+    runtime = {"executor": "lanes", "lanes": 3, "lane_convolutions": way}
+    raw = quick_run.settings(sections, training=training, runtime=runtime)
     return setup(prepare(configuration.parse(raw), HOST), 1, 1).executor
 
 
@@ -57,3 +58,9 @@ def test_a_client_has_the_same_bits_with_any_lane_mates(case: str) -> None:
 def test_so_it_has_with_other_options(model: str, training: dict[str, Any]) -> None:
     sections = {"model": {"name": model}, "algorithm": {"name": "fedavg"}}
     assert differing(executor_of(sections, **training)) == []
+
+
+def test_so_it_has_with_convolutions_as_products() -> None:
+    sections = {"model": {"name": "cnn", "kernel": 3, "padding": 1}, "algorithm": {"name": "fedavg"}}
+    assert differing(executor_of(sections, "im2col")) == []
+    assert differing(executor_of(sections)), "grouped convolutions agree now, too: say so in docs/configuration.md"

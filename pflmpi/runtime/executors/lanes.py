@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,22 @@ from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import LaneBatches, LanePass, LaneTensors, in_order, lane_pass, lane_tensors
+from pflmpi.runtime.executors.lane_convolutions import convolutions
 from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import download, download_all, upload
 from pflmpi.runtime.executors.update import Update, as_messages, as_update
 from pflmpi.tree import Tree
 
 
+@dataclass(frozen=True)
 class Lanes(Executor):
-    """All clients of a group in one vmapped call; shorter lanes are padded and masked."""
+    """All clients of a group in one vmapped call; shorter lanes are padded and masked.
+
+    Attributes:
+        convolutions: how they are computed; see `lane_convolutions`.
+    """
+
+    convolutions: str = "grouped"
 
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
@@ -55,7 +64,8 @@ class Lanes(Executor):
             return {"scores": scores}
 
         scores = []
-        with torch.no_grad(), calling(self.algorithm, "predict", round, clients.tolist()):
+        called = calling(self.algorithm, "predict", round, clients.tolist())
+        with torch.no_grad(), called, convolutions(self.convolutions):
             for step in range(tests.labels.shape[1]):
                 lanes: Tree = {"state": state, "down": {**received}, "images": tests.images[:, step]}
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
@@ -112,7 +122,8 @@ class Lanes(Executor):
             found: Tree = method(task, tree.part(lane, "state"), *map(as_messages, down), data)
             return found
 
-        with calling(self.algorithm, method.__name__, round, clients.tolist()):
+        called = calling(self.algorithm, method.__name__, round, clients.tolist())
+        with called, convolutions(self.convolutions):
             return _in_lanes(one, {**there, "passes": samples})
 
     def _lanes(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
