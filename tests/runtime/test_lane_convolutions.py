@@ -169,8 +169,10 @@ def test_nothing_is_measured_without_convolutions_in_lanes(sections: dict[str, A
     assert build.prepare(configuration.parse(raw), HOST).config.runtime.lane_convolutions == chosen
 
 
-@pytest.mark.parametrize("faster", CHOICES)
-def test_the_faster_way_is_taken(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("faster", "too_large"), [("grouped", None), ("im2col", None), ("im2col", "im2col")])
+def test_the_faster_way_is_taken_that_has_enough_memory(
+    faster: str, too_large: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tasks = build.prepare(configuration.parse(experiment_settings()), HOST).tasks
     entered: list[str] = []
 
@@ -179,9 +181,11 @@ def test_the_faster_way_is_taken(faster: str, monkeypatch: pytest.MonkeyPatch) -
         return convolutions(way)
 
     def seconds_of(call: Callable[[], object], device: torch.device) -> float:
+        if entered[-1] == too_large:
+            raise torch.OutOfMemoryError
         call()
         return 1.0 if entered[-1] == faster else 2.0
 
     monkeypatch.setattr(lane_convolutions, "convolutions", enter)
     monkeypatch.setattr(lane_convolutions, "seconds_of", seconds_of)
-    assert fastest(tasks, 3) == faster
+    assert fastest(tasks, 3) == ("grouped" if too_large else faster)

@@ -1,6 +1,7 @@
 """How convolutions in lanes are computed: as one grouped convolution, or as one batched product of matrices."""
 
 import contextlib
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -54,7 +55,8 @@ def fastest(tasks: Sequence[Task], lanes: int) -> str:
     """The way in which the convolutions of these tasks are faster on their device, by a short measurement.
 
     The gradient of a number by the models of that many clients, on a batch each; the ways take turns; medians of five.
-    Which of two ways that are about as fast it is may be the other one next time.
+    Which of two ways that are about as fast it is may be the other one next time. A way that needs more memory than the
+    device has is not taken.
 
     Args:
         tasks: one per cohort.
@@ -66,10 +68,18 @@ def fastest(tasks: Sequence[Task], lanes: int) -> str:
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         for _, way in product(range(1 + _REPEATS), WAYS):
             with convolutions(way):
-                times[way].append(seconds_of(step, task.device))
+                times[way].append(_seconds(step, task.device))
         for way, (_, *warm) in times.items():
             seconds[way] += statistics.median(warm)
     return min(WAYS, key=lambda way: seconds[way])
+
+
+def _seconds(step: Callable[[], Tree], device: torch.device) -> float:
+    """Seconds of a step; infinitely many where the device has too little memory for it."""
+    try:
+        return seconds_of(step, device)
+    except torch.OutOfMemoryError:
+        return math.inf
 
 
 def _step(task: Task, lanes: int) -> Callable[[], Tree]:
