@@ -14,7 +14,7 @@ from pflmpi.data.federation import Federation
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, assemble, prepare
-from pflmpi.experiment.convolutions import decided
+from pflmpi.experiment.convolution_choice import choose_convolutions
 from pflmpi.experiment.execute import Paused, RankContext, run_rounds
 from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
@@ -141,7 +141,7 @@ def _prepare(
         experiment = on_recorded_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
-    return decided(together(context.transport, make), context.transport, on_gpu=bool(context.gpu_models))
+    return choose_convolutions(together(context.transport, make), context.transport, on_gpu=bool(context.gpu_models))
 
 
 @contextlib.contextmanager

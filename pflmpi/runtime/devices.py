@@ -56,7 +56,7 @@ def choose_executor(
 ) -> RuntimeConfig:
     """The settings with `executor` and `lanes` decided, from what does not depend on ranks.
 
-    `lane_convolutions` stays "measured" where a rank must still measure; see `experiment.convolutions`.
+    `lane_convolutions` stays "measured" where a rank must still measure; see `experiment.convolution_choice`.
 
     Args:
         tasks: one per cohort.

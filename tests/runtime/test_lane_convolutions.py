@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError
-from pflmpi.experiment import build
-from pflmpi.experiment import convolutions as deciding
+from pflmpi.experiment import build, convolution_choice
 from pflmpi.experiment.execute import RankContext
 from pflmpi.experiment.start import start
 from pflmpi.experiment.stored_config import resumed_config, stored_config
@@ -22,8 +22,10 @@ from pflmpi.learning.task import HOST
 from pflmpi.runtime.executors import lane_convolutions
 from pflmpi.runtime.executors.lane_convolutions import WAYS as CHOICES
 from pflmpi.runtime.executors.lane_convolutions import convolutions, fastest, im2col
+from pflmpi.transports.base import Transport
 from pflmpi.transports.inprocess import InProcessTransport
 from project import ROOT
+from thread_transport import run_ranks
 
 WAYS = ("grouped", "im2col", "im2col each")
 
@@ -139,7 +141,7 @@ def test_measured_is_decided_once_for_all_ranks_and_for_the_continuation(
         asked.append(lanes)
         return "im2col" if len(asked) == 1 else "grouped"
 
-    monkeypatch.setattr(deciding, "fastest", one_only)
+    monkeypatch.setattr(convolution_choice, "fastest", one_only)
     run, raw = tmp_path / "run", experiment_settings(lane_convolutions="measured")
     digest = quick_run.run(raw, run, ranks=3)
     assert asked == [3]
@@ -152,6 +154,21 @@ def test_measured_is_decided_once_for_all_ranks_and_for_the_continuation(
     other = configuration.parse(experiment_settings(lane_convolutions="grouped"))
     with pytest.raises(CheckpointError, match="lane_convolutions = 'im2col' in the run, 'grouped' now"):
         resumed_config(run, other)
+
+
+def test_where_gpus_compute_a_rank_without_one_does_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = build.prepare(configuration.parse(experiment_settings(lane_convolutions="measured")), HOST)
+    monkeypatch.setattr(
+        convolution_choice, "fastest", lambda tasks, lanes: {"cpu": "grouped", "meta": "im2col"}[tasks[0].device.type]
+    )
+
+    def choose(transport: Transport) -> str:
+        device = torch.device("meta") if transport.rank else HOST  # in the place of a GPU
+        mine = replace(experiment, tasks=tuple(task.replace(device=device) for task in experiment.tasks))
+        chosen = convolution_choice.choose_convolutions(mine, transport, on_gpu=True)
+        return chosen.config.runtime.lane_convolutions
+
+    assert run_ranks(3, choose) == ["im2col"] * 3
 
 
 @pytest.mark.parametrize(

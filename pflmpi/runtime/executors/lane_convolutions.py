@@ -26,7 +26,7 @@ _REPEATS = 5
 
 def convolutions(way: str) -> AbstractContextManager[object]:
     """Inside it, 2d convolutions are computed this way; any other way than "im2col" is torch's own."""
-    return _AsProducts() if way == "im2col" else contextlib.nullcontext()
+    return _Im2colMode() if way == "im2col" else contextlib.nullcontext()
 
 
 def im2col(
@@ -63,7 +63,7 @@ def fastest(tasks: Sequence[Task], lanes: int) -> str:
         lanes: clients of a call.
     """
     seconds = dict.fromkeys(WAYS, 0.0)
-    for task in tasks:
+    for task in [task for task in tasks if task.architecture.has_convolution]:
         step = _step(task, lanes)
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         for _, way in product(range(1 + _REPEATS), WAYS):
@@ -94,7 +94,7 @@ def _step(task: Task, lanes: int) -> Callable[[], Tree]:
     return partial(torch.func.vmap(torch.func.grad(loss)), model, images)
 
 
-class _AsProducts(TorchFunctionMode):
+class _Im2colMode(TorchFunctionMode):
     """Computes every 2d convolution by `im2col` that it can."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

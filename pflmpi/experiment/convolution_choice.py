@@ -1,4 +1,4 @@
-"""`runtime.lane_convolutions: measured` becomes the way that one rank finds faster, for all ranks and the whole run."""
+"""Choose how convolutions in lanes are computed: one rank measures, for all ranks and the whole run."""
 
 import dataclasses
 import logging
@@ -7,17 +7,15 @@ import numpy as np
 
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.retrying import retry_after_rank_loss
-from pflmpi.runtime.executors.lane_convolutions import fastest
-from pflmpi.runtime.faults import on_root
+from pflmpi.runtime.executors.lane_convolutions import WAYS, fastest
 from pflmpi.runtime.placement import MOST_TOGETHER
 from pflmpi.transports.base import Transport
-from pflmpi.transports.text import gather_texts
 
 _log = logging.getLogger(__name__)
 
 
-def decided(experiment: Experiment, transport: Transport, on_gpu: bool) -> Experiment:
-    """The experiment with `lane_convolutions` measured, where the configuration wants that, by the first rank that can.
+def choose_convolutions(experiment: Experiment, transport: Transport, on_gpu: bool) -> Experiment:
+    """The experiment with `runtime.lane_convolutions: measured` replaced by what the first rank that can finds faster.
 
     Args:
         on_gpu: clients are computed on GPUs, wherever this rank is.
@@ -29,9 +27,10 @@ def decided(experiment: Experiment, transport: Transport, on_gpu: bool) -> Exper
 
     def agreed() -> str:
         first = -transport.maximum(np.array([-float(transport.rank) if can else -np.inf]))[0]
-        mine = fastest(experiment.tasks, min(runtime.lanes or 1, MOST_TOGETHER)) if transport.rank == first else ""
-        texts = gather_texts(transport, mine)
-        return on_root(transport, lambda: "".join(texts or ()))
+        mine = -1
+        if transport.rank == first:
+            mine = WAYS.index(fastest(experiment.tasks, min(runtime.lanes or 1, MOST_TOGETHER)))
+        return WAYS[int(transport.maximum(np.array([float(mine)]))[0])]
 
     way = retry_after_rank_loss(transport, agreed)
     if transport.rank == 0:
