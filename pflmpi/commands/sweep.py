@@ -5,6 +5,7 @@ import logging
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -181,6 +182,7 @@ def _budget(options: argparse.Namespace, tasks: "Sequence[tuple[CellTask, Config
         ranks, gpus = _ranks(options, config.runtime) or 1, num_gpus(config.runtime, options.jobs) or 0
         return share_of_this_machine(ranks, gpus, options.jobs)
 
+    print("predicting how long the runs take, for minutes where there are many", file=sys.stderr, flush=True)
     with bar("predicting") as update:
         costs = run_costs(tasks, share, imports, Cache(cache_folder(os.environ)), update)
     return Budget(options.budget, options.jobs, costs)

@@ -84,7 +84,9 @@ def test_a_dry_run_shows_the_order_and_what_should_fit(tmp_path: Path, capsys: p
     longer = [{"row": "FedAvg", "set": {"training": {"rounds": 100_000}}}]
     path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, exceptions=longer)
     assert main(["sweep", str(path), "--ranks", "1", "--budget", "0.01", "--dry-run"]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    assert "predicting how long the runs take" in shown.err  # also where there is no bar: it takes minutes
+    first, *lines = shown.out.splitlines()
     assert first.startswith("budget 0.01 h: 1 of 2 runs should fit; they need about ")
     assert [line.split()[0] for line in lines[:2]] == ["Local/few/seed0", "FedAvg/few/seed0"]
     assert not Path("sweeps").exists()
