@@ -4,7 +4,8 @@
     python benchmarks/overview.py --write    # and in results/README.md
 
 Counted from results/*.csv of the form that `pflmpi report TABLE` writes, and the table files in configs/papers. Runs
-with another reading than the table file has are in results/*_readings.csv, and counted apart.
+with another reading than the table file has are in results/*_readings.csv, whose columns are COLUMN; READING, and counted
+apart: so are the cells outside that at least one of them brings within a point.
 """
 
 import argparse
@@ -25,7 +26,8 @@ BEGIN, END = "<!-- overview: benchmarks/overview.py --write -->", "<!-- end of t
 
 def overview(results: Path = ROOT / "results", papers: Path = ROOT / "configs" / "papers") -> str:
     """The table as Markdown, a line for each paper and one for all."""
-    head = ("paper", "files", "with results", "published cells", "run", *FITS, "run, no figure published", "readings")
+    found = *FITS, "of them within a point by a reading", "run, no figure published", "readings"
+    head = ("paper", "files", "with results", "published cells", "run", *found)
     lines = [(PAPERS[paper], *_counts(paper, results, papers)) for paper in PAPERS]
     lines.append(("all", *map(sum, zip(*(line[1:] for line in lines), strict=True))))
     rows = [head, ["---"] * len(head), *lines]
@@ -43,16 +45,31 @@ def _counts(paper: str, results: Path, papers: Path) -> list[int]:
         for columns in table.published.values()
     )
     found: Counter[str] = Counter()
+    explained = 0
     for path in sorted(results.glob(f"{paper}_*.csv")):
-        text = path.read_text(encoding="utf-8")
-        for line in csv.DictReader(text.splitlines() if text.startswith("row,column,") else []):  # or else of rounds
-            found[_fit(line) if not path.stem.endswith("_readings") else "reading"] += bool(line.get("ours"))
+        lines = _lines(path)
+        if path.stem.endswith("_readings"):
+            found["reading"] += len(lines)
+            continue
+        readings = _lines(path.with_stem(f"{path.stem}_readings"))
+        near = {(one["row"], one["column"].partition(";")[0]) for one in readings if _fit(one) in FITS[:2]}
+        for line in lines:
+            found[_fit(line)] += 1
+            explained += _fit(line) == "outside" and (line["row"], line["column"]) in near
     run = sum(found[fit] for fit in FITS)
-    return [len(tables), len(shown), published, run, *(found[fit] for fit in FITS), found[""], found["reading"]]
+    counts = *(found[fit] for fit in FITS), explained, found[""], found["reading"]
+    return [len(tables), len(shown), published, run, *counts]
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    """The cells that were run, of a file as `pflmpi report` writes it; none of another file, or where there is none."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    lines = csv.DictReader(text.splitlines() if text.startswith("row,column,") else [])  # or else of rounds
+    return [line for line in lines if line["ours"]]
 
 
 def _fit(line: dict[str, str]) -> str:
-    if METRICS[line["metric"]].unit != "percent" or not (line["ours"] and line["published"]):
+    if METRICS[line["metric"]].unit != "percent" or not line["published"]:
         return ""
     spread = float(line["published_spread"]) if line["published_spread"] else None
     return closeness(float(line["ours"]) - float(line["published"]), spread)

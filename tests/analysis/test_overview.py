@@ -42,10 +42,21 @@ def test_cells_are_counted_once_by_how_near_they_come(overview: Any, tmp_path: P
     lines = ["a,c,mean,best,90,90.2,0.3", "b,c,mean,best,90,91.0,0.3", "c,c,mean,best,90,91.01,", "d,c,mean,best,90,,",
              "e,c,mean,best,,90,", "f,c,parameters,last,105.6,106,", "g,c,mean,best,90,90.5,"]  # fmt: skip
     (tmp_path / "fedgmh_table2.csv").write_text(head + "\n".join(lines) + "\n")
-    (tmp_path / "fedgmh_table2_readings.csv").write_text(head + "a,c,mean,best,80,90.2,0.3\n")
+    readings = ["a,c; more rounds,mean,best,90,90.2,0.3", "c,c; a; b,mean,best,90,91.01,", "c,c; a,mean,best,90.5,91.01,",
+                "c,d; a,mean,best,91,91.01,", "h,c; a,mean,best,90,90,"]  # fmt: skip
+    (tmp_path / "fedgmh_table2_readings.csv").write_text(head + "\n".join(readings) + "\n")
+    (tmp_path / "fedgmh_table5.csv").write_text(head + "c,c,mean,best,90,91.01,\n")  # no reading of this table
     (tmp_path / "page.md").write_text("```\npflmpi sweep configs/papers/fedgmh/fedgmh_table2.yaml --seeds 1\n```\n")
     table = overview.overview(results=tmp_path)
     rows = {line.split(" | ")[0][2:]: line.strip("|\n ").split(" | ")[1:] for line in table.splitlines()}
-    assert rows["paper"][3:] == ["run", "inside", "within a point", "outside", "run, no figure published", "readings"]
-    assert rows["FedGMH"] == ["8", "1", rows["FedGMH"][2], "4", "1", "2", "1", "2", "1"]
-    assert rows["FedFCD"][3:] == ["0"] * 6 and rows["all"][3:] == rows["FedGMH"][3:]
+    names = ["run", "inside", "within a point", "outside", "of them within a point by a reading"]
+    assert rows["paper"][3:] == [*names, "run, no figure published", "readings"]
+    assert rows["FedGMH"] == ["8", "1", rows["FedGMH"][2], "5", "1", "2", "2", "1", "2", "5"]
+    assert rows["FedFCD"][3:] == ["0"] * 7 and rows["all"][3:] == rows["FedGMH"][3:]
+
+
+def test_cells_that_only_a_far_reading_has_stay_unexplained(overview: Any, tmp_path: Path) -> None:
+    head = "row,column,metric,figure,ours,published,published_spread\n"
+    (tmp_path / "fedgmh_table2.csv").write_text(head + "c,c,mean,best,90,91.01,\n")
+    (tmp_path / "fedgmh_table2_readings.csv").write_text(head + "c,c; a,mean,best,90,91.01,\n")
+    assert overview.overview(results=tmp_path).splitlines()[2].split(" | ")[7:9] == ["1", "0"]
