@@ -4,8 +4,8 @@
     python benchmarks/overview.py --write    # and in results/README.md
 
 Counted from results/*.csv of the form that `pflmpi report TABLE` writes, and the table files in configs/papers. Runs
-with another reading than the table file has are in results/*_readings.csv, whose columns are COLUMN; READING, and counted
-apart: so are the cells outside that at least one of them brings within a point.
+with another reading than the table file has are in results/*_readings.csv, whose columns are COLUMN; READING, and
+counted apart: so are the cells outside that at least one of them brings within a point.
 """
 
 import argparse

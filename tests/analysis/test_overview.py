@@ -42,8 +42,8 @@ def test_cells_are_counted_once_by_how_near_they_come(overview: Any, tmp_path: P
     lines = ["a,c,mean,best,90,90.2,0.3", "b,c,mean,best,90,91.0,0.3", "c,c,mean,best,90,91.01,", "d,c,mean,best,90,,",
              "e,c,mean,best,,90,", "f,c,parameters,last,105.6,106,", "g,c,mean,best,90,90.5,"]  # fmt: skip
     (tmp_path / "fedgmh_table2.csv").write_text(head + "\n".join(lines) + "\n")
-    readings = ["a,c; more rounds,mean,best,90,90.2,0.3", "c,c; a; b,mean,best,90,91.01,", "c,c; a,mean,best,90.5,91.01,",
-                "c,d; a,mean,best,91,91.01,", "h,c; a,mean,best,90,90,"]  # fmt: skip
+    readings = ["a,c; more rounds,mean,best,90,90.2,0.3", "c,c; a; b,mean,best,90,91.01,",
+                "c,c; a,mean,best,90.5,91.01,", "c,d; a,mean,best,91,91.01,", "h,c; a,mean,best,90,90,"]  # fmt: skip
     (tmp_path / "fedgmh_table2_readings.csv").write_text(head + "\n".join(readings) + "\n")
     (tmp_path / "fedgmh_table5.csv").write_text(head + "c,c,mean,best,90,91.01,\n")  # no reading of this table
     (tmp_path / "page.md").write_text("```\npflmpi sweep configs/papers/fedgmh/fedgmh_table2.yaml --seeds 1\n```\n")
