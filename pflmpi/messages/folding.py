@@ -12,7 +12,7 @@ from pflmpi import tree
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Piece
 from pflmpi.messages.exact_fold import Terms, add_fixed, common_shift, finish, fold_exactly, magnitudes
-from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all
 from pflmpi.messages.kinds import Mean, Messages, Sum
 from pflmpi.messages.packing import NOTHING, to_numpy
 from pflmpi.messages.routes import Route
@@ -107,9 +107,10 @@ class Fold:
         for piece in mine:
             write(piece, flat[piece.leaf][piece.start : piece.stop])
         if any(finished):
-            for rank, buffer in enumerate(transport.gather(NOTHING, finished) or ()):
-                for piece in entries.pieces(*self.route.slice(rank)) if rank else ():
-                    flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffer, piece)
+            buffers = transport.gather(NOTHING, finished) or []
+            for rank in np.flatnonzero(finished).tolist():
+                for piece in entries.pieces(*self.route.slice(rank)):
+                    flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffers[rank], piece)
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
 
     def _total(self, rows: Rows, largest: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -175,7 +176,7 @@ class Fold:
 
     @cached_property
     def _participants(self) -> np.ndarray:
-        return np.sort(np.concatenate([clients_of(groups) for groups in self.assigned]))
+        return clients_of_all(self.assigned)
 
     def _kind(self, leaf: int) -> Sum:
         return self.kinds[self.route.entries.paths[leaf].split("/")[0]]

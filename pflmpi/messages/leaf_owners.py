@@ -97,12 +97,15 @@ class LeafOwners:
     @cached_property
     def row_bytes(self) -> np.ndarray:
         """[R] bytes of one row of the leaves that each rank owns."""
-        return np.array([sum(int(self.bytes[leaf]) for leaf in leaves) for leaves in self.owned], np.int64)
+        return self._row_bytes(self.owned)
 
     @cached_property
     def answer_bytes(self) -> np.ndarray:
         """[R] bytes of one row of the answers that each rank mixes."""
-        return np.array([sum(int(self.bytes[leaf]) for _, leaf in leaves) for leaves in self.answered], np.int64)
+        return self._row_bytes([[leaf for _, leaf in answers] for answers in self.answered])
+
+    def _row_bytes(self, leaves: list[list[int]]) -> np.ndarray:
+        return np.array([int(self.bytes[each].sum()) if each else 0 for each in leaves], np.int64)
 
     @cached_property
     def rows(self) -> AllToAll:

@@ -126,7 +126,7 @@ def _weights(owners: LeafOwners, weights: Messages) -> list[np.ndarray]:
             f"{'; '.join(wrong)}; return [P, P] float64 for each of their leaves"
         )
     found = {path: _bytes(leaf) for path, leaf in tree.leaves(dict(weights))}
-    return [np.concatenate([NOTHING, *(found[path] for path, _ in answers)]) for answers in owners.answered]
+    return [np.concatenate([found[path] for path, _ in each]) if each else NOTHING for each in owners.answered]
 
 
 def _unpacked(owners: LeafOwners, answered: Received, count: int) -> Messages:

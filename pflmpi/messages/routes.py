@@ -15,7 +15,7 @@ import numpy as np
 
 from pflmpi.messages.all_to_all import AllToAll
 from pflmpi.messages.entries import Entries
-from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.groups import ClientGroup, clients_per_rank
 from pflmpi.messages.kinds import Call
 
 _WORD = 8  # bytes of a float64 or int64
@@ -96,7 +96,7 @@ class Route:
 def route(entries: Entries, assigned: list[list[ClientGroup]]) -> Route:
     """The way that costs least where ranks have the given groups of participants."""
     ranks, count, size = len(assigned), entries.count, entries.size
-    participants = np.array([sum(map(len, groups)) for groups in assigned], np.int64)
+    participants = clients_per_rank(assigned)
     senders, none = np.flatnonzero(participants), np.zeros(ranks, bool)
     if len(senders) == 1:  # it has everything
         return Route("slices", entries, _bounds(count, ranks, senders), participants, none)

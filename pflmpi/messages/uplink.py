@@ -7,7 +7,7 @@ import numpy as np
 from pflmpi.messages import gathered
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.folding import Fold
-from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all, clients_per_rank, rank_by_rank
 from pflmpi.messages.kinds import Call, Messages, Sum, Uplink
 from pflmpi.messages.routes import Route, route
 from pflmpi.transports.base import Transport
@@ -28,7 +28,7 @@ def send_up(
     Raises:
         RunError: a message that was not declared, differs from its declaration, or is missing.
     """
-    participants = np.sort(np.concatenate([clients_of(groups) for groups in assigned]))
+    participants = clients_of_all(assigned)
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
     folded, kept, way = _by_way(declared, assigned)
@@ -63,9 +63,8 @@ def _by_way(declared: Declared, assigned: list[list[ClientGroup]]) -> tuple[dict
 
 def _gathered_bytes(declared: Declared, kinds: dict[str, Uplink], assigned: list[list[ClientGroup]]) -> list[int]:
     """What each rank sends: of a gathered message exactly the logical bytes."""
-    clients = [clients_of(groups) for groups in assigned]
-    before = np.cumsum([0, *replace(declared, up=kinds).up_bytes(np.concatenate(clients))])
-    sizes: list[int] = np.diff(before[np.cumsum([0, *map(len, clients)])]).tolist()
+    before = np.cumsum([0, *replace(declared, up=kinds).up_bytes(rank_by_rank(assigned))])
+    sizes: list[int] = np.diff(before[np.cumsum([0, *clients_per_rank(assigned)])]).tolist()
     return sizes
 
 

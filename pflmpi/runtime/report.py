@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.machine import own_memory
-from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.groups import ClientGroup, clients_per_rank, rank_by_rank
 from pflmpi.messages.kinds import Call
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.transports.base import Transport
@@ -89,30 +89,29 @@ def gather(
     parts = transport.gather(part.view(np.uint8), list(call(testing, training, num_classes).sizes))
     if parts is None:
         return None
-    values = [buffer.view(np.float64) for buffer in parts]
-    ends = [_HEAD + (2 * num_classes + 1) * len(clients_of(groups)) for groups in testing]
-    clients, order = _ascending(testing)
-    cut = [value[_HEAD:end].reshape(-1, 2 * num_classes + 1) for value, end in zip(values, ends, strict=True)]
-    hits, predicted, loss = np.split(np.concatenate(cut)[order], [num_classes, 2 * num_classes], axis=1)
-    trained_here = [value[end:].reshape(2, -1) for value, end in zip(values, ends, strict=True)]
-    losses, train_seconds = np.concatenate(trained_here, axis=1)[:, _ascending(training)[1]]
+    lengths = _lengths(testing, training, num_classes)
+    of_part = np.repeat(np.tile(np.arange(lengths.shape[1]), len(lengths)), lengths.ravel())
+    values = np.concatenate(parts).view(np.float64)
+    heads, scores, losses, train_seconds = (values[of_part == part] for part in range(lengths.shape[1]))
+    heads, scores = heads.reshape(-1, _HEAD), scores.reshape(-1, 2 * num_classes + 1)
+    (clients, order), (_, trained_order) = _ascending(testing), _ascending(training)
+    hits, predicted, loss = np.split(scores[order], [num_classes, 2 * num_classes], axis=1)
     everyone = len(totals)
     counts = Counts(hits.astype(np.int64), predicted.astype(np.int64), totals[clients % everyone], loss[:, 0])
     seen, trained = clients < num_clients, clients >= everyone
     unseen = ~seen & ~trained
-    heads = np.array([value[:_HEAD] for value in values])
     trained_for, tested_for, memory = heads[:, :3].T
     busy = (trained_for + tested_for) / 1e6
-    computes = [bool(one or other) for one, other in zip(testing, training, strict=True)]
+    computes = lengths[:, 1:].any(1)
     return RoundReport(
         tested=counts.rows(seen),
         unseen=counts.rows(unseen) if unseen.any() else None,
         trained=counts.rows(trained) if trained.any() else None,
-        train_loss=losses,
-        train_seconds=train_seconds,
+        train_loss=losses[trained_order],
+        train_seconds=train_seconds[trained_order],
         busiest=float(busy.max()),
-        waiting=float(busy.max() - busy[computes].mean()) if any(computes) else 0.0,
-        testing=float(tested_for[computes].mean()) / 1e6 if any(computes) else 0.0,
+        waiting=float(busy.max() - busy[computes].mean()) if computes.any() else 0.0,
+        testing=float(tested_for[computes].mean()) / 1e6 if computes.any() else 0.0,
         memory=memory,
         stop=heads[:, 3:],
     )
@@ -120,13 +119,17 @@ def gather(
 
 def call(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> Call:
     """The collective call of `gather`."""
-    rows = [(2 * num_classes + 1) * sum(map(len, groups)) for groups in testing]
-    trained = [2 * sum(map(len, groups)) for groups in training]
-    return Call("gather", tuple(8 * (_HEAD + row + each) for row, each in zip(rows, trained, strict=True)))
+    return Call("gather", tuple((8 * _lengths(testing, training, num_classes).sum(1)).tolist()))
+
+
+def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> np.ndarray:
+    """[R, 4] numbers in the report of each rank: its head, the scores of its clients, their losses and seconds."""
+    tested, trained = clients_per_rank(testing), clients_per_rank(training)
+    return np.column_stack([np.full_like(tested, _HEAD), (2 * num_classes + 1) * tested, trained, trained])
 
 
 def _ascending(groups: list[list[ClientGroup]]) -> tuple[np.ndarray, np.ndarray]:
     """The ids of all clients, ascending, and their places in the order of ranks."""
-    clients = np.concatenate([clients_of(each) for each in groups])
+    clients = rank_by_rank(groups)
     order = np.argsort(clients, kind="stable")
     return clients[order], order

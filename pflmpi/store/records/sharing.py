@@ -59,11 +59,13 @@ def shared(
         row_bytes: [N] of each client.
         cohort: [N] the cohort of each client.
     """
-    sizes = [int(row_bytes[clients].sum()) for clients in rows]
+    sizes = [int(row_bytes[clients].sum()) if len(clients) else 0 for clients in rows]
+    firsts = first_ranks(sizes).tolist()
     groups: dict[int, list[int]] = {}
-    for rank, first in enumerate(first_ranks(sizes).tolist()):
-        groups.setdefault(first, []).append(rank)
-    together = [clients[:0] for clients in rows]
+    for rank, clients in enumerate(rows):
+        if len(clients):  # of many ranks few have any
+            groups.setdefault(firsts[rank], []).append(rank)
+    together = [np.empty(0, np.int64)] * len(rows)
     for first, ranks in groups.items():
         together[first] = np.sort(np.concatenate([rows[rank] for rank in ranks]))
     recorded = {shard_name(round, first): ranks for first, ranks in groups.items() if 0 < sizes[first] <= OWN}
