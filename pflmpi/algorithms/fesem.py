@@ -92,7 +92,7 @@ class FeSEM(Algorithm):
 
         def own(centres: Tensor) -> Tensor:
             mean = mixing.weighted_sums(clients / clients.sum(), centres)
-            return torch.cat([centres, mean])[rows]  # -1: the last, which is the mean
+            return torch.cat([centres, mean]).index_select(0, rows % (self.num_clusters + 1))  # -1: the mean
 
         return {"centre": tree.map(own, part(server, "centres"))}
 

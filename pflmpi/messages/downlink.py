@@ -105,8 +105,7 @@ def send_down(
                 if not len(clients):
                     parts.append(NOTHING)
                     continue
-                at = torch.from_numpy(np.searchsorted(everyone, clients))
-                held = torch.from_numpy(_classes_of(declared, clients))
+                at, held = np.searchsorted(everyone, clients), _classes_of(declared, clients)
                 content: Tree = {
                     "own": {name: _take(published[name], at) for name in own},
                     "class": {name: _take(published[name], held) for name in by_class},
@@ -160,8 +159,13 @@ def _classes_of(declared: Declared, clients: np.ndarray) -> np.ndarray:
     return np.flatnonzero(declared.holds[clients].any(0))
 
 
-def _take(value: Tree, rows: torch.Tensor) -> Tree:
-    return tree.map(lambda leaf: leaf.index_select(0, rows), value)
+def _take(value: Tree, rows: np.ndarray) -> Tree:
+    """Some rows of each leaf, ascending; only to be read, as rows that follow each other are not copied."""
+    if len(rows) and rows[-1] - rows[0] < len(rows):
+        first, last = int(rows[0]), int(rows[-1])
+        return tree.map(lambda leaf: leaf[first : last + 1], value)
+    chosen = torch.from_numpy(rows)
+    return tree.map(lambda leaf: leaf.index_select(0, chosen), value)
 
 
 def _spread(rows: Tree, classes: np.ndarray, num_classes: int) -> Tree:

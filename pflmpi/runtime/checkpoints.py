@@ -163,14 +163,16 @@ class Checkpoints:
         )
 
     def _content(self, round: int, seen: ServerRound, progress: Progress | None, lines: History) -> RoundContent:
-        """Copies of what rank 0 stores; a tensor that is both in the server's state and published is copied once."""
+        """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
         setup, copies = self._setup, dict[int, np.ndarray]()
         messages, published = received(setup.algorithm, setup.task, setup.templates), seen.published or {}
+        in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(seen.server)}
 
         def copied(state: Tree) -> Arrays:
             for _, leaf in tree.leaves(state):
                 if id(leaf) not in copies:
-                    copies[id(leaf)] = to_numpy(leaf).copy()
+                    array = to_numpy(leaf)
+                    copies[id(leaf)] = array.copy() if leaf.untyped_storage().data_ptr() in in_use else array
             return {path: copies[id(leaf)] for path, leaf in tree.leaves(state)}
 
         return RoundContent(
