@@ -44,9 +44,8 @@ class FedGMH(Algorithm):
     Readings. Before a client's first training psi is all false. One server epoch a round in minibatches of the
     client batch size (`server_epochs`), in client order. Heads without uploads stay. What is tested is not said.
 
-    Newcomers: train as in a first round, from the initial weights; psi is all false in the first update, so that the
+    Newcomers (ours): train as in a first round, from the initial weights; psi is all false in the first update, so that
     received heads act from the second one on (`evaluation.unseen_updates`), but with `avghead` and `oneavg` at once.
-    Ours: the paper has no clients that join later.
     """
 
     summary: ClassVar[str] = "one global head per label, mixed in at critical entries"
@@ -144,7 +143,8 @@ class FedGMH(Algorithm):
         weight, bias = leaf(part(server, "heads"), "weight"), leaf(part(server, "heads"), "bias")
         for _ in range(self.server_epochs):
             for member in _minibatches(labels, len(weight), task.training.batch_size):
-                weight, bias = self._step(weight, bias, means, labels, member)
+                used = member.any(0)  # of many uploads a step has few
+                weight, bias = self._step(weight, bias, means[used], labels[used], member[:, used])
         return {"heads": {"weight": weight, "bias": bias}}
 
     def _step(
