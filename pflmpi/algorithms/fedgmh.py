@@ -44,7 +44,7 @@ class FedGMH(Algorithm):
     Readings. Before a client's first training psi is all false. One server epoch a round in minibatches of the
     client batch size (`server_epochs`), in client order. Heads without uploads stay. What is tested is not said.
 
-    Newcomers (ours): train as in a first round, from the initial weights; psi is all false in the first update, so that
+    Newcomers: ours. They train as in a first round, from the initial weights, with psi all false in the first update;
     received heads act from the second one on (`evaluation.unseen_updates`), but with `avghead` and `oneavg` at once.
     """
 

@@ -171,8 +171,7 @@ class Checkpoints:
         def copied(state: Tree) -> Arrays:
             for _, leaf in tree.leaves(state):
                 if id(leaf) not in copies:
-                    array = to_numpy(leaf)
-                    copies[id(leaf)] = array.copy() if leaf.untyped_storage().data_ptr() in in_use else array
+                    copies[id(leaf)] = np.array(to_numpy(leaf), copy=leaf.untyped_storage().data_ptr() in in_use)
             return {path: copies[id(leaf)] for path, leaf in tree.leaves(state)}
 
         return RoundContent(
