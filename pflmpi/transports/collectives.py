@@ -68,14 +68,12 @@ class Collectives(ABC):
             self.counter.add(down=size)
             return part
         assert parts is not None and len(parts) == self.size, f"one part for each of {self.size} ranks"
-        assert len(parts[0]) == size, f"rank 0's part has {len(parts[0])} bytes, declared {size}"
-        sent = {rank: part for rank, part in enumerate(parts) if len(part)}  # of many ranks few get any
-        for part in sent.values():
+        for part in parts:
             check_bytes(part)
-        sent.pop(0, None)
+        assert len(parts[0]) == size, f"rank 0's part has {len(parts[0])} bytes, declared {size}"
         if self.size > 1:
-            self._exchange("scatter", sent, {})
-        self.counter.add(down=sum(map(len, sent.values())))
+            self._exchange("scatter", {rank: parts[rank] for rank in range(1, self.size) if len(parts[rank])}, {})
+        self.counter.add(down=sum(len(part) for part in parts[1:]))
         return parts[0]
 
     def gather(self, part: np.ndarray, sizes: list[int]) -> list[np.ndarray] | None:
