@@ -27,9 +27,7 @@ def rank_by_rank(assigned: Sequence[Sequence[ClientGroup]]) -> np.ndarray:
     >>> rank_by_rank([[np.array([3, 5]), np.array([4])], [], [np.array([1])]]).tolist()
     [3, 4, 5, 1]
     """
-    clients = np.concatenate([_NOBODY, *(group for groups in assigned for group in groups)])
-    ranks = np.repeat(np.arange(len(assigned)), clients_per_rank(assigned))
-    return clients[np.lexsort((clients, ranks))]
+    return np.concatenate([clients_of(groups) for groups in assigned])
 
 
 def clients_of_all(assigned: Sequence[Sequence[ClientGroup]]) -> np.ndarray:

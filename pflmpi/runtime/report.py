@@ -86,10 +86,10 @@ def gather(
     here = [each[client] for each in (found.train_loss, found.train_seconds) for client in sorted(found.train_loss)]
     head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM"), *found.stop]
     part = np.concatenate([head, rows.ravel(), here]).astype(np.float64)
-    parts = transport.gather(part.view(np.uint8), list(call(testing, training, num_classes).sizes))
+    lengths = _lengths(testing, training, num_classes)
+    parts = transport.gather(part.view(np.uint8), _sizes(lengths))
     if parts is None:
         return None
-    lengths = _lengths(testing, training, num_classes)
     of_part = np.repeat(np.tile(np.arange(lengths.shape[1]), len(lengths)), lengths.ravel())
     values = np.concatenate(parts).view(np.float64)
     heads, scores, losses, train_seconds = (values[of_part == part] for part in range(lengths.shape[1]))
@@ -119,13 +119,19 @@ def gather(
 
 def call(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> Call:
     """The collective call of `gather`."""
-    return Call("gather", tuple((8 * _lengths(testing, training, num_classes).sum(1)).tolist()))
+    return Call("gather", tuple(_sizes(_lengths(testing, training, num_classes))))
 
 
 def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> np.ndarray:
     """[R, 4] numbers in the report of each rank: its head, the scores of its clients, their losses and seconds."""
     tested, trained = clients_per_rank(testing), clients_per_rank(training)
     return np.column_stack([np.full_like(tested, _HEAD), (2 * num_classes + 1) * tested, trained, trained])
+
+
+def _sizes(lengths: np.ndarray) -> list[int]:
+    """Bytes of the report of each rank."""
+    sizes: list[int] = (8 * lengths.sum(1)).tolist()
+    return sizes
 
 
 def _ascending(groups: list[list[ClientGroup]]) -> tuple[np.ndarray, np.ndarray]:

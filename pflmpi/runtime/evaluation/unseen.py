@@ -12,7 +12,7 @@ from pflmpi.learning.task import HOST
 from pflmpi.messages.chosen import OfferedRows, Offers, chosen_calls
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import Reply, down_calls, send_down
-from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all
 from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, Shared
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.clients import evaluate_shared_model, finished
@@ -50,7 +50,7 @@ class Unseen:
     @cached_property
     def clients(self) -> np.ndarray:
         """[U] ascending ids."""
-        return clients_of([group for groups in self.groups for group in groups])
+        return clients_of_all(self.groups)
 
     @property
     def num_test(self) -> np.ndarray:
