@@ -164,22 +164,22 @@ class Checkpoints:
 
     def _content(self, round: int, seen: ServerRound, progress: Progress | None, lines: History) -> RoundContent:
         """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
-        setup, copies = self._setup, dict[int, np.ndarray]()
+        setup, arrays = self._setup, dict[int, np.ndarray]()
         messages, published = received(setup.algorithm, setup.task, setup.templates), seen.published or {}
         in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(seen.server)}
 
-        def copied(state: Tree) -> Arrays:
+        def stored(state: Tree) -> Arrays:
             for _, leaf in tree.leaves(state):
-                if id(leaf) not in copies:
-                    copies[id(leaf)] = np.array(to_numpy(leaf), copy=leaf.untyped_storage().data_ptr() in in_use)
-            return {path: copies[id(leaf)] for path, leaf in tree.leaves(state)}
+                if id(leaf) not in arrays:
+                    arrays[id(leaf)] = np.array(to_numpy(leaf), copy=leaf.untyped_storage().data_ptr() in in_use)
+            return {path: arrays[id(leaf)] for path, leaf in tree.leaves(state)}
 
         return RoundContent(
             round,
-            server=copied(seen.server),
+            server=stored(seen.server),
             metrics={} if progress is None else progress.arrays(),
             bytes={} if progress is None else progress.bytes,
-            received={name: ReceivedMessage(copied(published[name]), own) for name, own in messages.items()},
+            received={name: ReceivedMessage(stored(published[name]), own) for name, own in messages.items()},
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
             partition={"train_samples": setup.declared.num_train, "test_samples": setup.num_test},
             normalisation=setup.task.normalisation,
