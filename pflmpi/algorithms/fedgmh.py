@@ -1,6 +1,6 @@
 """FedGMH: the server keeps one whole head per label; clients mix theirs in at critical entries."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -191,10 +191,10 @@ class FedGMH(Algorithm):
         return Kept("model")
 
 
-def _minibatches(labels: Tensor, heads: int, batch_size: int) -> list[Tensor]:
+def _minibatches(labels: Tensor, heads: int, batch_size: int) -> Iterator[Tensor]:
     """One [H, M] mask per server step: each head's uploads, in client order, `batch_size` at a time."""
     own_label = labels == torch.arange(heads).unsqueeze(-1)
     member = torch.ones_like(own_label) if heads == 1 else own_label
-    position = member.cumsum(1) - 1
+    number = (member.cumsum(1) - 1) // batch_size
     steps = -(-int(member.sum(1).max()) // batch_size)
-    return [member & (position // batch_size == step) for step in range(steps)]
+    return (member & (number == step) for step in range(steps))
