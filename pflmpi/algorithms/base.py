@@ -137,7 +137,7 @@ class Algorithm(ABC):
         return server
 
     def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
-        """The weights [P, P] (float64) of each leaf of the `Mixed` messages, with a row for each participant."""
+        """Weights (float64) of each leaf of `Mixed` messages, [P, P], a row for each participant, and of `Centres`."""
         raise NotImplementedError
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:

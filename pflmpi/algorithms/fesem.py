@@ -18,8 +18,8 @@ from pflmpi.learning.diagnostics import Category, Diagnostic
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages import mixing
-from pflmpi.messages.kinds import Downlink, Messages, Own, Rows, Uplink, tensor
+from pflmpi.messages.kinds import Centres, Compared, Downlink, Messages, Own, Rows, Uplink, tensor
+from pflmpi.messages.products import weighted_sums
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -30,7 +30,7 @@ class FeSEM(Algorithm):
     Client: starts from the centre of its cluster, local SGD. Server, once a round: E-step, a participant belongs to
     the nearest centre, r_i = argmin_k ||w_i - W_k||_2; M-step, W_k = mean of its members.
 
-    Up: the model (one row per participant), and with `weighting: samples` the number of samples. Down: the client's
+    Up: the model, compared with the centres, and with `weighting: samples` the number of samples. Down: the client's
     own centre. Persists: server: the K centres and every client's cluster (-1 before it has one); client: nothing, or
     its batch-norm statistics with `training.bn: local`. Evaluated: the centre of the client's cluster.
 
@@ -64,10 +64,12 @@ class FeSEM(Algorithm):
             )
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
-        model = Rows(task.like("body", "head", *task.shared_stats))
-        if self.weighting == "clients":
-            return {"model": model}
-        return {"model": model, "samples": Rows({"count": tensor(dtype=torch.int32)})}
+        like = task.like("body", "head", *task.shared_stats)
+        centres = Centres(like, of="model", count=self.num_clusters)
+        up: dict[str, Uplink] = {"model": Compared(like, from_first=True), "centres": centres}
+        if self.weighting == "samples":
+            up["samples"] = Rows({"count": tensor(dtype=torch.int32)})
+        return up
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
         return {"centre": Own(task.like("body", "head", *task.shared_stats))}
@@ -91,7 +93,7 @@ class FeSEM(Algorithm):
         clients = clients if clients.any() else torch.ones_like(clients)
 
         def own(centres: Tensor) -> Tensor:
-            mean = mixing.weighted_sums(clients / clients.sum(), centres)
+            mean = weighted_sums(clients / clients.sum(), centres)
             return torch.cat([centres, mean]).index_select(0, rows % (self.num_clusters + 1))  # -1: the mean
 
         return {"centre": tree.map(own, part(server, "centres"))}
@@ -106,34 +108,40 @@ class FeSEM(Algorithm):
     def after_training(self, task: Task, down: Messages, up: Messages) -> Messages:
         return {**down, "centre": up["model"]}
 
-    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
-        models, centres = up["model"], part(server, "centres")
-        if round.number == 1:
-            first = torch.tensor(self.seeds(models, round.stream("centres")))
-            centres = tree.map(lambda rows: rows.index_select(0, first), models)
-        nearest = _distances(only(models, ("body", "head")), only(centres, ("body", "head"))).argmin(1)
-        weights = _members(nearest, self.num_clusters)
+    def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
+        clusters, before = self._clusters(up, round)
+        weights = _members(clusters, self.num_clusters)
         if self.weighting == "samples":
             weights = weights * leaf(up["samples"], "count")
         total = weights.sum(1, keepdim=True)
-        kept = torch.diag((total == 0).double().flatten())  # a centre without members stays as it is
+        kept = torch.zeros(self.num_clusters, self.num_clusters, dtype=torch.float64)
         weights = torch.cat([weights / total.clamp(min=1), kept], 1)
-        return {
-            "centres": tree.map(
-                lambda rows, old: mixing.weighted_sums(weights, torch.cat([rows, old])), models, centres
-            ),
-            "cluster": leaf(server, "cluster").index_copy(0, torch.from_numpy(round.participants), nearest),
-        }
+        empty = total.flatten() == 0
+        weights[empty, before[empty]] = 1  # a centre without members stays as it is
+        return {"centres": tree.map(lambda _: weights, up["model"])}
 
-    def seeds(self, models: Tree, rng: np.random.Generator) -> list[int]:
-        """Which of the models with rows [P, ...] are the first centres, K of them."""
-        distances = _between(only(models, ("body", "head"))).numpy()
+    def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
+        clusters, _ = self._clusters(up, round)
+        cluster = leaf(server, "cluster").index_copy(0, torch.from_numpy(round.participants), clusters)
+        return {"centres": {**up["centres"]}, "cluster": cluster}
+
+    def _clusters(self, up: Messages, round: Round) -> tuple[Tensor, Tensor]:
+        """The cluster of each participant [P], and which of the P + K models [K] were the centres before."""
+        distances = squared_distances(only(up["model"], ("body", "head")))
+        count = len(round.participants)
+        centres = torch.arange(count, len(distances))
+        if round.number == 1:
+            centres = torch.tensor(self.seeds(distances[:count, :count], round.stream("centres")))
+        return distances[:count, centres].argmin(1), centres
+
+    def seeds(self, distances: Tensor, rng: np.random.Generator) -> list[int]:
+        """Which of the models with distances ||w_i - w_j||^2 [P, P] are the first centres, K of them."""
         chosen: list[int] = []
         chances = np.ones(len(distances))
         for _ in range(self.num_clusters):
             # The largest chance over an exponential number: each wins with a probability proportional to its chance.
             chosen.append(int(np.argmax(chances / rng.exponential(size=len(chances)))))
-            chances = distances[:, chosen].min(1)
+            chances = distances[:, chosen].numpy().min(1)
         return chosen
 
     def personal(self, task: Task) -> Personal:
@@ -153,14 +161,3 @@ class FeSEM(Algorithm):
 def _members(cluster: Tensor, clusters: int) -> Tensor:
     """1 where a client is in a cluster, [K, P] (float64), for the clusters [P] of clients."""
     return (torch.arange(clusters).unsqueeze(1) == cluster).double()
-
-
-def _distances(models: Tree, centres: Tree) -> Tensor:
-    """||w_i - W_k||^2, [P, K] (float64), for rows [P, ...] and [K, ...]."""
-    count = len(next(tree.leaves(models))[1])
-    return _between(tree.map(lambda a, b: torch.cat([a, b]), models, centres))[:count, count:]
-
-
-def _between(models: Tree) -> Tensor:
-    """||w_i - w_j||^2, [P, P] (float64), for rows [P, ...]."""
-    return squared_distances(tree.map(lambda rows: mixing.inner_products(rows, from_first=True), models))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
@@ -121,19 +122,28 @@ def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
         assert folded is not None
         return folded
 
-    def mix() -> Messages:
-        received, products = mixing.compare(_ALONE, few, [(one.clients, sent)])
-        weights = algorithm.mixing_weights(setup.task, products, Round(1, one.clients, setup.task.seed))
-        mixing.mix(_ALONE, few, received, weights)
-        return products
+    def mix() -> tuple[Messages, Messages]:
+        received, products = mixing.compare(_ALONE, few, [(one.clients, sent)], one.server)
+        weights = algorithm.mixing_weights(setup.task, {**mine, **products}, Round(1, one.clients, setup.task.seed))
+        sums = mixing.sum_centres(_ALONE, few, received, weights) if few.centres else {}
+        if few.mixed:
+            mixing.mix(_ALONE, few, received, weights)
+        return products, sums
+
+    def more(product: Tensor) -> Tensor:
+        """The inner products of all participants and of the centres, from those of these clients and of the centres."""
+        places = torch.cat([rows, torch.arange(len(one.clients), len(product))])
+        return product[places][:, places]
 
     folded = fold()
+    mine = send_up(_ALONE, others, [(one.clients, {name: sent[name] for name in others.up})], [[one.clients]]) or {}
     if few.compared:
-        folded |= tree.map(lambda leaf: leaf[rows][:, rows], {**mix()})  # type: ignore[arg-type]
+        products, sums = mix()
+        folded |= {**tree.map(more, {**products}), **sums}  # type: ignore[dict-item]
 
     def serve() -> None:
         now = Round(1, participants, setup.task.seed)
-        if few.compared:
+        if few.mixed or few.centres:
             algorithm.mixing_weights(setup.task, folded, now)
         server = algorithm.server_update(setup.task, one.server, folded, now)
         published = algorithm.publish(setup.task, server, first.receivers)

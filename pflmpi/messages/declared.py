@@ -13,6 +13,7 @@ from pflmpi.errors import RunError
 from pflmpi.messages import kinds
 from pflmpi.messages.entries import Entries
 from pflmpi.messages.kinds import (
+    Centres,
     Chosen,
     ClassMeans,
     Compared,
@@ -49,13 +50,18 @@ class Declared:
         """The messages up that are compared, leaf by leaf."""
         return {name: kind for name, kind in self.up.items() if isinstance(kind, Compared)}
 
+    @property
+    def centres(self) -> dict[str, Centres]:
+        """The server's own trees that are compared with them."""
+        return {name: kind for name, kind in self.up.items() if isinstance(kind, Centres)}
+
     @cached_property
     def folded(self) -> dict[str, Sum]:
         """The messages up of which rank 0 needs sums, by sorted names."""
         return {
             name: kind
             for name, kind in sorted(self.up.items())
-            if isinstance(kind, Sum) and not isinstance(kind, Rows | Compared | Offered)
+            if isinstance(kind, Sum) and not isinstance(kind, Rows | Compared | Centres | Offered)
         }
 
     @cached_property
@@ -80,8 +86,8 @@ class Declared:
 
     @property
     def returned(self) -> dict[str, Uplink]:
-        """The messages up that `client_update` returns: all but those that are in the client's state."""
-        return {name: kind for name, kind in self.up.items() if not isinstance(kind, Offered)}
+        """The messages up that `client_update` returns: all but those that are in its state or the server's."""
+        return {name: kind for name, kind in self.up.items() if not isinstance(kind, Offered | Centres)}
 
     def up_bytes(self, clients: np.ndarray) -> np.ndarray:
         """Logical uplink bytes [m] of the given clients."""

@@ -57,6 +57,25 @@ class Compared(Sum):
 
 
 @dataclass(frozen=True)
+class Centres(Sum):
+    """Trees shaped `like` of the server's own that are compared too; it sees K weighted sums in their place.
+
+    Its state has them under the name of the message, [K, ...]. They come after the participants', so that inner
+    products are [P + K, P + K]; the weights [K, P + K] are from `mixing_weights`. Clients send nothing.
+
+    Attributes:
+        of: name of the `Compared` message, whose `like` is this one's.
+    """
+
+    of: str
+    count: int  # K
+
+    def client_bytes(self, classes_held: int) -> int:
+        """None: they are the server's."""
+        return 0
+
+
+@dataclass(frozen=True)
 class Offered(Sum):
     """One tree shaped `like` from every participant, for those others for whom the server chooses it (`Chosen`).
 

@@ -5,6 +5,7 @@ participants, unless these are too small for that to be worth a message.
 """
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,10 +15,19 @@ from pflmpi.messages.all_to_all import AllToAll
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Entries
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call, Compared, Mixed
+from pflmpi.messages.kinds import Call, Centres, Compared, Mixed
 
-_PRODUCT = 8  # bytes of a float64
+_NUMBER = 8  # bytes of a float64
 _LEAST = 2**18  # bytes of all rows that are worth another owner
+
+
+@dataclass(frozen=True)
+class Made:
+    """A leaf of weighted sums: its path, the compared leaf that they are of, and how many, P answers or K centres."""
+
+    path: str
+    leaf: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -27,19 +37,22 @@ class LeafOwners:
     Attributes:
         compared: messages of the participants, by name.
         mixed: the answers, by name.
+        centres: the server's own trees that are compared too, by name.
         clients: of each rank, the ascending ids of its participants.
     """
 
     compared: dict[str, Compared]
     mixed: dict[str, Mixed]
+    centres: dict[str, Centres]
     clients: tuple[np.ndarray, ...]
 
     @classmethod
     def of(cls, declared: Declared, assigned: list[list[ClientGroup]]) -> "LeafOwners":
         """Those of a round, none where nothing is compared; `assigned` are the groups of participants of each rank."""
         if not declared.compared or not any(assigned):
-            return cls({}, {}, ())
-        return cls(declared.compared, declared.mixed, tuple(clients_of(groups) for groups in assigned))
+            return cls({}, {}, {}, ())
+        clients = tuple(clients_of(groups) for groups in assigned)
+        return cls(declared.compared, declared.mixed, declared.centres, clients)
 
     @cached_property
     def entries(self) -> Entries:
@@ -63,6 +76,17 @@ class LeafOwners:
         return np.array([leaf.numel() * leaf.element_size() for leaf in self.entries.like], np.int64)
 
     @cached_property
+    def own_rows(self) -> np.ndarray:
+        """[M] rows of each leaf that the server has, K or 0; they come after the participants'."""
+        counts = {kind.of: kind.count for kind in self.centres.values()}
+        return np.array([counts.get(path.partition("/")[0], 0) for path in self.entries.paths], np.int64)
+
+    @property
+    def compared_rows(self) -> np.ndarray:
+        """[M] rows of each leaf that are compared, P + K or P."""
+        return len(self.participants) + self.own_rows
+
+    @cached_property
     def owned(self) -> list[list[int]]:
         """Of each rank the leaves, ascending: the largest first to the rank that has the least, the server last."""
         found: list[list[int]] = [[] for _ in self.clients]
@@ -78,15 +102,23 @@ class LeafOwners:
         return [sorted(leaves) for leaves in found]
 
     @cached_property
-    def answered(self) -> list[list[tuple[str, int]]]:
-        """Of each rank the paths of the answers that it mixes, ascending, each with the leaf that it is mixed from."""
-        paths = self.entries.paths
+    def answered(self) -> list[list[Made]]:
+        """Of each rank the answers that it mixes, ascending by path."""
+        return self._made(self.mixed)
+
+    @cached_property
+    def summed(self) -> list[list[Made]]:
+        """Of each rank the centres that it sums, ascending by path."""
+        return self._made(self.centres)
+
+    def _made(self, kinds: Mapping[str, Mixed | Centres]) -> list[list[Made]]:
         owner = {leaf: rank for rank, leaves in enumerate(self.owned) for leaf in leaves}
-        found: list[list[tuple[str, int]]] = [[] for _ in self.clients]
-        for name, kind in sorted(self.mixed.items()):
-            for leaf, path in enumerate(paths):
+        found: list[list[Made]] = [[] for _ in self.clients]
+        for name, kind in sorted(kinds.items()):
+            rows = kind.count if isinstance(kind, Centres) else len(self.participants)
+            for leaf, path in enumerate(self.entries.paths):
                 if path.startswith(f"{kind.of}/"):
-                    found[owner[leaf]].append((name + path[len(kind.of) :], leaf))
+                    found[owner[leaf]].append(Made(name + path[len(kind.of) :], leaf, rows))
         return found
 
     @cached_property
@@ -97,20 +129,23 @@ class LeafOwners:
     @cached_property
     def row_bytes(self) -> np.ndarray:
         """[R] bytes of one row of the leaves that each rank owns."""
-        return self._row_bytes(self.owned)
+        return _sums(self.bytes, self.owned)
 
     @cached_property
     def answer_bytes(self) -> np.ndarray:
         """[R] bytes of one row of the answers that each rank mixes."""
-        return self._row_bytes([[leaf for _, leaf in answers] for answers in self.answered])
+        return _sums(self.bytes, [[one.leaf for one in answers] for answers in self.answered])
 
-    def _row_bytes(self, leaves: list[list[int]]) -> np.ndarray:
-        return np.array([int(self.bytes[each].sum()) if each else 0 for each in leaves], np.int64)
+    @cached_property
+    def centre_bytes(self) -> np.ndarray:
+        """[R] bytes of the server's rows of the leaves that each rank owns."""
+        return _sums(self.bytes * self.own_rows, self.owned)
 
     @cached_property
     def rows(self) -> AllToAll:
-        """Bytes that each rank sends to each owner."""
-        return AllToAll(((self.counts, self.row_bytes),))
+        """Bytes that each rank sends to each owner; the server's own after its participants'."""
+        server = (np.arange(len(self.clients)) == 0).astype(np.int64)
+        return AllToAll(((self.counts, self.row_bytes), (server, self.centre_bytes)))
 
     @cached_property
     def answers(self) -> AllToAll:
@@ -118,34 +153,46 @@ class LeafOwners:
         return AllToAll(((self.answer_bytes, self.counts),))
 
     def memory(self, rank: int) -> int:
-        """Bytes that a rank needs as an owner: all rows, their answers, and one leaf of both as float64."""
+        """Bytes that a rank needs as an owner: all rows, what is made of them, and one leaf of both as float64."""
         if not self.compared:
             return 0
-        largest = max((int(self.bytes[leaf]) for leaf in self.owned[rank]), default=0)
-        return len(self.participants) * (int(self.row_bytes[rank] + self.answer_bytes[rank]) + 4 * largest)
+        largest = int((self.bytes * self.compared_rows)[self.owned[rank]].max(initial=0))
+        rows = len(self.participants) * int(self.row_bytes[rank] + self.answer_bytes[rank])
+        return rows + 2 * int(self.centre_bytes[rank]) + 4 * largest
 
     @cached_property
     def product_sizes(self) -> list[int]:
         """[R] bytes of the inner products that rank 0 gathers."""
-        return [_PRODUCT * len(self.participants) ** 2 * len(leaves) for leaves in self.owned]
+        sizes: list[int] = (_NUMBER * _sums(self.compared_rows**2, self.owned)).tolist()
+        return sizes
 
-    @cached_property
-    def weight_sizes(self) -> list[int]:
-        """[R] bytes of the weights that rank 0 scatters."""
-        return [_PRODUCT * len(self.participants) ** 2 * len(leaves) for leaves in self.answered]
+    def weight_sizes(self, made: list[list[Made]]) -> list[int]:
+        """[R] bytes of the weights that rank 0 scatters, for what each rank makes."""
+        return [_NUMBER * sum(one.rows * int(self.compared_rows[one.leaf]) for one in each) for each in made]
 
     @property
     def up_calls(self) -> list[Call]:
-        """The collective calls of `mixing.compare`, with the bytes of each rank."""
+        """The collective calls of `mixing.compare` and `mixing.sum_centres`, with the bytes of each rank."""
         if not self.compared:
             return []
-        gathered = [Call("gather", tuple(self.product_sizes))] if any(self.product_sizes[1:]) else []
-        return [self.rows.call(), *gathered]
+        calls = [self.rows.call()]
+        if any(self.product_sizes[1:]):
+            calls.append(Call("gather", tuple(self.product_sizes)))
+        if self.centre_bytes[1:].any():
+            calls.append(Call("scatter", tuple(self.weight_sizes(self.summed))))
+            calls.append(Call("gather", tuple(self.centre_bytes.tolist())))
+        return calls
 
     @property
     def down_calls(self) -> list[Call]:
         """The collective calls of `mixing.mix`, with the bytes of each rank."""
         if not self.mixed:
             return []
-        scattered = [Call("scatter", tuple(self.weight_sizes))] if any(self.weight_sizes[1:]) else []
+        sizes = self.weight_sizes(self.answered)
+        scattered = [Call("scatter", tuple(sizes))] if any(sizes[1:]) else []
         return [*scattered, self.answers.call(answers=True)]
+
+
+def _sums(values: np.ndarray, leaves: list[list[int]]) -> np.ndarray:
+    """[R] the sum of the values [M] of some leaves of each rank."""
+    return np.array([int(values[each].sum()) if each else 0 for each in leaves], np.int64)

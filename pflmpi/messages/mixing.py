@@ -1,5 +1,7 @@
 """Models are compared and mixed leaf by leaf, each on the rank that owns the leaf; the weights come from rank 0."""
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -8,51 +10,63 @@ from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages, tensor
-from pflmpi.messages.leaf_owners import LeafOwners
-from pflmpi.messages.packing import NOTHING, numpy_type, to_numpy
+from pflmpi.messages.leaf_owners import LeafOwners, Made
+from pflmpi.messages.packing import NOTHING, numpy_type, pack, to_numpy, unpack
+from pflmpi.messages.products import inner_products, weighted_sums
 from pflmpi.transports.base import Transport
+from pflmpi.tree import Tree
 
+_NUMBER = 8  # bytes of a float64
 Received = dict[int, np.ndarray]  # by rank, what its participants have of the leaves that this rank owns
 
 
-def inner_products(rows: Tensor, from_first: bool) -> Tensor:
-    """Inner products [P, P] (float64) of the rows [P, ...] of a leaf, less the first row where asked for."""
-    flat = tree.flat_rows(rows).double()
-    if from_first:
-        flat = flat - flat[:1]
-    return flat @ flat.mT
-
-
-def weighted_sums(weights: Tensor, rows: Tensor) -> Tensor:
-    """Weights [Q, P] (float64) times rows [P, ...]: [Q, ...] of the type of the rows."""
-    return (weights @ tree.flat_rows(rows).double()).to(rows.dtype).view(len(weights), *rows.shape[1:])
-
-
 def compare(
-    transport: Transport, owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]]
+    transport: Transport, owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]], server: Tree
 ) -> tuple[Received, Messages]:
-    """What this rank receives as an owner; on rank 0 the inner products [P, P], each in the place of its leaf.
+    """What this rank receives as an owner; on rank 0 the inner products [P + K, P + K], each in the place of its leaf.
 
     Args:
         ups: for each group computed here, the clients and their messages with a leading client axis.
+        server: on rank 0, the state that has the centres.
     """
     rank = transport.rank
     with transport.channel("data"):
-        received = transport.all_to_all(_sent(owners, ups, rank), owners.rows.received_by(rank), owners.rows.moved)
+        sent = _sent(owners, ups, server, rank)
+        received = transport.all_to_all(sent, owners.rows.received_by(rank), owners.rows.moved)
         products = [NOTHING]
         for leaf in owners.owned[rank]:
             kind = owners.compared[owners.entries.paths[leaf].split("/")[0]]
             products.append(_bytes(inner_products(_rows(owners, received, rank, leaf), kind.from_first)))
-        parts = [np.concatenate(products)]
-        if any(owners.product_sizes[1:]):
-            parts = transport.gather(parts[0], owners.product_sizes) or []
-    if rank != 0:
-        return received, {}
-    found, square = {}, (len(owners.participants),) * 2
-    for leaves, part in zip(owners.owned, parts, strict=False):  # one part where rank 0 owns all
-        for leaf, product in zip(leaves, part.view(np.float64).reshape(-1, *square), strict=True):
-            found[owners.entries.paths[leaf]] = torch.from_numpy(product.copy())
+        parts = _gathered(transport, np.concatenate(products), owners.product_sizes)
+    found = {}
+    for leaves, part in zip(owners.owned, parts, strict=False):  # no part on other ranks
+        squares = [(rows, rows) for rows in owners.compared_rows[leaves].tolist()]
+        for leaf, product in zip(leaves, _cut(part, squares), strict=True):
+            found[owners.entries.paths[leaf]] = product
     return received, tree.unflatten(found)  # type: ignore[return-value]
+
+
+def sum_centres(transport: Transport, owners: LeafOwners, received: Received, weights: Messages) -> Messages:
+    """On rank 0 the weighted sums [K, ...] that take the place of the centres; `{}` on others.
+
+    Args:
+        received: from `compare`; emptied where there are no answers to mix of it.
+        weights: on rank 0, for each leaf of the centres [K, P + K] (float64).
+    """
+    rank, sums = transport.rank, [NOTHING]
+    with transport.channel("data"):
+        for one, each in _weights(transport, owners, owners.summed, weights):
+            found = to_numpy(weighted_sums(each, _rows(owners, received, rank, one.leaf)))
+            sums.append(found.astype(numpy_type(owners.entries.like[one.leaf])).reshape(-1).view(np.uint8))
+        if not owners.mixed:
+            received.clear()
+        parts = _gathered(transport, np.concatenate(sums), owners.centre_bytes.tolist())
+    result = dict[str, Tensor]()
+    for made, part in zip(owners.summed, parts, strict=False):  # no part on other ranks
+        likes = [(one, owners.entries.like[one.leaf]) for one in made]
+        like = {one.path: tensor(one.rows, *leaf.shape, dtype=leaf.dtype) for one, leaf in likes}
+        result |= dict(tree.leaves(unpack(part, tree.unflatten(like))))
+    return tree.unflatten(result)  # type: ignore[return-value]
 
 
 def mix(transport: Transport, owners: LeafOwners, received: Received, weights: Messages) -> Messages:
@@ -60,23 +74,15 @@ def mix(transport: Transport, owners: LeafOwners, received: Received, weights: M
 
     Args:
         received: from `compare`; emptied, because it is large.
-        weights: on rank 0, for each leaf of the answers [P, P] (float64), a row for each participant.
-
-    Raises:
-        RunError: there are other weights than declared.
+        weights: on rank 0, for each leaf of the answers [P, P + K] (float64), a row for each participant.
     """
-    rank, square = transport.rank, (len(owners.participants),) * 2
-    parts = _weights(owners, weights) if rank == 0 else None
+    rank = transport.rank
     with transport.channel("data"):
-        if any(owners.weight_sizes[1:]):
-            mine = transport.scatter(parts, owners.weight_sizes[rank])
-        else:
-            mine = parts[0] if parts else NOTHING
         answers = {other: np.empty(size, np.uint8) for other, size in owners.answers.sent_by(rank).items()}
         at = 0  # bytes of one row
-        for (_, leaf), each in zip(owners.answered[rank], mine.view(np.float64).reshape(-1, *square), strict=True):
-            mixed = to_numpy(weighted_sums(torch.from_numpy(each.copy()), _rows(owners, received, rank, leaf)))
-            size, kind = int(owners.bytes[leaf]), numpy_type(owners.entries.like[leaf])
+        for one, each in _weights(transport, owners, owners.answered, weights):
+            mixed = to_numpy(weighted_sums(each, _rows(owners, received, rank, one.leaf)))
+            size, kind = int(owners.bytes[one.leaf]), numpy_type(owners.entries.like[one.leaf])
             for other, part in answers.items():
                 places = owners.places[other]
                 _block(part, len(places), at, size).view(kind)[:] = mixed[places]
@@ -86,8 +92,21 @@ def mix(transport: Transport, owners: LeafOwners, received: Received, weights: M
     return _unpacked(owners, answered, len(owners.clients[rank]))
 
 
-def _sent(owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]], rank: int) -> dict[int, np.ndarray]:
-    """What each owner gets: leaf after leaf, the rows of the participants here."""
+def check_weights(owners: LeafOwners, weights: Messages) -> None:
+    """Raise `RunError` unless the weights are those of what is made."""
+    made = [one for each in (*owners.answered, *owners.summed) for one in each]
+    shapes = {one.path: tensor(one.rows, int(owners.compared_rows[one.leaf]), dtype=torch.float64) for one in made}
+    if wrong := tree.differences(dict(weights), tree.unflatten(shapes)):
+        raise RunError(
+            "the algorithm's `mixing_weights` is not what it declares as `Mixed` or `Centres` (found against "
+            f"declared): {'; '.join(wrong)}; return float64 for each of their leaves, [P, P] or, of centres, [K, P + K]"
+        )
+
+
+def _sent(
+    owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]], server: Tree, rank: int
+) -> dict[int, np.ndarray]:
+    """What each owner gets: leaf after leaf, the rows of the participants here, and then those of the server."""
     clients = owners.clients[rank]
     groups = [
         (np.searchsorted(clients, ids), dict(tree.leaves({name: messages[name] for name in owners.compared})))
@@ -102,31 +121,56 @@ def _sent(owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]], rank: int
                 rows = to_numpy(tree.flat_rows(values[owners.entries.paths[leaf]]))
                 _block(part, len(clients), at, size)[places] = rows.view(np.uint8)
             at += size
+        if rank == 0 and owners.centre_bytes[owner]:
+            own = {one.path: tree.at(server, one.path) for one in owners.summed[owner]}
+            part[len(clients) * at :] = pack(tree.unflatten(own))
     return parts
 
 
 def _rows(owners: LeafOwners, received: Received, rank: int, leaf: int) -> Tensor:
-    """The rows [P, n] (float64) of a leaf that a rank owns: at once, so that they are not in memory in both types."""
+    """The rows [P + K, n] (float64) of a leaf that a rank owns: at once, so as not to be in memory in both types."""
     like, size = owners.entries.like[leaf], int(owners.bytes[leaf])
     before = sum(int(owners.bytes[each]) for each in owners.owned[rank] if each < leaf)
-    rows = np.empty((len(owners.participants), like.numel()))
-    for other, part in received.items():
-        places = owners.places[other]
-        rows[places] = _block(part, len(places), before, size).view(numpy_type(like))
+    rows = np.empty((int(owners.compared_rows[leaf]), like.numel()))
+    for other, places in owners.places.items():
+        rows[places] = _block(received[other], len(places), before, size).view(numpy_type(like))
+    at = len(owners.clients[0]) * int(owners.row_bytes[rank])
+    for one in owners.summed[rank]:
+        if one.leaf == leaf:
+            rows[-one.rows :] = received[0][at : at + one.rows * size].view(numpy_type(like)).reshape(one.rows, -1)
+        at += one.rows * int(owners.bytes[one.leaf])
     return torch.from_numpy(rows)
 
 
-def _weights(owners: LeafOwners, weights: Messages) -> list[np.ndarray]:
-    """What each owner gets: the weights of its answers, one after the other."""
-    square = tensor(*(len(owners.participants),) * 2, dtype=torch.float64)
-    expected = {name: tree.map(lambda _: square, kind.like) for name, kind in owners.mixed.items()}
-    if wrong := tree.differences(dict(weights), dict(expected)):
-        raise RunError(
-            "the algorithm's `mixing_weights` is not what it declares as `Mixed` (found against declared): "
-            f"{'; '.join(wrong)}; return [P, P] float64 for each of their leaves"
-        )
-    found = {path: _bytes(leaf) for path, leaf in tree.leaves(dict(weights))}
-    return [np.concatenate([found[path] for path, _ in each]) if each else NOTHING for each in owners.answered]
+def _weights(
+    transport: Transport, owners: LeafOwners, made: list[list[Made]], weights: Messages
+) -> Iterator[tuple[Made, Tensor]]:
+    """What this rank makes, each with its weights, which rank 0 has of all."""
+    rank, sizes = transport.rank, owners.weight_sizes(made)
+    parts = None
+    if rank == 0:
+        found = {path: _bytes(leaf) for path, leaf in tree.leaves(dict(weights))}
+        parts = [np.concatenate([NOTHING, *(found[one.path] for one in each)]) for each in made]
+    alone = parts[0] if parts else NOTHING
+    mine = transport.scatter(parts, sizes[rank]) if any(sizes[1:]) else alone
+    shapes = [(one.rows, int(owners.compared_rows[one.leaf])) for one in made[rank]]
+    yield from zip(made[rank], _cut(mine, shapes), strict=True)
+
+
+def _gathered(transport: Transport, part: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
+    """On rank 0 the parts of all ranks, or its own where others have none; nothing on these."""
+    if any(sizes[1:]):
+        return transport.gather(part, sizes) or []
+    return [part] if transport.rank == 0 else []
+
+
+def _cut(part: np.ndarray, shapes: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+    """The matrices (float64) of a part, one after the other."""
+    at = 0
+    for rows, columns in shapes:
+        size = _NUMBER * rows * columns
+        yield torch.from_numpy(part[at : at + size].copy().view(np.float64)).reshape(rows, columns)
+        at += size
 
 
 def _unpacked(owners: LeafOwners, answered: Received, count: int) -> Messages:
@@ -134,10 +178,10 @@ def _unpacked(owners: LeafOwners, answered: Received, count: int) -> Messages:
     found = {}
     for owner, part in answered.items():
         at = 0
-        for path, leaf in owners.answered[owner]:
-            like, size = owners.entries.like[leaf], int(owners.bytes[leaf])
+        for one in owners.answered[owner]:
+            like, size = owners.entries.like[one.leaf], int(owners.bytes[one.leaf])
             values = _block(part, count, at, size).copy().view(numpy_type(like))
-            found[path], at = torch.from_numpy(values).reshape(count, *like.shape), at + size
+            found[one.path], at = torch.from_numpy(values).reshape(count, *like.shape), at + size
     return tree.unflatten(found)  # type: ignore[return-value]
 
 

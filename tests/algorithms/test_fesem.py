@@ -10,6 +10,7 @@ import torch
 import numpy_network
 import quick_run
 import small_task
+from mixed_rows import server_step
 from pflmpi import tree
 from pflmpi.algorithms.base import Round
 from pflmpi.algorithms.fesem import FeSEM
@@ -49,7 +50,7 @@ def update(
     algorithm: FeSEM, server: Tree, up: Messages, participants: list[int], number: int = 2, seed: int = 0
 ) -> Tree:
     task = small_task.task(clients=len(server["cluster"]))
-    return algorithm.server_update(task, server, up, Round(number, np.array(participants), seed))
+    return server_step(algorithm, task, server, up, Round(number, np.array(participants), seed))
 
 
 # --- the server
@@ -141,9 +142,9 @@ def test_the_first_centres_are_spread_over_groups_that_are_far_apart() -> None:
 
 
 def test_the_chance_of_a_second_centre_is_proportional_to_the_squared_distance() -> None:
-    rows, counts = filled(0, 1, 3), {1: 0, 2: 0}
+    distances, counts = torch.tensor([[0.0, 1, 9], [1, 0, 4], [9, 4, 0]]), {1: 0, 2: 0}
     for seed in range(900):
-        first, second = FeSEM(num_clusters=2).seeds(rows, np.random.default_rng(seed))
+        first, second = FeSEM(num_clusters=2).seeds(distances, np.random.default_rng(seed))
         if first == 0:
             counts[second] += 1
     share = counts[2] / sum(counts.values())  # of some 300 draws, standard error 0.017

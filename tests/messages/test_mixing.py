@@ -1,26 +1,29 @@
 """Models that are compared and mixed by the owners of their leaves have the bits of one place with whole models."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from pflmpi import tree
+from pflmpi.errors import RunError
 from pflmpi.forecast.bytes import wire_bytes
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages import leaf_owners, mixing
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Compared, Messages, Mixed, tensor
+from pflmpi.messages.kinds import Centres, Compared, Messages, Mixed, tensor
 from pflmpi.messages.leaf_owners import LeafOwners
+from pflmpi.messages.products import inner_products, weighted_sums
 from pflmpi.models import MODELS
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 from thread_transport import run_ranks
 
-N = 12
+N, K = 12, 2
 LIKE: Tree = {
     "a": tensor(7),
     "b": {"c": tensor(3, 5), "d": tensor()},
@@ -42,6 +45,12 @@ def declared(like: Tree = LIKE) -> Declared:
     return Declared(dict(up), dict(down), np.zeros((N, 1), bool), np.zeros(N, np.int64))
 
 
+def with_centres() -> Declared:
+    """As `declared`, with `K` trees of the server beside those of "m"."""
+    plain = declared()
+    return replace(plain, up={**plain.up, "k": Centres(LIKE, of="m", count=K)})
+
+
 def message(clients: Sequence[int]) -> Messages:
     def values(leaf: torch.Tensor) -> torch.Tensor:
         rows = [np.random.default_rng(client).normal(size=tuple(leaf.shape)) for client in clients]
@@ -50,13 +59,14 @@ def message(clients: Sequence[int]) -> Messages:
     return {name: tree.map(values, kind.like) for name, kind in declared().compared.items()}
 
 
-def weights(participants: int) -> Messages:
+def weights(participants: int, centres: int = 0) -> Messages:
     generator = torch.Generator().manual_seed(participants)
+    columns = participants + centres
 
-    def random(_: torch.Tensor) -> torch.Tensor:
-        return torch.rand(participants, participants, generator=generator, dtype=torch.float64)
+    def random(rows: int) -> tree.Tree:
+        return tree.map(lambda _: torch.rand(rows, columns, generator=generator, dtype=torch.float64), LIKE)
 
-    return {"u": tree.map(random, LIKE)}
+    return {"u": random(participants), **({"k": random(centres)} if centres else {})}
 
 
 @pytest.mark.parametrize("least", [1, leaf_owners._LEAST])
@@ -72,7 +82,7 @@ def test_products_and_answers_have_the_bits_of_whole_models(
 
     def work(transport: Transport) -> tuple[Messages, Messages, tuple[int, int]]:
         ups = [(group, message(group.tolist())) for group in assigned[transport.rank]]
-        received, products = mixing.compare(transport, owners, ups)
+        received, products = mixing.compare(transport, owners, ups, {})
         given = weights(len(everyone)) if transport.rank == 0 else {}
         return products, mixing.mix(transport, owners, received, given), transport.counter.take("data")
 
@@ -94,6 +104,52 @@ def test_products_and_answers_have_the_bits_of_whole_models(
             assert found.dtype == leaf.dtype and torch.equal(tree.flat_rows(found), right), path
     assert results[0][2] == wire_bytes([*owners.up_calls, *owners.down_calls], "mpi")[::-1]
     assert sum(map(bool, owners.owned)) == (min(len(assigned), 6) if least == 1 else 1)
+
+
+@pytest.mark.parametrize("least", [1, leaf_owners._LEAST])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_servers_own_trees_are_compared_and_summed_as_those_of_more_participants(
+    layout: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaf_owners, "_LEAST", least)
+    torch.set_num_threads(1)
+    assigned: list[list[ClientGroup]] = [[np.array(group) for group in groups] for groups in LAYOUTS[layout]]
+    owners = LeafOwners.of(with_centres(), assigned)
+    everyone = owners.participants.tolist()
+    server: Tree = {"k": message(range(100, 100 + K))["m"], "other": torch.zeros(1)}
+    given = weights(len(everyone), K)
+    mixing.check_weights(owners, given)
+
+    def work(transport: Transport) -> tuple[Messages, Messages, Messages, tuple[int, int]]:
+        first, ups = transport.rank == 0, [(group, message(group.tolist())) for group in assigned[transport.rank]]
+        received, products = mixing.compare(transport, owners, ups, server if first else {})
+        sums = mixing.sum_centres(transport, owners, received, given if first else {})
+        assert bool(sums) == first
+        answers = mixing.mix(transport, owners, received, given if first else {})
+        return products, sums, answers, transport.counter.take("data")
+
+    results = run_ranks(len(assigned), work)
+    for path, leaf in tree.leaves(message([*everyone, *range(100, 100 + K)])["m"]):
+        flat = tree.flat_rows(leaf).double()
+        assert torch.equal(tree.at(results[0][0]["m"], path), flat @ flat.mT), path
+        found = tree.at(results[0][1]["k"], path)
+        right = (tree.at(given["k"], path) @ flat).to(leaf.dtype)
+        assert found.dtype == leaf.dtype and torch.equal(tree.flat_rows(found), right), path
+        mixed = (tree.at(given["u"], path) @ flat).to(leaf.dtype)
+        for (_, _, answers, _), groups in zip(results, assigned, strict=True):
+            if mine := np.sort(np.concatenate([np.empty(0, np.int64), *groups])).tolist():
+                rows = mixed[[everyone.index(client) for client in mine]]
+                assert torch.equal(tree.flat_rows(tree.at(answers["u"], path)), rows), path
+    n = tree.flat_rows(message(everyone)["n"]["x"]).double()
+    assert torch.equal(results[0][0]["n"]["x"], (n - n[:1]) @ (n - n[:1]).mT)
+    assert results[0][3] == wire_bytes([*owners.up_calls, *owners.down_calls], "mpi")[::-1]
+
+
+@pytest.mark.parametrize("wrong", [{"u": LIKE}, {"k": LIKE}, {"u": LIKE, "k": LIKE}])
+def test_other_weights_than_declared_are_refused(wrong: Messages) -> None:
+    owners = LeafOwners.of(with_centres(), [[np.array([0, 1, 4])]])
+    with pytest.raises(RunError, match=r"`mixing_weights` is not what it declares.*u/a.*return float64"):
+        mixing.check_weights(owners, {**weights(3), **wrong})
 
 
 @pytest.mark.parametrize("server_trains", [True, False])
@@ -127,5 +183,5 @@ def test_an_owner_needs_its_rows_their_answers_and_the_largest_leaf_of_both_in_f
 
 def test_what_is_not_finite_stays_so() -> None:
     rows = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
-    assert mixing.inner_products(rows, from_first=False)[0].isnan().all()
-    assert mixing.weighted_sums(torch.eye(2, dtype=torch.float64), rows)[:, 1].isnan().all()
+    assert inner_products(rows, from_first=False)[0].isnan().all()
+    assert weighted_sums(torch.eye(2, dtype=torch.float64), rows)[:, 1].isnan().all()

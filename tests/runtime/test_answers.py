@@ -18,7 +18,7 @@ from pflmpi.experiment.build import prepare
 from pflmpi.experiment.evaluation import count_trained, count_unseen
 from pflmpi.learning.task import Task
 from pflmpi.messages import leaf_owners
-from pflmpi.messages.kinds import Compared, Messages, Mixed, Rows, tensor
+from pflmpi.messages.kinds import Centres, Compared, Messages, Mixed, Rows, tensor
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.contract import check_declarations
 from pflmpi.store import run_folder
@@ -94,6 +94,22 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "of nothing": ({"model": Rows(LIKE)}, {"answer": Mixed(LIKE, "model")}, ["'model'", "no `Compared`", "none"]),
     "other leaves": ({"model": Compared({"w": tensor(4)})}, {"answer": Mixed(LIKE, "model")}, ["[3]", "[4]"]),
     "integers": ({"model": Compared({"w": tensor(3, dtype=torch.int32)})}, {}, ["'model'", "floats"]),
+    "centres of nothing": ({"c": Centres(LIKE, of="model", count=2)}, {}, ["uplink: 'c'", "'model'", "no `Compared`"]),
+    "centres of other leaves": (
+        {"model": Compared({"w": tensor(4)}), "c": Centres(LIKE, of="model", count=2)},
+        {},
+        ["'c' differs from 'model'", "[3]", "[4]"],
+    ),
+    "centres that the server has not": (
+        {"model": Compared(LIKE), "c": Centres(LIKE, of="model", count=2)},
+        {},
+        ["'c' are `Centres`", "init_server", "c/w"],
+    ),
+    "two centres of one message": (
+        {"model": Compared(LIKE), **{name: Centres(LIKE, of="model", count=2) for name in "cd"}},
+        {},
+        ["'c' and 'd' are centres of one message, 'model'"],
+    ),
     "first ones of other names": (
         {"model": Compared(LIKE)},
         {"reply": Mixed(LIKE, "model")},

@@ -43,17 +43,22 @@ def exchange(
     published: Messages | None = None
     measured: Mapping[str, Tensor] = {}
     weights: Messages = {}
+    round = Round(now.round, now.participants, task.seed)
     up = send_up(transport, setup.declared, ups, now.training) if len(now.participants) else None
-    received, products = mixing.compare(transport, now.owners, ups) if now.owners.compared else ({}, {})
+    received, products = mixing.compare(transport, now.owners, ups, server) if now.owners.compared else ({}, {})
     ups.clear()
     if up is not None:
-        up, round = {**up, **products}, Round(now.round, now.participants, task.seed)
+        up |= products
+        if now.owners.mixed or now.owners.centres:
+            with calling(algorithm, "mixing_weights", now.round):
+                weights = algorithm.mixing_weights(task, up, round)
+            mixing.check_weights(now.owners, weights)
+    sums = mixing.sum_centres(transport, now.owners, received, weights) if now.owners.centres else {}
+    if up is not None:
+        up |= sums
         if not now.opening and (now.saves or task.training.stop):  # which may call for a checkpoint
             with calling(algorithm, "diagnose", now.round):
                 measured = algorithm.diagnose(task, server, up, round)
-        if now.owners.mixed:
-            with calling(algorithm, "mixing_weights", now.round):
-                weights = algorithm.mixing_weights(task, up, round)
         with calling(algorithm, "server_update", now.round):
             new = algorithm.server_update(task, server, up, round)
         check_state(algorithm, "server_update", new, server)
