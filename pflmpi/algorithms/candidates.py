@@ -108,11 +108,12 @@ def choose(affinity: np.ndarray, left: np.ndarray, count: int, epsilon: float, d
         draws: random numbers of these clients.
     """
     left, rows = left.copy(), np.arange(len(left))
-    rank = np.lexsort((draws.ties, affinity)).argsort(1)  # [m, N], highest for the best
     chosen = np.full((len(left), count), NOBODY, np.int64)
     for m in range(count):
-        explores = draws.explores[m] < epsilon
-        preference = np.where(left, np.where(explores[:, np.newaxis], draws.lot, rank), -1)
+        explores = (draws.explores[m] < epsilon)[:, np.newaxis]
+        known = np.where(left, affinity, -np.inf)
+        best_known = left & (known == known.max(1, keepdims=True))
+        preference = np.where(explores & left, draws.lot, np.where(best_known & ~explores, draws.ties, -1))
         best = preference.argmax(1)
         chosen[:, m] = np.where(left.any(1), best, NOBODY)
         left[rows, best] = False
