@@ -12,7 +12,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.forecast.communication import TransportName
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
-from pflmpi.messages.kinds import Call
+from pflmpi.messages.calls import Call
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pflmpi.messages.kinds import Call
+from pflmpi.messages.calls import Call
 from pflmpi.transports import ring
 
 TransportName = Literal["inprocess", "mpi", "torch"]

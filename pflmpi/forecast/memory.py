@@ -9,7 +9,7 @@ from pflmpi.forecast.bytes import StateSizes, leaf_bytes, pool_bytes
 from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
-from pflmpi.messages.kinds import Call
+from pflmpi.messages.calls import Call
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.gpu.memory import LEAST

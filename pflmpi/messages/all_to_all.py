@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pflmpi.messages.kinds import Call
+from pflmpi.messages.calls import Call
 
 
 @dataclass(frozen=True)

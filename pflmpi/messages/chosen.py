@@ -8,8 +8,9 @@ import torch
 
 from pflmpi import tree
 from pflmpi.errors import RunError
+from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.kinds import NOBODY, Call, Chosen, Messages, with_rows
+from pflmpi.messages.kinds import NOBODY, Chosen, Messages, with_rows
 from pflmpi.messages.packing import pack, to_numpy, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree

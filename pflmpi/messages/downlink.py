@@ -9,10 +9,11 @@ import torch
 from pflmpi import tree
 from pflmpi.learning.task import HOST
 from pflmpi.messages.arrival import broadcast
+from pflmpi.messages.calls import Call
 from pflmpi.messages.chosen import ChosenRows, Offers, send_chosen
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call, Chosen, Messages, Mixed, Own, OwnClasses, with_rows
+from pflmpi.messages.kinds import Chosen, Messages, Mixed, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree

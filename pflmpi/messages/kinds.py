@@ -176,25 +176,3 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def with_rows(like: Tree, rows: int) -> Tree:
     """The template of `rows` trees shaped `like`, along a new first axis."""
     return tree.map(lambda leaf: tensor(rows, *leaf.shape, dtype=leaf.dtype), like)
-
-
-# --- the collective calls that move them ---------------------------------------------------------------------
-
-Operation = Literal["broadcast", "scatter", "gather", "maximum", "sum", "all-to-all"]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One collective call of a transport.
-
-    Attributes:
-        operation: its name.
-        sizes: [R] bytes of each rank's buffer or part; of an all-to-all, what it sends to all others.
-        received: [R] bytes that each rank receives in an all-to-all.
-        answers: whether an all-to-all is on the way to clients, not from them.
-    """
-
-    operation: Operation
-    sizes: tuple[int, ...]
-    received: tuple[int, ...] = ()
-    answers: bool = False

@@ -12,10 +12,11 @@ from functools import cached_property
 import numpy as np
 
 from pflmpi.messages.all_to_all import AllToAll
+from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Entries
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call, Centres, Compared, Mixed
+from pflmpi.messages.kinds import Centres, Compared, Mixed
 
 _NUMBER = 8  # bytes of a float64
 _LEAST = 2**18  # bytes of all rows that are worth another owner

@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from pflmpi.messages.all_to_all import AllToAll
+from pflmpi.messages.calls import Call
 from pflmpi.messages.entries import Entries
 from pflmpi.messages.groups import ClientGroup, clients_per_rank
-from pflmpi.messages.kinds import Call
 
 _WORD = 8  # bytes of a float64 or int64
 _LEAST_SLICE = 2**16  # bytes of a message; a smaller slice costs another rank more than it saves

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.machine import own_memory
+from pflmpi.messages.calls import Call
 from pflmpi.messages.groups import ClientGroup, clients_per_rank, rank_by_rank
-from pflmpi.messages.kinds import Call
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.transports.base import Transport
 

@@ -5,10 +5,10 @@ from functools import cached_property
 
 import numpy as np
 
+from pflmpi.messages.calls import Call
 from pflmpi.messages.chosen import chosen_calls
 from pflmpi.messages.downlink import down_calls
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Call
 from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import up_calls
 from pflmpi.runtime import client_errors, report, stopping

@@ -18,7 +18,7 @@ import numpy as np
 from pflmpi.early_signals import SIGNALS
 from pflmpi.errors import RunError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.messages.kinds import Call
+from pflmpi.messages.calls import Call
 from pflmpi.transports.base import Transport
 
 _ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the end of the job

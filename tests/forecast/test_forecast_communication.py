@@ -3,7 +3,7 @@
 import pytest
 
 from pflmpi.forecast.communication import Link, Network, communication_seconds
-from pflmpi.messages.kinds import Call
+from pflmpi.messages.calls import Call
 
 SLOW = Link(delay=1.0, rate=float("inf"))  # only delays count
 CLOSE = 1e-4  # what a connection has in flight at most counts with a few microseconds

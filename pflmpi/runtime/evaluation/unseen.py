@@ -9,11 +9,12 @@ import numpy as np
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Newcomer
 from pflmpi.learning.task import HOST
+from pflmpi.messages.calls import Call
 from pflmpi.messages.chosen import OfferedRows, Offers, chosen_calls
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all
-from pflmpi.messages.kinds import Call, Messages, Own, OwnClasses, Shared
+from pflmpi.messages.kinds import Messages, Own, OwnClasses, Shared
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.clients import evaluate_shared_model, finished
 from pflmpi.runtime.evaluation.measures import Counts

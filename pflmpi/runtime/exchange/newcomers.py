@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.messages.kinds import Call, Messages, with_rows
+from pflmpi.messages.calls import Call
+from pflmpi.messages.kinds import Messages, with_rows
 from pflmpi.messages.packing import pack, unpack
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.exchange.mixed import ANSWERED, mixed_templates
