@@ -18,7 +18,7 @@ from pflmpi.learning.diagnostics import Category, Diagnostic
 from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Centres, Compared, Downlink, Messages, Own, Rows, Uplink, tensor
+from pflmpi.messages.kinds import Centres, Compared, Downlink, Messages, OneOf, Rows, Uplink, tensor
 from pflmpi.messages.products import weighted_sums
 from pflmpi.tree import Tree, leaf, part
 
@@ -72,7 +72,7 @@ class FeSEM(Algorithm):
         return up
 
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
-        return {"centre": Own(task.like("body", "head", *task.shared_stats))}
+        return {"centre": OneOf(task.like("body", "head", *task.shared_stats), self.num_clusters + 1)}
 
     def init_server(self, task: Task) -> Tree:
         model = only(task.init(), ("body", "head", *task.shared_stats))
@@ -87,16 +87,16 @@ class FeSEM(Algorithm):
     def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
         return self._centres(server, torch.full((len(newcomers),), -1))
 
-    def _centres(self, server: Tree, rows: Tensor) -> Messages:
-        """The centres of the given clusters [R]; -1 for the mean of all, weighted by their clients."""
+    def _centres(self, server: Tree, clusters: Tensor) -> Messages:
+        """The centres, as the last their mean by clients, and which of them the clients of some clusters [R] get."""
         clients = _members(leaf(server, "cluster"), self.num_clusters).sum(1, keepdim=True).mT
         clients = clients if clients.any() else torch.ones_like(clients)
 
-        def own(centres: Tensor) -> Tensor:
-            mean = weighted_sums(clients / clients.sum(), centres)
-            return torch.cat([centres, mean]).index_select(0, rows % (self.num_clusters + 1))  # -1: the mean
+        def with_mean(centres: Tensor) -> Tensor:
+            return torch.cat([centres, weighted_sums(clients / clients.sum(), centres)])
 
-        return {"centre": tree.map(own, part(server, "centres"))}
+        choices = tree.map(with_mean, part(server, "centres"))
+        return {"centre": {"choices": choices, "chosen": clusters % (self.num_clusters + 1)}}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model = train(task, {**down["centre"], **client}, data.passes["train"], model_loss(task), data.learning_rate)

@@ -13,6 +13,7 @@ from pflmpi.forecast.communication import TransportName
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
 from pflmpi.messages.calls import Call
+from pflmpi.messages.kinds import Downlink, OneOf
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
@@ -135,9 +136,20 @@ def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tr
         return server, {}, {}
     published = algorithm.publish(task, server, np.arange(clients))
     stored = {id(leaf): path for path, leaf in tree.leaves(server)}
-    leaves = {f"{name}/{path}": leaf for name in names for path, leaf in tree.leaves(published[name])}
+    kinds = algorithm.downlink(task)
+    leaves = {
+        f"{name}/{path}": leaf for name in names for path, leaf in tree.leaves(_stored(kinds[name], published[name]))
+    }
     links = {path: stored[id(leaf)] for path, leaf in leaves.items() if id(leaf) in stored}
     return server, {path: leaf for path, leaf in leaves.items() if path not in links}, links
+
+
+def _stored(kind: Downlink, published: Tree) -> Tree:
+    """What a round file has of a message as published to all clients: of `OneOf` a row for each."""
+    if not isinstance(kind, OneOf):
+        return published
+    chosen = tree.leaf(published, "chosen")
+    return tree.map(lambda leaf: leaf.index_select(0, chosen), tree.part(published, "choices"))
 
 
 def _for_more(more: int, states: Sequence[Tree]) -> Leaves:

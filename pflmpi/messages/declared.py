@@ -20,6 +20,7 @@ from pflmpi.messages.kinds import (
     Messages,
     Mixed,
     Offered,
+    OneOf,
     Own,
     OwnClasses,
     Rows,
@@ -85,6 +86,11 @@ class Declared:
         return {name: kind for name, kind in self.down.items() if isinstance(kind, Chosen)}
 
     @property
+    def one_of(self) -> dict[str, OneOf]:
+        """The messages down that are one of a few."""
+        return {name: kind for name, kind in self.down.items() if isinstance(kind, OneOf)}
+
+    @property
     def returned(self) -> dict[str, Uplink]:
         """The messages up that `client_update` returns: all but those that are in its state or the server's."""
         return {name: kind for name, kind in self.up.items() if not isinstance(kind, Offered | Centres)}
@@ -148,6 +154,9 @@ def _published(kind: Shared, receivers: int, classes: int) -> Tree:
     """The template of what `publish` returns for so many receivers."""
     if isinstance(kind, Chosen):
         return kinds.with_rows({"clients": kind.like["clients"]}, receivers)
+    if isinstance(kind, OneOf):
+        chosen = kinds.tensor(receivers, dtype=torch.int64)
+        return {"choices": kinds.with_rows(kind.like, kind.count), "chosen": chosen}
     rows = {Own: receivers, OwnClasses: classes}
     return kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
 

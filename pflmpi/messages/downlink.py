@@ -13,7 +13,8 @@ from pflmpi.messages.calls import Call
 from pflmpi.messages.chosen import ChosenRows, Offers, send_chosen
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Chosen, Messages, Mixed, Own, OwnClasses, with_rows
+from pflmpi.messages.kinds import Chosen, Messages, Mixed, OneOf, Own, OwnClasses, with_rows
+from pflmpi.messages.one_of import Picked, one_of_calls, send_one_of
 from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -27,6 +28,7 @@ class Reply:
     own: Messages = field(default_factory=dict)  # rows [m, ...] of `clients`
     by_class: Messages = field(default_factory=dict)  # [K, ...], zero where nobody here holds the class
     chosen: dict[str, ChosenRows] = field(default_factory=dict)
+    one_of: dict[str, Picked] = field(default_factory=dict)
     clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
 
@@ -51,7 +53,8 @@ class Reply:
             rows = torch.from_numpy(np.searchsorted(self.clients, clients))
             for name, value in own.items():
                 down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
-        for name, rows_of in self.chosen.items():
+        picked: dict[str, ChosenRows | Picked] = {**self.chosen, **self.one_of}
+        for name, rows_of in picked.items():
             if names is None or name in names:
                 down[name] = rows_of.for_clients(clients)
         if by_class := wanted(self.by_class):
@@ -75,7 +78,7 @@ def send_down(
 ) -> Reply:
     """Send what was published to the ranks of the receivers: Shared once, Own per client, OwnClasses per rank.
 
-    What is `Chosen` comes from the ranks of the clients that offer it.
+    What is `Chosen` comes from the ranks of the clients that offer it; `OneOf` see `one_of`.
 
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
@@ -120,8 +123,9 @@ def send_down(
     clients = receivers[transport.rank]
     classes = _classes_of(declared, clients)
     full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
+    one_of = send_one_of(transport, declared, published, receivers)
     chosen = {} if offers is None else send_chosen(transport, declared, published, receivers, offers)
-    return Reply(received, mine["own"], full, chosen, clients, declared.holds)
+    return Reply(received, mine["own"], full, chosen, one_of, clients, declared.holds)
 
 
 def down_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
@@ -133,7 +137,7 @@ def down_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Ca
     if own or by_class:
         sizes = (tree.num_bytes(_rows_template(declared, clients_of(groups))) for groups in assigned)
         calls.append(Call("scatter", tuple(sizes)))
-    return calls
+    return [*calls, *one_of_calls(declared, [clients_of(groups) for groups in assigned])]
 
 
 def _by_way(declared: Declared) -> tuple[Tree, Tree, Tree]:
@@ -142,7 +146,7 @@ def _by_way(declared: Declared) -> tuple[Tree, Tree, Tree]:
     own: Tree = {}
     by_class: Tree = {}
     for name, kind in sorted(declared.down.items()):
-        if isinstance(kind, Mixed | Chosen):  # which do not come from the server
+        if isinstance(kind, Mixed | Chosen | OneOf):  # which come otherwise
             continue
         way = own if isinstance(kind, Own) else by_class if isinstance(kind, OwnClasses) else shared
         way[name] = kind.like

@@ -120,6 +120,16 @@ class Own(Shared):
 
 
 @dataclass(frozen=True)
+class OneOf(Own):
+    """One of K trees shaped `like` for each client; no rank gets more of them than it has clients, or than there are.
+
+    The server publishes {"choices": [K, ...], "chosen": [R] int64}, which of them each of the R receivers gets.
+    """
+
+    count: int  # K
+
+
+@dataclass(frozen=True)
 class Chosen(Own):
     """For each client what M others offer; the server says which, and zeros are in the place of `NOBODY`.
 

@@ -169,7 +169,8 @@ class LeafOwners:
 
     def weight_sizes(self, made: list[list[Made]]) -> list[int]:
         """[R] bytes of the weights that rank 0 scatters, for what each rank makes."""
-        return [_NUMBER * sum(one.rows * int(self.compared_rows[one.leaf]) for one in each) for each in made]
+        rows = self.compared_rows.tolist()
+        return [_NUMBER * sum(one.rows * rows[one.leaf] for one in each) if each else 0 for each in made]
 
     @property
     def up_calls(self) -> list[Call]:

@@ -38,9 +38,9 @@ def compare(
             kind = owners.compared[owners.entries.paths[leaf].split("/")[0]]
             products.append(_bytes(inner_products(_rows(owners, received, rank, leaf), kind.from_first)))
         parts = _gathered(transport, np.concatenate(products), owners.product_sizes)
-    found = {}
+    found, rows = {}, owners.compared_rows.tolist()
     for leaves, part in zip(owners.owned, parts, strict=False):  # no part on other ranks
-        squares = [(rows, rows) for rows in owners.compared_rows[leaves].tolist()]
+        squares = [(rows[leaf], rows[leaf]) for leaf in leaves]
         for leaf, product in zip(leaves, _cut(part, squares), strict=True):
             found[owners.entries.paths[leaf]] = product
     return received, tree.unflatten(found)  # type: ignore[return-value]
@@ -63,9 +63,10 @@ def sum_centres(transport: Transport, owners: LeafOwners, received: Received, we
         parts = _gathered(transport, np.concatenate(sums), owners.centre_bytes.tolist())
     result = dict[str, Tensor]()
     for made, part in zip(owners.summed, parts, strict=False):  # no part on other ranks
-        likes = [(one, owners.entries.like[one.leaf]) for one in made]
-        like = {one.path: tensor(one.rows, *leaf.shape, dtype=leaf.dtype) for one, leaf in likes}
-        result |= dict(tree.leaves(unpack(part, tree.unflatten(like))))
+        if made:
+            likes = [(one, owners.entries.like[one.leaf]) for one in made]
+            like = {one.path: tensor(one.rows, *leaf.shape, dtype=leaf.dtype) for one, leaf in likes}
+            result |= dict(tree.leaves(unpack(part, tree.unflatten(like))))
     return tree.unflatten(result)  # type: ignore[return-value]
 
 
@@ -150,7 +151,7 @@ def _weights(
     parts = None
     if rank == 0:
         found = {path: _bytes(leaf) for path, leaf in tree.leaves(dict(weights))}
-        parts = [np.concatenate([NOTHING, *(found[one.path] for one in each)]) for each in made]
+        parts = [np.concatenate([found[one.path] for one in each]) if each else NOTHING for each in made]
     alone = parts[0] if parts else NOTHING
     mine = transport.scatter(parts, sizes[rank]) if any(sizes[1:]) else alone
     shapes = [(one.rows, int(owners.compared_rows[one.leaf])) for one in made[rank]]

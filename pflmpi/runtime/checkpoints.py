@@ -13,7 +13,7 @@ from pflmpi import tree
 from pflmpi.errors import PflmpiError
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.client_state import Population, received, row_kinds
+from pflmpi.runtime.client_state import Population, received, received_by_all, row_kinds
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -27,7 +27,7 @@ from pflmpi.store.records.background import Background
 from pflmpi.store.records.content import Checkpoint
 from pflmpi.store.records.conversion import finish
 from pflmpi.store.records.segments import RecordFile
-from pflmpi.store.round_file import ReceivedMessage, RoundContent
+from pflmpi.store.round_file import RoundContent
 from pflmpi.store.shard import Arrays, ClientRows, write_shard
 from pflmpi.store.writer import Writer
 from pflmpi.transports.base import Transport
@@ -165,7 +165,7 @@ class Checkpoints:
     def _content(self, round: int, seen: ServerRound, progress: Progress | None, lines: History) -> RoundContent:
         """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
         setup, arrays = self._setup, dict[int, np.ndarray]()
-        messages, published = received(setup.algorithm, setup.task, setup.templates), seen.published or {}
+        names, published = received(setup.algorithm, setup.task, setup.templates), seen.published or {}
         in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(seen.server)}
 
         def stored(state: Tree) -> Arrays:
@@ -179,7 +179,7 @@ class Checkpoints:
             server=stored(seen.server),
             metrics={} if progress is None else progress.arrays(),
             bytes={} if progress is None else progress.bytes,
-            received={name: ReceivedMessage(stored(published[name]), own) for name, own in messages.items()},
+            received={name: received_by_all(setup.declared.down[name], stored(published[name])) for name in names},
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
             partition={"train_samples": setup.declared.num_train, "test_samples": setup.num_test},
             normalisation=setup.task.normalisation,

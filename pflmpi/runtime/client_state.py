@@ -14,13 +14,14 @@ from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.optimizers import initial_state
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
-from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
+from pflmpi.messages.kinds import Downlink, Messages, OneOf, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.exchange.mixed import ANSWERED, mixed_templates
 from pflmpi.runtime.state.initial import fill
 from pflmpi.runtime.state.rows import Rows, empty_rows
 from pflmpi.store.names import cohort_name
+from pflmpi.store.round_file import ReceivedMessage
 from pflmpi.tree import Tree
 
 
@@ -174,9 +175,14 @@ def _received(kind: Downlink, num_classes: int) -> Tree:
     return with_rows(kind.like, num_classes) if isinstance(kind, OwnClasses) else kind.like
 
 
-def received(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> dict[str, bool]:
-    """Messages that personal models are put together from and no client keeps; true where each has a row of its own."""
-    if RECEIVED in templates[0]:
-        return {}
-    names = personal.messages(algorithm.personal(task))
-    return {name: isinstance(algorithm.downlink(task)[name], Own) for name in sorted(names)}
+def received(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> list[str]:
+    """Names of the messages that personal models are put together from and no client keeps."""
+    return [] if RECEIVED in templates[0] else sorted(personal.messages(algorithm.personal(task)))
+
+
+def received_by_all(kind: Downlink, published: dict[str, np.ndarray]) -> ReceivedMessage:
+    """What a checkpoint stores of a message, from its arrays by path as published to all clients."""
+    if not isinstance(kind, OneOf):
+        return ReceivedMessage(published, isinstance(kind, Own))
+    choices = {path.removeprefix("choices/"): array for path, array in published.items() if path != "chosen"}
+    return ReceivedMessage(choices, True, published["chosen"])

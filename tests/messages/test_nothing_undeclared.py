@@ -26,12 +26,14 @@ from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
 from pflmpi.messages.kinds import (
     NOBODY,
+    Centres,
     Chosen,
     ClassMeans,
     Compared,
     Mean,
     Mixed,
     Offered,
+    OneOf,
     Own,
     OwnClasses,
     Rows,
@@ -123,7 +125,7 @@ def expected_up(run: Recorded) -> int:
         for kind in run.experiment.config.algorithm.uplink(task).values():
             if isinstance(kind, ClassMeans):
                 total += sum(int(held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
-            elif not isinstance(kind, Offered):
+            elif not isinstance(kind, Offered | Centres):
                 assert type(kind) in (Rows, Sum, Mean, Compared)
                 folded_there = type(kind) in (Sum, Mean) and len(set(rank_of(run, chosen).values())) == 1
                 total += min(len(away), 1 if folded_there else len(away)) * size(kind.like)
@@ -150,6 +152,9 @@ def expected_down(run: Recorded) -> int:
         for kind in run.experiment.config.algorithm.downlink(task).values():
             for rank in range(1, RANKS):
                 if isinstance(kind, Chosen):
+                    continue
+                if isinstance(kind, OneOf):  # with so few clients all never travel to all ranks
+                    total += min(len(by_rank[rank]), kind.count) * size(kind.like) + 8 * len(by_rank[rank])
                     continue
                 if isinstance(kind, Mixed):
                     rows = answered.count(rank)

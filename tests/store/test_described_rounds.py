@@ -8,6 +8,7 @@ import pytest
 
 from pflmpi.store import checked_hdf5, run_folder
 from pflmpi.store.names import round_path
+from pflmpi.store.records import content
 from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
 
 N = 4
@@ -18,7 +19,7 @@ def run(tmp_path: Path) -> Path:
     """A round of four clients that keep nothing."""
     shared = np.arange(6.0).reshape(2, 3)
     own = np.arange(N * 2.0).reshape(N, 2)
-    content = RoundContent(
+    made = RoundContent(
         3,
         server={"model/weight": shared},
         metrics={"correct": np.arange(N), "seconds_round": np.array(0.5)},
@@ -29,7 +30,7 @@ def run(tmp_path: Path) -> Path:
         },
         diagnostics={"weights": np.eye(2)},
     )
-    write_round(tmp_path, content, Layout.unwritten(np.zeros(N, np.int64)), {"cohort0": {}}, {"config": "seed: 0"})
+    write_round(tmp_path, made, Layout.unwritten(np.zeros(N, np.int64)), {"cohort0": {}}, {"config": "seed: 0"})
     return tmp_path
 
 
@@ -39,6 +40,18 @@ def test_each_client_reads_what_it_received(run: Path) -> None:
     assert found["centre/weight"].tolist() == [[4, 5], [0, 1]]
     assert found["model/head/weight"].tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
     assert found["model/head/scale"].tolist() == [2, 2]
+
+
+def test_a_record_holds_few_rows_and_the_round_file_those_of_all_clients(tmp_path: Path) -> None:
+    few, chosen = np.arange(4000.0).reshape(2, 2000), np.arange(N) % 2
+    made = RoundContent(3, {}, received={"centre": ReceivedMessage({"weight": few}, True, chosen)})
+    layout = Layout.unwritten(np.zeros(N, np.int64))
+    record = content.pack(3, {}, content.Checkpoint(made, layout, {"cohort0": {}}, {}, {}, 0))
+    assert sum(array.nbytes for array in record.arrays.values()) < N * few[0].nbytes
+    found = content.checkpoint_of(record)
+    write_round(tmp_path, found.content, found.layout, found.templates, {"config": "seed: 0"})
+    read = run_folder.read_received(tmp_path, 3, np.arange(N))
+    assert np.array_equal(read["centre/weight"], few[chosen])
 
 
 def test_what_the_server_keeps_is_stored_once(run: Path) -> None:

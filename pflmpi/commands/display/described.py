@@ -27,6 +27,7 @@ _WORDS = {
     "ClassMeans": "class means",
     "Shared": "shared",
     "Own": "own",
+    "OneOf": "one of a few",
     "Chosen": "chosen",
     "Mixed": "mixed",
     "OwnClasses": "of its classes",

@@ -56,6 +56,8 @@ def pack(round: int, rows: ClientRows, checkpoint: Checkpoint | None = None) -> 
         arrays |= {f"{section}/{path}": array for path, array in getattr(content, section).items()}
     for name, message in content.received.items():
         arrays |= {f"received/{name}/{path}": array for path, array in message.arrays.items()}
+        if message.chosen is not None:
+            arrays[f"chosen/{name}"] = message.chosen
     arrays |= {f"layout/{path}": array for path, array in layouts.arrays(checkpoint.layout).items()}
     about = {
         "received": {name: message.own for name, message in content.received.items()},
@@ -83,7 +85,8 @@ def checkpoint_of(record: Record) -> Checkpoint:
     """What a record of rank 0 holds."""
     about = record.about
     received = {
-        name: ReceivedMessage(_below(record, f"received/{name}/"), own) for name, own in about["received"].items()
+        name: ReceivedMessage(_below(record, f"received/{name}/"), own, record.arrays.get(f"chosen/{name}"))
+        for name, own in about["received"].items()
     }
     sections = {section: _below(record, f"{section}/") for section in _SECTIONS}
     before = Checksum(*about.get("before", (0, 0)))  # older records hold all lines
