@@ -121,7 +121,7 @@ class Own(Shared):
 
 @dataclass(frozen=True)
 class OneOf(Own):
-    """One of K trees shaped `like` for each client; no rank gets more of them than it has clients, or than there are.
+    """One of K trees shaped `like` for each client; a tree goes to a rank once, also where many clients there get it.
 
     The server publishes {"choices": [K, ...], "chosen": [R] int64}, which of them each of the R receivers gets.
     """
