@@ -9,12 +9,14 @@ import torch
 import quick_run
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
+from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedfomo import FedFomo
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.algorithms.fesem import FeSEM
 from pflmpi.errors import RunError
+from pflmpi.messages.kinds import Own
 from pflmpi.store import run_folder
 
 
@@ -87,9 +89,19 @@ ROGUES: dict[str, tuple[type, dict[str, Any], list[str]]] = {
     ),
     "shared: missing": (FedAvg, down_with(lambda down: {}), ["downlink", "model/body", "absent"]),
     "own: one row too many": (
+        FedAvg,
+        {
+            "downlink": lambda self, task: {"model": Own(task.like("body", "head"))},
+            "publish": lambda self, task, server, receivers: {
+                "model": tree.stack([only(server["model"], ("body", "head"))] * (len(receivers) + 1))
+            },
+        },
+        ["downlink", "model/body", "[8, ", "[7, "],
+    ),
+    "one of a few: one too many": (
         FeSEM,
         down_with(lambda down: {"centre": tree.map(lambda leaf: torch.cat([leaf, leaf[:1]]), down["centre"])}),
-        ["downlink", "centre/body", "[8, ", "[7, "],
+        ["downlink", "centre/choices/body", "[5, ", "[4, ", "[8] int64 against [7] int64"],
     ),
     "chosen: one row too many": (
         FedFomo,
