@@ -181,6 +181,13 @@ def test_an_owner_needs_its_rows_their_answers_and_the_largest_leaf_of_both_in_f
     assert [owners.memory(rank) for rank in (0, 1)] == [3 * (rows + answers + 2 * largest), 0]
 
 
+def test_an_owner_needs_the_servers_rows_and_their_sums_too() -> None:
+    up = {"m": Compared({"a": tensor(100), "b": tensor(10)}), "k": Centres({"a": tensor(100), "b": tensor(10)}, "m", K)}
+    what = Declared(dict(up), {}, np.zeros((N, 1), bool), np.zeros(N, np.int64))
+    owners = LeafOwners.of(what, [[np.array([0, 1])], [np.array([5])]])
+    assert owners.memory(0) == (3 + K + K) * 4 * (100 + 10) + (3 + K) * 2 * 8 * 100
+
+
 def test_what_is_not_finite_stays_so() -> None:
     rows = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
     assert inner_products(rows, from_first=False)[0].isnan().all()
