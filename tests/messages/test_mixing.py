@@ -69,80 +69,52 @@ def weights(participants: int, centres: int = 0) -> Messages:
     return {"u": random(participants), **({"k": random(centres)} if centres else {})}
 
 
+@pytest.mark.parametrize("centres", [0, K])  # of the server, compared and summed as if more participants had sent them
 @pytest.mark.parametrize("least", [1, leaf_owners._LEAST])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_products_and_answers_have_the_bits_of_whole_models(
-    layout: str, least: int, monkeypatch: pytest.MonkeyPatch
+def test_products_answers_and_sums_have_the_bits_of_whole_models(
+    layout: str, least: int, centres: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leaf_owners, "_LEAST", least)
     torch.set_num_threads(1)
     assigned: list[list[ClientGroup]] = [[np.array(group) for group in groups] for groups in LAYOUTS[layout]]
-    owners = LeafOwners.of(declared(), assigned)
-    everyone = owners.participants.tolist()
-
-    def work(transport: Transport) -> tuple[Messages, Messages, tuple[int, int]]:
-        ups = [(group, message(group.tolist())) for group in assigned[transport.rank]]
-        received, products = mixing.compare(transport, owners, ups, {})
-        given = weights(len(everyone)) if transport.rank == 0 else {}
-        return products, mixing.mix(transport, owners, received, given), transport.counter.take("data")
-
-    results, whole = run_ranks(len(assigned), work), message(everyone)
-    for name, kind in declared().compared.items():
-        for path, leaf in tree.leaves(whole[name]):
-            flat = tree.flat_rows(leaf).double()
-            flat = flat - flat[:1] if kind.from_first else flat
-            assert torch.equal(tree.at(results[0][0][name], path), flat @ flat.mT), path
-    for path, leaf in tree.leaves(whole["m"]):
-        mixed = tree.at(weights(len(everyone))["u"], path) @ tree.flat_rows(leaf).double()
-        for (_, answers, _), groups in zip(results, assigned, strict=True):
-            mine = np.sort(np.concatenate([np.empty(0, np.int64), *groups])).tolist()
-            right = mixed[[everyone.index(client) for client in mine]].to(leaf.dtype)
-            if not mine:
-                assert answers == {}
-                continue
-            found = tree.at(answers["u"], path)
-            assert found.dtype == leaf.dtype and torch.equal(tree.flat_rows(found), right), path
-    assert results[0][2] == wire_bytes([*owners.up_calls, *owners.down_calls], "mpi")[::-1]
-    assert sum(map(bool, owners.owned)) == (min(len(assigned), 6) if least == 1 else 1)
-
-
-@pytest.mark.parametrize("least", [1, leaf_owners._LEAST])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_servers_own_trees_are_compared_and_summed_as_those_of_more_participants(
-    layout: str, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leaf_owners, "_LEAST", least)
-    torch.set_num_threads(1)
-    assigned: list[list[ClientGroup]] = [[np.array(group) for group in groups] for groups in LAYOUTS[layout]]
-    owners = LeafOwners.of(with_centres(), assigned)
-    everyone = owners.participants.tolist()
-    server: Tree = {"k": message(range(100, 100 + K))["m"], "other": torch.zeros(1)}
-    given = weights(len(everyone), K)
+    owners = LeafOwners.of(with_centres() if centres else declared(), assigned)
+    everyone, own = owners.participants.tolist(), range(100, 100 + centres)
+    server: Tree = {"k": message(own)["m"], "other": torch.zeros(1)} if centres else {}
+    given = weights(len(everyone), centres)
     mixing.check_weights(owners, given)
 
     def work(transport: Transport) -> tuple[Messages, Messages, Messages, tuple[int, int]]:
         first, ups = transport.rank == 0, [(group, message(group.tolist())) for group in assigned[transport.rank]]
         received, products = mixing.compare(transport, owners, ups, server if first else {})
-        sums = mixing.sum_centres(transport, owners, received, given if first else {})
-        assert bool(sums) == first
+        sums = mixing.sum_centres(transport, owners, received, given if first else {}) if centres else {}
+        assert bool(sums) == (first and bool(centres))
         answers = mixing.mix(transport, owners, received, given if first else {})
         return products, sums, answers, transport.counter.take("data")
 
-    results = run_ranks(len(assigned), work)
-    for path, leaf in tree.leaves(message([*everyone, *range(100, 100 + K)])["m"]):
+    results, rows = run_ranks(len(assigned), work), message([*everyone, *own])
+    rows["n"] = message(everyone)["n"]
+    for name, kind in declared().compared.items():
+        for path, leaf in tree.leaves(rows[name]):
+            flat = tree.flat_rows(leaf).double()
+            flat = flat - flat[:1] if kind.from_first else flat
+            assert torch.equal(tree.at(results[0][0][name], path), flat @ flat.mT), path
+    for path, leaf in tree.leaves(rows["m"]):
         flat = tree.flat_rows(leaf).double()
-        assert torch.equal(tree.at(results[0][0]["m"], path), flat @ flat.mT), path
-        found = tree.at(results[0][1]["k"], path)
-        right = (tree.at(given["k"], path) @ flat).to(leaf.dtype)
-        assert found.dtype == leaf.dtype and torch.equal(tree.flat_rows(found), right), path
         mixed = (tree.at(given["u"], path) @ flat).to(leaf.dtype)
         for (_, _, answers, _), groups in zip(results, assigned, strict=True):
-            if mine := np.sort(np.concatenate([np.empty(0, np.int64), *groups])).tolist():
-                rows = mixed[[everyone.index(client) for client in mine]]
-                assert torch.equal(tree.flat_rows(tree.at(answers["u"], path)), rows), path
-    n = tree.flat_rows(message(everyone)["n"]["x"]).double()
-    assert torch.equal(results[0][0]["n"]["x"], (n - n[:1]) @ (n - n[:1]).mT)
+            mine = np.sort(np.concatenate([np.empty(0, np.int64), *groups])).tolist()
+            if not mine:
+                assert answers == {}
+                continue
+            found = tree.at(answers["u"], path)
+            right = mixed[[everyone.index(client) for client in mine]]
+            assert found.dtype == leaf.dtype and torch.equal(tree.flat_rows(found), right), path
+        if centres:
+            found, right = tree.at(results[0][1]["k"], path), (tree.at(given["k"], path) @ flat).to(leaf.dtype)
+            assert found.dtype == leaf.dtype and torch.equal(tree.flat_rows(found), right), path
     assert results[0][3] == wire_bytes([*owners.up_calls, *owners.down_calls], "mpi")[::-1]
+    assert sum(map(bool, owners.owned)) == (min(len(assigned), 6) if least == 1 else 1)
 
 
 @pytest.mark.parametrize("wrong", [{"u": LIKE}, {"k": LIKE}, {"u": LIKE, "k": LIKE}])
