@@ -112,9 +112,8 @@ def choose(affinity: np.ndarray, left: np.ndarray, count: int, epsilon: float, d
     for m in range(count):
         explores = (draws.explores[m] < epsilon)[:, np.newaxis]
         known = np.where(left, affinity, -np.inf)
-        best_known = left & (known == known.max(1, keepdims=True))
-        preference = np.where(explores & left, draws.lot, np.where(best_known & ~explores, draws.ties, -1))
-        best = preference.argmax(1)
+        eligible = left & (explores | (known == known.max(1, keepdims=True)))
+        best = np.where(eligible, np.where(explores, draws.lot, draws.ties), -1).argmax(1)
         chosen[:, m] = np.where(left.any(1), best, NOBODY)
         left[rows, best] = False
     return chosen

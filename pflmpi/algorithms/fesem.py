@@ -114,8 +114,7 @@ class FeSEM(Algorithm):
         if self.weighting == "samples":
             weights = weights * leaf(up["samples"], "count")
         total = weights.sum(1, keepdim=True)
-        kept = torch.zeros(self.num_clusters, self.num_clusters, dtype=torch.float64)
-        weights = torch.cat([weights / total.clamp(min=1), kept], 1)
+        weights = torch.nn.functional.pad(weights / total.clamp(min=1), (0, self.num_clusters))
         empty = total.flatten() == 0
         weights[empty, before[empty]] = 1  # a centre without members stays as it is
         return {"centres": tree.map(lambda _: weights, up["model"])}
