@@ -14,6 +14,7 @@ from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
 from pflmpi.messages.calls import Call
 from pflmpi.messages.kinds import Downlink, OneOf
+from pflmpi.messages.one_of import chosen_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
@@ -148,8 +149,7 @@ def _stored(kind: Downlink, published: Tree) -> Tree:
     """What a round file has of a message as published to all clients: of `OneOf` a row for each."""
     if not isinstance(kind, OneOf):
         return published
-    chosen = tree.leaf(published, "chosen")
-    return tree.map(lambda leaf: leaf.index_select(0, chosen), tree.part(published, "choices"))
+    return chosen_rows(tree.part(published, "choices"), tree.leaf(published, "chosen"))
 
 
 def _for_more(more: int, states: Sequence[Tree]) -> Leaves:

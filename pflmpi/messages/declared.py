@@ -155,8 +155,7 @@ def _published(kind: Shared, receivers: int, classes: int) -> Tree:
     if isinstance(kind, Chosen):
         return kinds.with_rows({"clients": kind.like["clients"]}, receivers)
     if isinstance(kind, OneOf):
-        chosen = kinds.tensor(receivers, dtype=torch.int64)
-        return {"choices": kinds.with_rows(kind.like, kind.count), "chosen": chosen}
+        return kind.published(kind.count, receivers)
     rows = {Own: receivers, OwnClasses: classes}
     return kinds.with_rows(kind.like, rows[type(kind)]) if type(kind) in rows else kind.like
 

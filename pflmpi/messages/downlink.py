@@ -123,7 +123,7 @@ def send_down(
     clients = receivers[transport.rank]
     classes = _classes_of(declared, clients)
     full = {name: _spread(value, classes, declared.holds.shape[1]) for name, value in mine["class"].items()}
-    one_of = send_one_of(transport, declared, published, receivers)
+    one_of = send_one_of(transport, declared, published, receivers, everyone)
     chosen = {} if offers is None else send_chosen(transport, declared, published, receivers, offers)
     return Reply(received, mine["own"], full, chosen, one_of, clients, declared.holds)
 
@@ -137,7 +137,7 @@ def down_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Ca
     if own or by_class:
         sizes = (tree.num_bytes(_rows_template(declared, clients_of(groups))) for groups in assigned)
         calls.append(Call("scatter", tuple(sizes)))
-    return [*calls, *one_of_calls(declared, [clients_of(groups) for groups in assigned])]
+    return [*calls, *one_of_calls(declared, assigned)]
 
 
 def _by_way(declared: Declared) -> tuple[Tree, Tree, Tree]:

@@ -128,6 +128,10 @@ class OneOf(Own):
 
     count: int  # K
 
+    def published(self, choices: int, receivers: int) -> Tree:
+        """The template of so many of the trees, and of what as many receivers get."""
+        return {"choices": with_rows(self.like, choices), "chosen": tensor(receivers, dtype=torch.int64)}
+
 
 @dataclass(frozen=True)
 class Chosen(Own):

@@ -16,8 +16,7 @@ from pflmpi.messages.products import inner_products, weighted_sums
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
-_NUMBER = 8  # bytes of a float64
-Received = dict[int, np.ndarray]  # by rank, what its participants have of the leaves that this rank owns
+Received = dict[int, np.ndarray]  # by rank, what it has of the leaves that this rank owns
 
 
 def compare(
@@ -167,11 +166,10 @@ def _gathered(transport: Transport, part: np.ndarray, sizes: list[int]) -> list[
 
 def _cut(part: np.ndarray, shapes: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
     """The matrices (float64) of a part, one after the other."""
-    at = 0
+    numbers, at = part.view(np.float64), 0
     for rows, columns in shapes:
-        size = _NUMBER * rows * columns
-        yield torch.from_numpy(part[at : at + size].copy().view(np.float64)).reshape(rows, columns)
-        at += size
+        yield torch.from_numpy(numbers[at : at + rows * columns].copy()).reshape(rows, columns)
+        at += rows * columns
 
 
 def _unpacked(owners: LeafOwners, answered: Received, count: int) -> Messages:

@@ -10,7 +10,8 @@ from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.kinds import Messages, OneOf, tensor, with_rows
+from pflmpi.messages.groups import ClientGroup, clients_per_rank
+from pflmpi.messages.kinds import Messages, OneOf
 from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -32,31 +33,38 @@ class Picked:
 
     def for_clients(self, clients: np.ndarray) -> Tree:
         """The message of the given clients with a leading client axis."""
-        rows = self.chosen[torch.from_numpy(np.searchsorted(self.clients, clients))]
-        return tree.map(lambda leaf: leaf.index_select(0, rows), self.choices)
+        return chosen_rows(self.choices, self.chosen[torch.from_numpy(np.searchsorted(self.clients, clients))])
+
+
+def chosen_rows(choices: Tree, chosen: torch.Tensor) -> Tree:
+    """The rows [m, ...] of some choices [c, ...], by their numbers [m]."""
+    return tree.map(lambda leaf: leaf.index_select(0, chosen), choices)
 
 
 def send_one_of(
-    transport: Transport, declared: Declared, published: Messages | None, receivers: Sequence[np.ndarray]
+    transport: Transport,
+    declared: Declared,
+    published: Messages | None,
+    receivers: Sequence[np.ndarray],
+    everyone: np.ndarray,
 ) -> dict[str, Picked]:
     """What the receivers here get, by name.
 
     Args:
         published: on rank 0, what `publish` returned for all receivers in ascending order; None elsewhere.
         receivers: of each rank, ascending.
+        everyone: all of them, ascending.
 
     Raises:
         RunError: the server chose a tree that is not there.
     """
-    rank, everyone = transport.rank, np.sort(np.concatenate(receivers))
-    found = {}
+    mine, found = receivers[transport.rank], {}
     for name, kind in sorted(declared.one_of.items()) if len(everyone) else ():
         if published is not None:
             _check(name, tree.leaf(published[name], "chosen"), kind.count)
-        mine = receivers[rank]
         with transport.channel("data"):
-            if _all_travel(kind, receivers):
-                like = _template(kind, len(everyone), kind.count)
+            if _all_travel(kind, np.fromiter(map(len, receivers), np.int64)):
+                like = kind.published(kind.count, len(everyone))
                 buffer = np.empty(tree.num_bytes(like), np.uint8) if published is None else pack(published[name])
                 transport.broadcast(buffer)
                 here = unpack(buffer, like)
@@ -65,34 +73,34 @@ def send_one_of(
                 parts = None
                 if published is not None:
                     parts = [_part(published[name], np.searchsorted(everyone, clients)) for clients in receivers]
-                like = _template(kind, len(mine), min(len(mine), kind.count))
+                like = kind.published(min(len(mine), kind.count), len(mine))
                 here = unpack(transport.scatter(parts, tree.num_bytes(like)), like)
                 chosen = tree.leaf(here, "chosen")
         found[name] = Picked(mine, chosen, tree.part(here, "choices"))
     return found
 
 
-def one_of_calls(declared: Declared, receivers: Sequence[np.ndarray]) -> list[Call]:
-    """The collective calls of `send_one_of`, with the bytes of each rank."""
-    counts = [len(clients) for clients in receivers]
-    calls = []
-    for _, kind in sorted(declared.one_of.items()) if any(counts) else ():
-        if _all_travel(kind, receivers):
-            size = tree.num_bytes(_template(kind, sum(counts), kind.count))
+def one_of_calls(declared: Declared, assigned: Sequence[Sequence[ClientGroup]]) -> list[Call]:
+    """The collective calls of `send_one_of`, with the bytes of each rank; `assigned`: each rank's receivers."""
+    calls: list[Call] = []
+    for _, kind in sorted(declared.one_of.items()) if any(assigned) else ():
+        counts = clients_per_rank(assigned)
+        if _all_travel(kind, counts):
+            size = tree.num_bytes(kind.published(kind.count, int(counts.sum())))
             calls.append(Call("broadcast", (size,) * len(counts)))
         else:
-            sizes = (tree.num_bytes(_template(kind, count, min(count, kind.count))) for count in counts)
+            sizes = (tree.num_bytes(kind.published(min(count, kind.count), count)) for count in counts.tolist())
             calls.append(Call("scatter", tuple(sizes)))
     return calls
 
 
-def _all_travel(kind: OneOf, receivers: Sequence[np.ndarray]) -> bool:
+def _all_travel(kind: OneOf, counts: np.ndarray) -> bool:
     """Whether all choices go from rank to rank, which is less for rank 0 than what each of the others needs.
 
-    It sends them as often as a binomial tree has levels.
+    It sends them as often as a binomial tree has levels. counts: [R] receivers of each rank.
     """
-    counts = np.fromiter(map(len, receivers[1:]), np.int64)
-    return bool(np.minimum(counts, kind.count).sum() > kind.count * len(counts).bit_length())
+    others = counts[1:]
+    return bool(np.minimum(others, kind.count).sum() > kind.count * len(others).bit_length())
 
 
 def _part(published: Tree, places: np.ndarray) -> np.ndarray:
@@ -101,13 +109,9 @@ def _part(published: Tree, places: np.ndarray) -> np.ndarray:
         return NOTHING
     choices, chosen = tree.part(published, "choices"), tree.leaf(published, "chosen")[torch.from_numpy(places)]
     if len(places) < len(next(leaf for _, leaf in tree.leaves(choices))):
-        choices = tree.map(lambda leaf: leaf.index_select(0, chosen), choices)
+        choices = chosen_rows(choices, chosen)
         chosen = torch.arange(len(places))
     return pack({"choices": choices, "chosen": chosen})
-
-
-def _template(kind: OneOf, receivers: int, choices: int) -> Tree:
-    return {"choices": with_rows(kind.like, choices), "chosen": tensor(receivers, dtype=torch.int64)}
 
 
 def _check(name: str, chosen: torch.Tensor, count: int) -> None:
