@@ -168,6 +168,14 @@ def test_the_best_that_have_trained_are_chosen_and_never_oneself() -> None:
     assert (choose(affinity, np.zeros((4, 4), bool), 2, 0.5, draws) == NOBODY).all()
 
 
+def test_ties_decide_between_the_best_and_the_lot_where_a_client_explores() -> None:
+    affinity, left = np.array([[0.0, 2, 2, 1]]), np.array([[False, True, True, True]])
+    ties, lot = np.array([[0.9, 0.1, 0.2, 0.9]]), np.array([[0.9, 0.6, 0.3, 0.8]])
+    explores = np.array([[0.5], [0.5]])
+    greedy, exploring = (choose(affinity, left, 2, epsilon, Draws(ties, lot, explores)) for epsilon in (0.0, 1.0))
+    assert greedy.tolist() == [[2, 1]] and exploring.tolist() == [[3, 1]]
+
+
 def test_equal_affinities_are_chosen_with_equal_chances_and_epsilon_explores() -> None:
     """For one client with four others, two of them best, over 3000 draws: 0.05 is five standard deviations."""
     n, best = 5, np.array([0.0, 2, 0, 2, 0])
