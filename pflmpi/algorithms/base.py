@@ -137,7 +137,10 @@ class Algorithm(ABC):
         return server
 
     def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:
-        """Weights (float64) of each leaf of `Mixed` messages, [P, P], a row for each participant, and of `Centres`."""
+        """The weights (float64) of each leaf of the `Mixed` messages, [P, P], with a row for each participant.
+
+        With `Centres` of the same leaves they are [P, P + K], and there are those of the centres, [K, P + K].
+        """
         raise NotImplementedError
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
