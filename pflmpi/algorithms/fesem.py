@@ -19,7 +19,7 @@ from pflmpi.learning.personal import Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Centres, Compared, Downlink, Messages, OneOf, Rows, Uplink, tensor
-from pflmpi.messages.products import weighted_sums
+from pflmpi.messages.linear_algebra import weighted_sums
 from pflmpi.tree import Tree, leaf, part
 
 

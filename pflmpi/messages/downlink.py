@@ -14,7 +14,7 @@ from pflmpi.messages.chosen import ChosenRows, Offers, send_chosen
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import Chosen, Messages, Mixed, OneOf, Own, OwnClasses, with_rows
-from pflmpi.messages.one_of import Picked, one_of_calls, send_one_of
+from pflmpi.messages.one_of import OneOfRows, one_of_calls, send_one_of
 from pflmpi.messages.packing import NOTHING, pack, unpack
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -28,7 +28,7 @@ class Reply:
     own: Messages = field(default_factory=dict)  # rows [m, ...] of `clients`
     by_class: Messages = field(default_factory=dict)  # [K, ...], zero where nobody here holds the class
     chosen: dict[str, ChosenRows] = field(default_factory=dict)
-    one_of: dict[str, Picked] = field(default_factory=dict)
+    one_of: dict[str, OneOfRows] = field(default_factory=dict)
     clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     holds: np.ndarray = field(default_factory=lambda: np.empty((0, 0), bool))
 
@@ -53,7 +53,7 @@ class Reply:
             rows = torch.from_numpy(np.searchsorted(self.clients, clients))
             for name, value in own.items():
                 down[name] = tree.map(lambda leaf: leaf.index_select(0, rows), value)
-        picked: dict[str, ChosenRows | Picked] = {**self.chosen, **self.one_of}
+        picked: dict[str, ChosenRows | OneOfRows] = {**self.chosen, **self.one_of}
         for name, rows_of in picked.items():
             if names is None or name in names:
                 down[name] = rows_of.for_clients(clients)

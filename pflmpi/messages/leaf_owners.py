@@ -23,7 +23,7 @@ _LEAST = 2**18  # bytes of all rows that are worth another owner
 
 
 @dataclass(frozen=True)
-class Made:
+class WeightedSum:
     """A leaf of weighted sums: its path, the compared leaf that they are of, and how many, P answers or K centres."""
 
     path: str
@@ -77,7 +77,7 @@ class LeafOwners:
         return np.array([leaf.numel() * leaf.element_size() for leaf in self.entries.like], np.int64)
 
     @cached_property
-    def own_rows(self) -> np.ndarray:
+    def centre_rows(self) -> np.ndarray:
         """[M] rows of each leaf that the server has, K or 0; they come after the participants'."""
         counts = {kind.of: kind.count for kind in self.centres.values()}
         return np.array([counts.get(path.partition("/")[0], 0) for path in self.entries.paths], np.int64)
@@ -85,7 +85,7 @@ class LeafOwners:
     @property
     def compared_rows(self) -> np.ndarray:
         """[M] rows of each leaf that are compared, P + K or P."""
-        return len(self.participants) + self.own_rows
+        return len(self.participants) + self.centre_rows
 
     @cached_property
     def owned(self) -> list[list[int]]:
@@ -103,23 +103,23 @@ class LeafOwners:
         return [sorted(leaves) for leaves in found]
 
     @cached_property
-    def answered(self) -> list[list[Made]]:
+    def answered(self) -> list[list[WeightedSum]]:
         """Of each rank the answers that it mixes, ascending by path."""
-        return self._made(self.mixed)
+        return self._sums_of(self.mixed)
 
     @cached_property
-    def summed(self) -> list[list[Made]]:
+    def summed(self) -> list[list[WeightedSum]]:
         """Of each rank the centres that it sums, ascending by path."""
-        return self._made(self.centres)
+        return self._sums_of(self.centres)
 
-    def _made(self, kinds: Mapping[str, Mixed | Centres]) -> list[list[Made]]:
+    def _sums_of(self, kinds: Mapping[str, Mixed | Centres]) -> list[list[WeightedSum]]:
         owner = {leaf: rank for rank, leaves in enumerate(self.owned) for leaf in leaves}
-        found: list[list[Made]] = [[] for _ in self.clients]
+        found: list[list[WeightedSum]] = [[] for _ in self.clients]
         for name, kind in sorted(kinds.items()):
             rows = kind.count if isinstance(kind, Centres) else len(self.participants)
             for leaf, path in enumerate(self.entries.paths):
                 if path.startswith(f"{kind.of}/"):
-                    found[owner[leaf]].append(Made(name + path[len(kind.of) :], leaf, rows))
+                    found[owner[leaf]].append(WeightedSum(name + path[len(kind.of) :], leaf, rows))
         return found
 
     @cached_property
@@ -140,7 +140,7 @@ class LeafOwners:
     @cached_property
     def centre_bytes(self) -> np.ndarray:
         """[R] bytes of the server's rows of the leaves that each rank owns."""
-        return _sums(self.bytes * self.own_rows, self.owned)
+        return _sums(self.bytes * self.centre_rows, self.owned)
 
     @cached_property
     def rows(self) -> AllToAll:
@@ -167,7 +167,7 @@ class LeafOwners:
         sizes: list[int] = (_NUMBER * _sums(self.compared_rows**2, self.owned)).tolist()
         return sizes
 
-    def weight_sizes(self, made: list[list[Made]]) -> list[int]:
+    def weight_sizes(self, made: list[list[WeightedSum]]) -> list[int]:
         """[R] bytes of the weights that rank 0 scatters, for what each rank makes."""
         rows = self.compared_rows.tolist()
         return [_NUMBER * sum(one.rows * rows[one.leaf] for one in each) if each else 0 for each in made]

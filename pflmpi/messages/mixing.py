@@ -10,9 +10,9 @@ from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages, tensor
-from pflmpi.messages.leaf_owners import LeafOwners, Made
+from pflmpi.messages.leaf_owners import LeafOwners, WeightedSum
+from pflmpi.messages.linear_algebra import inner_products, weighted_sums
 from pflmpi.messages.packing import NOTHING, numpy_type, pack, to_numpy, unpack
-from pflmpi.messages.products import inner_products, weighted_sums
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -143,8 +143,8 @@ def _rows(owners: LeafOwners, received: Received, rank: int, leaf: int) -> Tenso
 
 
 def _weights(
-    transport: Transport, owners: LeafOwners, made: list[list[Made]], weights: Messages
-) -> Iterator[tuple[Made, Tensor]]:
+    transport: Transport, owners: LeafOwners, made: list[list[WeightedSum]], weights: Messages
+) -> Iterator[tuple[WeightedSum, Tensor]]:
     """What this rank makes, each with its weights, which rank 0 has of all."""
     rank, sizes = transport.rank, owners.weight_sizes(made)
     parts = None

@@ -18,7 +18,7 @@ from pflmpi.tree import Tree
 
 
 @dataclass(frozen=True)
-class Picked:
+class OneOfRows:
     """What a rank has received for its clients.
 
     Attributes:
@@ -47,7 +47,7 @@ def send_one_of(
     published: Messages | None,
     receivers: Sequence[np.ndarray],
     everyone: np.ndarray,
-) -> dict[str, Picked]:
+) -> dict[str, OneOfRows]:
     """What the receivers here get, by name.
 
     Args:
@@ -76,7 +76,7 @@ def send_one_of(
                 like = kind.published(min(len(mine), kind.count), len(mine))
                 here = unpack(transport.scatter(parts, tree.num_bytes(like)), like)
                 chosen = tree.leaf(here, "chosen")
-        found[name] = Picked(mine, chosen, tree.part(here, "choices"))
+        found[name] = OneOfRows(mine, chosen, tree.part(here, "choices"))
     return found
 
 

@@ -41,7 +41,7 @@ class ReceivedMessage:
     own: bool
     chosen: np.ndarray | None = None
 
-    def spread(self) -> "ReceivedMessage":
+    def expanded(self) -> "ReceivedMessage":
         """The same with a row for each client."""
         if self.chosen is None:
             return self
@@ -98,7 +98,7 @@ def write_round(
         OSError: the file could not be written; see `atomic.replacing`.
         CheckpointError: a shard is missing or damaged.
     """
-    content = replace(content, received={name: message.spread() for name, message in content.received.items()})
+    content = replace(content, received={name: message.expanded() for name, message in content.received.items()})
     keeping = [cohort for cohort in sorted(layout.cohorts) if templates[cohort]]
     layout = layout.only(keeping)
     for cohort in keeping:

@@ -9,7 +9,7 @@ from pflmpi.messages import mixing
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.leaf_owners import LeafOwners
-from pflmpi.messages.products import inner_products
+from pflmpi.messages.linear_algebra import inner_products
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
 

@@ -17,7 +17,7 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Centres, Compared, Messages, Mixed, tensor
 from pflmpi.messages.leaf_owners import LeafOwners
-from pflmpi.messages.products import inner_products, weighted_sums
+from pflmpi.messages.linear_algebra import inner_products, weighted_sums
 from pflmpi.models import MODELS
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree

@@ -17,7 +17,7 @@ from pflmpi.learning.client import ClientData
 from pflmpi.learning.personal import Personal, Received
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Downlink, Mean, Messages, Own, Rows, Shared, Sum, Uplink, tensor
-from pflmpi.messages.products import weighted_sums
+from pflmpi.messages.linear_algebra import weighted_sums
 from pflmpi.store import partition_file, run_folder
 from pflmpi.tree import Tree, leaf
 
