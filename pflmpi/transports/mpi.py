@@ -109,9 +109,6 @@ class MpiTransport(Transport):
         if self.fault_tolerant:
             comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._comm = comm
-        self._roll = comm.Dup()  # a roll call must not mix with payload
-        if self.fault_tolerant:
-            self._roll.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
     def _broadcast(self, buffer: Buffer) -> None:
@@ -158,7 +155,6 @@ class MpiTransport(Transport):
         else:
             self.barrier()  # MPI_Finalize waits for all ranks without a time limit and without a pause
         if self._finalize:
-            self._roll.Free()
             self._comm.Free()
             finalize(MPI, self._goes_on)
 
@@ -168,7 +164,7 @@ class MpiTransport(Transport):
         try:
             meeting = self._comm.Ibarrier()
             self._under_way = [meeting]
-            wait(lambda: meeting.Test() or was_called(self._roll), self.timeout)
+            wait(lambda: meeting.Test() or was_called(self._comm), self.timeout)
             if not meeting.Test():  # another rank's time is up
                 raise TimeIsUp(self.timeout)
             yield
@@ -179,7 +175,7 @@ class MpiTransport(Transport):
             loss = RankLost if self.fault_tolerant else TransportError
             raise loss(lost(operation, error, "" if self.fault_tolerant else ended(self.peers))) from error
         except TimeIsUp as late:
-            who = names(absent(self._roll), self.peers)
+            who = names(absent(self._comm), self.peers)
             raise TransportError(timed_out(operation, late.seconds, who)) from late
 
     def _move(self, requests: list[MPI.Request]) -> None:

@@ -107,7 +107,7 @@ def test_no_mpi_is_named_by_every_rank(way: str, tmp_path: Path) -> None:
 
 def test_an_mpi_without_fault_tolerance_is_named(tmp_path: Path) -> None:
     config = write(tmp_path, runtime={"faults": "continue"})
-    options = ("--with-ft", "ulfm", "--mca", "coll", "^han,adapt")
+    options = tuple(processes.SURVIVE)
     code, printed = doctor("mpi", tmp_path, "--config", config, mpirun=options)
     assert code == 0 and SOUND in printed, printed
     whole, other = _library(), tmp_path / "libmpi.so.40"

@@ -20,7 +20,6 @@ from pflmpi.errors import ConfigError
 from pflmpi.transports import open_transport
 from pflmpi.transports.detect import ALONE, Launch
 
-SURVIVE = ["--with-ft", "ulfm", "--mca", "coll", "^han,adapt"]
 ROUNDS = 20
 KILLS = int(os.environ.get("PFLMPI_KILLS", "2"))
 
@@ -47,7 +46,7 @@ def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -
 
 
 def survivors(config: Path, run: Path, ranks: int, *more: str) -> "subprocess.Popen[str]":
-    start = [str(processes.BIN / "mpirun"), *SURVIVE, "-n", str(ranks), *processes.PFLMPI]
+    start = [str(processes.BIN / "mpirun"), *processes.SURVIVE, "-n", str(ranks), *processes.PFLMPI]
     start += ["run", str(config), "--out", str(run), "-s", "runtime.faults=continue", *more]
     return processes.launch(start, env={**processes.ENVIRONMENT, "PFLMPI_EXIT_FILE": f"{run}.exit"})
 
