@@ -14,7 +14,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute, write_group
 from pflmpi.store.once import leaf as once
-from pflmpi.store.once.checksums import followed
+from pflmpi.store.checksums import followed
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]

@@ -12,7 +12,7 @@ import pytest
 from pflmpi.errors import CheckpointError
 from pflmpi.store import reading, run_folder
 from pflmpi.store.names import shard_path
-from pflmpi.store.once.checksums import followed, repeated
+from pflmpi.store.checksums import followed, repeated
 from pflmpi.store.one_file import reading as one_file
 from pflmpi.store.one_file import writing
 from pflmpi.store.round_file import Layout, RoundContent, write_round

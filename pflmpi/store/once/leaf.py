@@ -13,7 +13,7 @@ import numpy as np
 
 from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import Group, h5py, with_groups, write_attribute
-from pflmpi.store.once.checksums import repeated
+from pflmpi.store.checksums import repeated
 
 _WORTH = 1 << 20  # bytes; of fewer, every row is stored
 
