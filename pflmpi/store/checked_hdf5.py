@@ -8,7 +8,7 @@ it.
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError, PflmpiError
+from pflmpi.store.checksums import Part, of_file
 from pflmpi.store.hdf5 import File, Group, Identifier, h5py, write_array, write_attribute
 from pflmpi.store.target import Target
 
@@ -27,7 +28,6 @@ FORMAT_VERSION = 4
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
-_CHUNK = 1 << 24
 _SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 
@@ -43,10 +43,11 @@ class NewerFormatError(CheckpointError):
     """A file in a format of a newer pflmpi."""
 
 
-def write(path: Path, fill: Callable[[File], None], size: int | None = None) -> None:
-    """Write an HDF5 file atomically; `fill` writes the content.
+def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int | None = None) -> None:
+    """Write an HDF5 file atomically.
 
     Args:
+        fill: writes the content; may return what it knows of the checksums of the file, see `shard`.
         size: bytes of the arrays, if known. A small file is made in memory, which takes less of the processor.
 
     Raises:
@@ -66,26 +67,18 @@ def write(path: Path, fill: Callable[[File], None], size: int | None = None) -> 
         try:
             with h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file:
                 write_attribute(file.id, "format_version", FORMAT_VERSION)
-                fill(file)
+                known = fill(file) or ()
         finally:
             target.finish()  # raises a disk error rather than what followed from it
-        atomic.write_at(descriptor, _WRITTEN % _measure(descriptor), 0)
+        atomic.write_at(descriptor, _WRITTEN % of_file(descriptor, _HEAD_BYTES, known), 0)
 
 
-def _measure(descriptor: int) -> tuple[int, int]:
-    """Number and CRC-32 of the bytes after the head."""
-    size, checksum = 0, 0
-    while chunk := os.pread(descriptor, _CHUNK, _HEAD_BYTES + size):
-        size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
-    return size, checksum
-
-
-def put(group: Group, path: str, array: np.ndarray) -> Identifier:
-    """Store an array with the CRC-32 of its bytes; its identifier."""
+def put(group: Group, path: str, array: np.ndarray, checksum: int | None = None) -> Identifier:
+    """Store an array with the CRC-32 of its bytes, which is `checksum` if that is known; its identifier."""
     array = np.asarray(array, order="C")
     assert array.dtype.kind in "biufcS", f"{path}: arrays of {array.dtype} cannot be stored"
     dataset = write_array(group.id, path, array)
-    write_attribute(dataset, "crc32", np.uint32(crc32(array)))
+    write_attribute(dataset, "crc32", np.uint32(crc32(array) if checksum is None else checksum))
     return dataset
 
 
@@ -174,7 +167,7 @@ def _problem(path: Path, whole: bool) -> str | None:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size - _HEAD_BYTES
-            found = Checksum(*_measure(file.fileno())) if whole else Checksum(size, expected.crc32)
+            found = Checksum(*of_file(file.fileno(), _HEAD_BYTES)) if whole else Checksum(size, expected.crc32)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:

@@ -1,59 +1,106 @@
-"""CRC-32 of bytes that are repeated, without going over them again.
+"""CRC-32 of bytes in a row whose parts have known checksums, without going over them again.
 
-The checksum of A and then B is that of A, carried on over as many zero bytes as B has, plus (exclusive or) that of B.
-To carry on is linear over bits, so it is known from what becomes of each of the 32 bits.
+The checksum of A and then B is that of A times x^(8 n), n being the bytes of B, plus (exclusive or) that of B: products
+of polynomials over one bit, modulo the CRC's. A polynomial is a number whose highest bit is the coefficient of x^0.
 """
 
+import os
 import zlib
-from functools import cache
+from collections.abc import Iterable
+from functools import lru_cache, reduce
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-_BITS = range(32)
+_ONE, _MODULUS = 1 << 31, 0xEDB88320
+_LONG = 1 << 16  # bytes of a part from which on its checksum is joined sooner than computed once more
+_CHUNK = 1 << 24
+
+Polynomials = TypeVar("Polynomials", int, np.ndarray)
 
 
-def followed(first: np.ndarray, second: int, length: int) -> np.ndarray:
-    """Checksums uint32, of bytes with the checksums `first`, each followed by `length` bytes with the one `second`.
+class Part(NamedTuple):
+    """Bytes of a file with a known checksum: the position of the first, how many, and their CRC-32."""
 
-    >>> start = np.array([zlib.crc32(b"one"), zlib.crc32(b"other")], np.uint32)
-    >>> followed(start, zlib.crc32(b" row"), 4).tolist() == [zlib.crc32(b"one row"), zlib.crc32(b"other row")]
+    start: int
+    bytes: int
+    crc32: int
+
+
+def followed(first: Polynomials, second: Polynomials, length: int) -> Polynomials:
+    """Checksums, of bytes with the checksums `first`, each followed by `length` bytes with those of `second`.
+
+    Args:
+        first, second: numbers, or arrays of uint32 [m].
+
+    >>> followed(zlib.crc32(b"one"), zlib.crc32(b" row"), 4) == zlib.crc32(b"one row")
     True
     """
-    return _carried(first, _over_zeros(length)) ^ np.uint32(second)
+    found: Polynomials = _product(_over(length), first) ^ second
+    return found
 
 
 def repeated(checksum: int, length: int, times: int) -> int:
-    """Checksum of `length` bytes that come so many times, at least once; `checksum` is that of them once.
+    """Checksum of `length` bytes that come so many times; `checksum` is that of them once.
 
     >>> repeated(zlib.crc32(b"row"), 3, 7) == zlib.crc32(7 * b"row")
     True
     """
-    found, there = 0, 0
-    once, size = checksum, length
+    found = 0
     while times:
         if times & 1:
-            found = int(followed(np.array([found], np.uint32), once, size)[0]) if there else once
-            there += size
-        once, size = int(followed(np.array([once], np.uint32), once, size)[0]), 2 * size
+            found = followed(found, checksum, length)
+        checksum, length = followed(checksum, checksum, length), 2 * length
         times >>= 1
     return found
 
 
-def _carried(checksums: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Checksums after a linear step; `images` [32] is what becomes of each bit."""
-    found = np.zeros_like(checksums)
-    for bit in _BITS:
-        found ^= np.where(checksums >> np.uint32(bit) & np.uint32(1), images[bit], np.uint32(0))
+def of_rows(array: np.ndarray) -> tuple[np.ndarray, int]:
+    """Checksums uint32 [m] of the rows of an array [m, ...], and that of the whole."""
+    if array.size == 0:
+        return np.zeros(len(array), np.uint32), 0
+    rows = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
+    each, length = [zlib.crc32(row.data) for row in rows], rows.shape[1]
+    if length < _LONG:
+        return np.array(each, np.uint32), zlib.crc32(rows.data)
+    return np.array(each, np.uint32), reduce(lambda whole, row: followed(whole, row, length), each)
+
+
+def of_file(descriptor: int, start: int, known: Iterable[Part] = ()) -> tuple[int, int]:
+    """Number and CRC-32 of the bytes of a file from a position on; parts that are known are not read."""
+    position, checksum = start, 0
+    for part in sorted(known):
+        assert position <= part.start, "parts of a file overlap"
+        position, checksum = _read(descriptor, position, part.start, checksum)
+        position, checksum = position + part.bytes, followed(checksum, part.crc32, part.bytes)
+    position, checksum = _read(descriptor, position, None, checksum)
+    return position - start, checksum
+
+
+def _read(descriptor: int, position: int, end: int | None, checksum: int) -> tuple[int, int]:
+    """Carry on a checksum over the bytes of a file up to a position, or to its end; where that is, and the checksum."""
+    while chunk := os.pread(descriptor, _CHUNK if end is None else min(_CHUNK, end - position), position):
+        position, checksum = position + len(chunk), zlib.crc32(chunk, checksum)
+    return position, checksum
+
+
+@lru_cache(maxsize=1 << 12)
+def _over(length: int) -> int:
+    """x^(8 length)."""
+    found, power = _ONE, _ONE >> 8
+    while length:
+        if length & 1:
+            found = _product(power, found)
+        power = _product(power, power)
+        length >>= 1
     return found
 
 
-@cache
-def _over_zeros(length: int) -> np.ndarray:
-    """What becomes [32] of each bit over so many zero bytes."""
-    if length == 0:
-        return np.array([1 << bit for bit in _BITS], np.uint32)
-    if length == 1:
-        return np.array([zlib.crc32(b"\0", 1 << bit) ^ zlib.crc32(b"\0") for bit in _BITS], np.uint32)
-    half = _over_zeros(length // 2)
-    whole = _carried(half, half)
-    return _carried(whole, _over_zeros(1)) if length % 2 else whole
+def _product(one: int, other: Polynomials) -> Polynomials:
+    found = other & 0
+    while one:
+        if one & _ONE:
+            found = found ^ other
+        one = one << 1 & 0xFFFFFFFF
+        other = other >> 1 ^ (other & 1) * _MODULUS
+    return found

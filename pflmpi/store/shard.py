@@ -12,9 +12,9 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
+from pflmpi.store.checksums import Part, followed, of_rows, repeated
 from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute, write_group
 from pflmpi.store.once import leaf as once
-from pflmpi.store.checksums import followed
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
@@ -38,17 +38,23 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for leaf, array in leaves.items():
             assert len(array) == len(clients), f"{cohort}/{leaf}: {len(array)} rows of {len(clients)} clients"
 
-    def fill(file: File) -> None:
+    def fill(file: File) -> list[Part]:
+        parts = list[Part]()
         for name, value in (attributes or {}).items():
             write_attribute(file.id, name, value)
         for cohort, (clients, leaves) in sorted(rows.items()):
             group = write_group(file.id, cohort)
             write_group(group.id, "rows")
             ids = clients.astype(np.int64)
+            checksums = {leaf: _checksums(leaves[leaf]) for leaf in leaves}
             checked_hdf5.put(group, "client", ids)
-            checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves))
+            checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves, checksums))
             for leaf in sorted(leaves):
-                once.put(group, leaf, leaves[leaf])
+                whole = checksums[leaf][1]
+                dataset = once.put(group, leaf, leaves[leaf], whole)
+                if dataset is not None and leaves[leaf].size:
+                    parts.append(Part(dataset.get_offset(), leaves[leaf].nbytes, whole))
+        return parts
 
     checked_hdf5.write(path, fill, sum(array.nbytes for _, leaves in rows.values() for array in leaves.values()))
 
@@ -69,7 +75,8 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         runs = consecutive(rows)
         leaves = {leaf: _leaf(group, leaf, rows, runs) for leaf in checked_hdf5.names(group["rows"])}
-    wrong = clients[_row_checksums(clients, leaves) != expected[rows]]
+    found = _row_checksums(clients, leaves, {leaf: _checksums(leaves[leaf]) for leaf in leaves})
+    wrong = clients[found != expected[rows]]
     if len(wrong):
         raise CheckpointError(f"{path} is damaged: the rows of {len(wrong)} clients, the first is client {wrong[0]}")
     return leaves
@@ -142,15 +149,17 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     return taken
 
 
-def _row_checksums(clients: np.ndarray, leaves: Arrays) -> np.ndarray:
-    """Checksums [m] uint32 of the clients' rows, as described above."""
-    checksums = np.array([zlib.crc32(client.tobytes()) for client in clients.astype("<i8")], np.uint32)
+def _checksums(leaf: np.ndarray) -> tuple[np.ndarray, int]:
+    """Checksums uint32 [m] of the rows of a leaf [m, ...], each by itself, and that of all of them."""
+    if not once.is_repeated(leaf):
+        return of_rows(leaf)
+    row = checked_hdf5.crc32(leaf[0])
+    return np.full(len(leaf), row, np.uint32), repeated(row, leaf[0].nbytes, len(leaf))
+
+
+def _row_checksums(clients: np.ndarray, leaves: Arrays, checksums: Mapping[str, tuple[np.ndarray, int]]) -> np.ndarray:
+    """Checksums [m] uint32 of the clients' rows, as described above, made of those of the leaves' rows."""
+    found = np.array([zlib.crc32(client.tobytes()) for client in clients.astype("<i8")], np.uint32)
     for leaf in sorted(leaves):
-        array = leaves[leaf]
-        if once.is_repeated(array):
-            checksums = followed(checksums, checked_hdf5.crc32(array[0]), array[0].nbytes)
-        elif array.size:
-            rows = np.ascontiguousarray(array).reshape(len(clients), -1).view(np.uint8)
-            pairs = zip(rows, checksums.tolist(), strict=True)
-            checksums = np.array([zlib.crc32(row.data, start) for row, start in pairs], np.uint32)
-    return checksums
+        found = followed(found, checksums[leaf][0], leaves[leaf][:1].nbytes)
+    return found

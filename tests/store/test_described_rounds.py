@@ -71,7 +71,11 @@ def test_measured_values_and_units_are_there(run: Path) -> None:
 
 def test_a_file_of_format_1_has_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 1)
-    checked_hdf5.write(round_path(tmp_path, 3), lambda file: file.create_group("server"))
+
+    def fill(file: h5py.File) -> None:
+        file.create_group("server")
+
+    checked_hdf5.write(round_path(tmp_path, 3), fill)
     monkeypatch.undo()
     assert run_folder.read_received(tmp_path, 3, np.arange(N)) == {}
     assert run_folder.read_diagnostics(tmp_path, 3) == {}

@@ -12,7 +12,6 @@ import pytest
 from pflmpi.errors import CheckpointError
 from pflmpi.store import reading, run_folder
 from pflmpi.store.names import shard_path
-from pflmpi.store.checksums import followed, repeated
 from pflmpi.store.one_file import reading as one_file
 from pflmpi.store.one_file import writing
 from pflmpi.store.round_file import Layout, RoundContent, write_round
@@ -164,11 +163,10 @@ def test_few_rows_and_short_ones_are_stored_as_they_are(tmp_path: Path) -> None:
     assert os.path.getsize(path) < 30_000
 
 
-@pytest.mark.parametrize("times", [1, 2, 3, 10, 1023])
-@pytest.mark.parametrize("length", [0, 1, 5, 4096])
-def test_the_checksum_of_repeated_bytes(times: int, length: int) -> None:
-    content = np.random.default_rng(length).bytes(length)
-    assert repeated(zlib.crc32(content), length, times) == zlib.crc32(content * times)
-    starts = np.array([0, 1, 2**32 - 1, 12345], np.uint32)
-    expected = [zlib.crc32(content, start) for start in starts.tolist()]
-    assert followed(starts, zlib.crc32(content), length).tolist() == expected
+def test_no_dataset_says_when_it_was_made(run: Path) -> None:
+    def look(name: str, found: h5py.Group | h5py.Dataset) -> None:
+        assert not found.id.get_create_plist().get_obj_track_times(), name
+
+    for path in (shard_path(run, 0, 0), run_folder.round_path(run, 0)):
+        with h5py.File(path) as file:
+            file.visititems(look)

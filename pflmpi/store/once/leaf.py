@@ -12,8 +12,7 @@ import math
 import numpy as np
 
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Group, h5py, with_groups, write_attribute
-from pflmpi.store.checksums import repeated
+from pflmpi.store.hdf5 import Group, Identifier, h5py, with_groups, write_attribute
 
 _WORTH = 1 << 20  # bytes; of fewer, every row is stored
 
@@ -23,17 +22,17 @@ def is_repeated(array: np.ndarray) -> bool:
     return len(array) > 1 and array.strides[0] == 0 and array.size > 0
 
 
-def put(cohort: Group, path: str, array: np.ndarray) -> None:
-    """Store a leaf [m, ...], once if it is repeated and large."""
+def put(cohort: Group, path: str, array: np.ndarray, checksum: int) -> Identifier | None:
+    """Store a leaf [m, ...] with the given CRC-32, once if it is repeated and large: None then, else its identifier."""
     if not is_repeated(array) or array.nbytes < _WORTH:
-        checked_hdf5.put(cohort, f"rows/{path}", array)
-        return
+        return checked_hdf5.put(cohort, f"rows/{path}", array, checksum)
     rows, row = len(array), np.ascontiguousarray(array[:1])
     checked_hdf5.put(cohort, f"once/{path}", row)
     several = math.isqrt(rows - 1) + 1
     _show(cohort, f"once/{path}", f"several/{path}", row, 1, several)
     shown = _show(cohort, f"several/{path}", f"rows/{path}", row, several, rows)
-    write_attribute(shown, "crc32", np.uint32(repeated(checked_hdf5.crc32(row), row.nbytes, rows)))
+    write_attribute(shown, "crc32", np.uint32(checksum))
+    return None
 
 
 def get(cohort: Group, path: str, rows: int) -> np.ndarray | None:
@@ -48,12 +47,13 @@ def get(cohort: Group, path: str, rows: int) -> np.ndarray | None:
     return np.broadcast_to(row, (rows, *row.shape[1:]))
 
 
-def _show(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> object:
+def _show(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> Identifier:
     """Create a virtual dataset of so many rows, of pieces of a source that has `piece` rows; its identifier."""
     shape = row.shape[1:]
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
     whole, part = h5py.h5s.create_simple((rows, *shape)), h5py.h5s.create_simple((piece, *shape))
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_obj_track_times(False)  # equal content is equal bytes
     for start in range(0, rows, piece):
         block = (min(piece, rows - start), *shape)
         whole.select_hyperslab((start, *rest), ones, block=block)
