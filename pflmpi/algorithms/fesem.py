@@ -126,12 +126,13 @@ class FeSEM(Algorithm):
 
     def _clusters(self, up: Messages, round: Round) -> tuple[Tensor, Tensor]:
         """The cluster of each participant [P], and which of the P + K models [K] were the centres before."""
-        distances = squared_distances(only(up["model"], ("body", "head")))
-        count = len(round.participants)
-        centres = torch.arange(count, len(distances))
+        products, count = only(up["model"], ("body", "head")), len(round.participants)
         if round.number == 1:
-            centres = torch.tensor(self.seeds(distances[:count, :count], round.stream("centres")))
-        return distances[:count, centres].argmin(1), centres
+            distances = squared_distances(products)[:count, :count]
+            centres = torch.tensor(self.seeds(distances, round.stream("centres")))
+            return distances[:, centres].argmin(1), centres
+        centres = torch.arange(count, count + self.num_clusters)
+        return squared_distances(products, centres)[:count].argmin(1), centres
 
     def seeds(self, distances: Tensor, rng: np.random.Generator) -> list[int]:
         """Which of the models with distances ||w_i - w_j||^2 [P, P] are the first centres, K of them."""

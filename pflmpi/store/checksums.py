@@ -7,13 +7,13 @@ of polynomials over one bit, modulo the CRC's. A polynomial is a number whose hi
 import os
 import zlib
 from collections.abc import Iterable
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 _ONE, _MODULUS = 1 << 31, 0xEDB88320
-_LONG = 1 << 16  # bytes of a part from which on its checksum is joined sooner than computed once more
+_LONG = 1 << 16  # bytes of a row from which on its checksum is joined sooner than its bytes are gone over again
 _CHUNK = 1 << 24
 
 Polynomials = TypeVar("Polynomials", int, np.ndarray)
@@ -55,15 +55,23 @@ def repeated(checksum: int, length: int, times: int) -> int:
     return found
 
 
-def of_rows(array: np.ndarray) -> tuple[np.ndarray, int]:
-    """Checksums uint32 [m] of the rows of an array [m, ...], and that of the whole."""
+def of_rows(array: np.ndarray) -> np.ndarray:
+    """Checksums uint32 [m] of the rows of an array [m, ...]."""
     if array.size == 0:
-        return np.zeros(len(array), np.uint32), 0
+        return np.zeros(len(array), np.uint32)
     rows = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-    each, length = [zlib.crc32(row.data) for row in rows], rows.shape[1]
+    return np.array([zlib.crc32(row.data) for row in rows], np.uint32)
+
+
+def of_whole(array: np.ndarray, rows: np.ndarray) -> int:
+    """Checksum of an array [m, ...] whose rows have the given ones [m]."""
+    length = array[:1].nbytes
     if length < _LONG:
-        return np.array(each, np.uint32), zlib.crc32(rows.data)
-    return np.array(each, np.uint32), reduce(lambda whole, row: followed(whole, row, length), each)
+        return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) if array.size else 0
+    found = 0
+    for row in rows.tolist():
+        found = followed(found, row, length)
+    return found
 
 
 def of_file(descriptor: int, start: int, known: Iterable[Part] = ()) -> tuple[int, int]:
@@ -97,6 +105,7 @@ def _over(length: int) -> int:
 
 
 def _product(one: int, other: Polynomials) -> Polynomials:
+    """The product modulo the CRC's polynomial, from the coefficient of x^0 of `one` on."""
     found = other & 0
     while one:
         if one & _ONE:

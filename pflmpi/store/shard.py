@@ -12,7 +12,7 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.checksums import Part, followed, of_rows, repeated
+from pflmpi.store.checksums import Part, followed, of_rows, of_whole, repeated
 from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute, write_group
 from pflmpi.store.once import leaf as once
 
@@ -50,7 +50,7 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
             checked_hdf5.put(group, "client", ids)
             checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves, checksums))
             for leaf in sorted(leaves):
-                whole = checksums[leaf][1]
+                whole = _checksum(leaves[leaf], checksums[leaf])
                 dataset = once.put(group, leaf, leaves[leaf], whole)
                 if dataset is not None and leaves[leaf].size:
                     parts.append(Part(dataset.get_offset(), leaves[leaf].nbytes, whole))
@@ -149,17 +149,19 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     return taken
 
 
-def _checksums(leaf: np.ndarray) -> tuple[np.ndarray, int]:
-    """Checksums uint32 [m] of the rows of a leaf [m, ...], each by itself, and that of all of them."""
-    if not once.is_repeated(leaf):
-        return of_rows(leaf)
-    row = checked_hdf5.crc32(leaf[0])
-    return np.full(len(leaf), row, np.uint32), repeated(row, leaf[0].nbytes, len(leaf))
+def _checksums(leaf: np.ndarray) -> np.ndarray:
+    """Checksums uint32 [m] of the rows of a leaf [m, ...], each by itself."""
+    return np.repeat(of_rows(leaf[:1]), len(leaf)) if once.is_repeated(leaf) else of_rows(leaf)
 
 
-def _row_checksums(clients: np.ndarray, leaves: Arrays, checksums: Mapping[str, tuple[np.ndarray, int]]) -> np.ndarray:
+def _checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
+    """Checksum of a leaf [m, ...] whose rows have the given ones [m]."""
+    return repeated(int(rows[0]), leaf[0].nbytes, len(leaf)) if once.is_repeated(leaf) else of_whole(leaf, rows)
+
+
+def _row_checksums(clients: np.ndarray, leaves: Arrays, checksums: Mapping[str, np.ndarray]) -> np.ndarray:
     """Checksums [m] uint32 of the clients' rows, as described above, made of those of the leaves' rows."""
     found = np.array([zlib.crc32(client.tobytes()) for client in clients.astype("<i8")], np.uint32)
     for leaf in sorted(leaves):
-        found = followed(found, checksums[leaf][0], leaves[leaf][:1].nbytes)
+        found = followed(found, checksums[leaf], leaves[leaf][:1].nbytes)
     return found

@@ -107,7 +107,10 @@ def test_distances_of_models_that_are_near_each_other_do_not_cancel() -> None:
     w = (rng.normal(1000, 1, 4000) + rng.integers(-3, 4, (5, 4000)) * 2.0**-13).astype(np.float32)
     expected = ((w[:, None].astype(np.float64) - w) ** 2).sum(-1)
     seen = products({"w": torch.from_numpy(w)}, from_first=True)
-    np.testing.assert_allclose(squared_distances(seen), expected, rtol=1e-9)
+    found = squared_distances(seen)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    some = torch.tensor([3, 0])
+    assert torch.equal(squared_distances(seen, some), found[:, some])
 
 
 def test_the_reply_has_the_common_decision_layers() -> None:

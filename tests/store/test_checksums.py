@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pflmpi.store import checked_hdf5, checksums
-from pflmpi.store.checksums import Part, followed, of_file, of_rows, repeated
+from pflmpi.store.checksums import Part, followed, of_file, of_rows, of_whole, repeated
 from pflmpi.store.shard import write_shard
 
 
@@ -33,15 +33,15 @@ def test_bytes_that_follow_others(length: int) -> None:
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), (7, 5), (3, 1 << 14), (2, 3, 1 << 15)])
 def test_rows_and_the_whole(shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    each, whole = of_rows(array)
-    assert each.dtype == np.uint32 and each.tolist() == [zlib.crc32(row.tobytes()) for row in array]
-    assert whole == zlib.crc32(array.tobytes())
+    rows = of_rows(array)
+    assert rows.dtype == np.uint32 and rows.tolist() == [zlib.crc32(row.tobytes()) for row in array]
+    assert of_whole(array, rows) == zlib.crc32(array.tobytes())
 
 
 def test_long_rows_are_gone_over_once() -> None:
     array = np.random.default_rng(2).normal(size=(5, 1 << 14)).astype(np.float32)
     with mock.patch.object(checksums.zlib, "crc32", wraps=zlib.crc32) as counted:
-        of_rows(array)
+        of_whole(array, of_rows(array))
     assert sum(len(call.args[0]) for call in counted.call_args_list) == array.nbytes
 
 
