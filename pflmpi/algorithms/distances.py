@@ -7,7 +7,7 @@ from pflmpi import tree
 from pflmpi.tree import Tree
 
 
-def squared_distances(products: Tree, others: Tensor | None = None) -> Tensor:
+def squared_distances(products: Tree, others: Tensor | slice = slice(None)) -> Tensor:
     """||w_i - w_j||^2 over all leaves (float64), from the inner products [P, P] of each; 0 on the diagonal.
 
     Args:
@@ -17,10 +17,8 @@ def squared_distances(products: Tree, others: Tensor | None = None) -> Tensor:
         [P, P], or [P, K].
     """
     norms = _over_all(tree.map(Tensor.diagonal, products))
-    if others is None:
-        return (norms.unsqueeze(1) + norms - 2 * _over_all(products)).clamp(min=0)
-    some = tree.map(lambda each: each[:, others], products)
-    return (norms.unsqueeze(1) + norms[others] - 2 * _over_all(some)).clamp(min=0)
+    gram = _over_all(tree.map(lambda each: each[:, others], products))
+    return (norms.unsqueeze(1) + norms[others] - 2 * gram).clamp(min=0)
 
 
 def cosines(products: Tree) -> Tensor:

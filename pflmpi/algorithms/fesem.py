@@ -127,11 +127,10 @@ class FeSEM(Algorithm):
     def _clusters(self, up: Messages, round: Round) -> tuple[Tensor, Tensor]:
         """The cluster of each participant [P], and which of the P + K models [K] were the centres before."""
         products, count = only(up["model"], ("body", "head")), len(round.participants)
+        centres = torch.arange(count, count + self.num_clusters)
         if round.number == 1:
             distances = squared_distances(products)[:count, :count]
             centres = torch.tensor(self.seeds(distances, round.stream("centres")))
-            return distances[:, centres].argmin(1), centres
-        centres = torch.arange(count, count + self.num_clusters)
         return squared_distances(products, centres)[:count].argmin(1), centres
 
     def seeds(self, distances: Tensor, rng: np.random.Generator) -> list[int]:
