@@ -6,7 +6,7 @@ import numpy as np
 
 from pflmpi.transports.mpi_start import MPI
 
-_TAG = 2
+_TAG = 2  # payload has another, so that a roll call does not mix with it
 _ANSWER = 3.0  # seconds to answer; a waiting rank looks for a call every few milliseconds
 
 
