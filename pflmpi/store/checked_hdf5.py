@@ -17,7 +17,7 @@ import numpy as np
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError, PflmpiError
-from pflmpi.store.checksums import Part, of_file
+from pflmpi.store.checksums import Part, crc32, crc32_of_file
 from pflmpi.store.hdf5 import File, Group, Identifier, h5py, write_array, write_attribute
 from pflmpi.store.target import Target
 
@@ -47,7 +47,7 @@ def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int |
     """Write an HDF5 file atomically.
 
     Args:
-        fill: writes the content; may return what it knows of the checksums of the file, see `shard`.
+        fill: writes the content; may return parts of the file whose checksums it knows, which are not read again.
         size: bytes of the arrays, if known. A small file is made in memory, which takes less of the processor.
 
     Raises:
@@ -70,7 +70,7 @@ def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int |
                 known = fill(file) or ()
         finally:
             target.finish()  # raises a disk error rather than what followed from it
-        atomic.write_at(descriptor, _WRITTEN % of_file(descriptor, _HEAD_BYTES, known), 0)
+        atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, known), 0)
 
 
 def put(group: Group, path: str, array: np.ndarray, checksum: int | None = None) -> Identifier:
@@ -96,12 +96,6 @@ def get(group: Group, path: str) -> np.ndarray:
             f"{dataset.name} in {group.file.filename} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
         )
     return array
-
-
-def crc32(array: np.ndarray, start: int = 0) -> int:
-    """CRC-32 of the bytes in C order, continued from `start`."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    return zlib.crc32(flat.view(np.uint8).data if flat.size else b"", start)
 
 
 def names(group: Group, prefix: str = "") -> list[str]:
@@ -167,7 +161,7 @@ def _problem(path: Path, whole: bool) -> str | None:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size - _HEAD_BYTES
-            found = Checksum(*of_file(file.fileno(), _HEAD_BYTES)) if whole else Checksum(size, expected.crc32)
+            found = Checksum(*crc32_of_file(file.fileno(), _HEAD_BYTES)) if whole else Checksum(size, expected.crc32)
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 _ONE, _MODULUS = 1 << 31, 0xEDB88320
-_LONG = 1 << 16  # bytes of a row from which on its checksum is joined sooner than its bytes are gone over again
 _CHUNK = 1 << 24
 
 Polynomials = TypeVar("Polynomials", int, np.ndarray)
@@ -27,60 +26,64 @@ class Part(NamedTuple):
     crc32: int
 
 
-def followed(first: Polynomials, second: Polynomials, length: int) -> Polynomials:
-    """Checksums, of bytes with the checksums `first`, each followed by `length` bytes with those of `second`.
+def crc32(array: np.ndarray, start: int = 0) -> int:
+    """CRC-32 of the bytes in C order, continued from `start`."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return zlib.crc32(flat.view(np.uint8).data if flat.size else b"", start)
+
+
+def crc32_combine(first: Polynomials, second: Polynomials, length: int) -> Polynomials:
+    """Checksums of bytes with those of `first`, then `length` bytes with those of `second`; as zlib's function.
 
     Args:
         first, second: numbers, or arrays of uint32 [m].
 
-    >>> followed(zlib.crc32(b"one"), zlib.crc32(b" row"), 4) == zlib.crc32(b"one row")
+    >>> crc32_combine(zlib.crc32(b"one"), zlib.crc32(b" row"), 4) == zlib.crc32(b"one row")
     True
     """
     found: Polynomials = _product(_over(length), first) ^ second
     return found
 
 
-def repeated(checksum: int, length: int, times: int) -> int:
+def crc32_repeat(checksum: int, length: int, times: int) -> int:
     """Checksum of `length` bytes that come so many times; `checksum` is that of them once.
 
-    >>> repeated(zlib.crc32(b"row"), 3, 7) == zlib.crc32(7 * b"row")
+    >>> crc32_repeat(zlib.crc32(b"row"), 3, 7) == zlib.crc32(7 * b"row")
     True
     """
     found = 0
     while times:
         if times & 1:
-            found = followed(found, checksum, length)
-        checksum, length = followed(checksum, checksum, length), 2 * length
+            found = crc32_combine(found, checksum, length)
+        checksum, length = crc32_combine(checksum, checksum, length), 2 * length
         times >>= 1
     return found
 
 
-def of_rows(array: np.ndarray) -> np.ndarray:
-    """Checksums uint32 [m] of the rows of an array [m, ...]."""
+def crc32_of_rows(array: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
+    """Checksums uint32 [m] of the rows of an array [m, ...], each continued from that of `starts` [m]."""
+    begun = np.zeros(len(array), np.uint32) if starts is None else starts
     if array.size == 0:
-        return np.zeros(len(array), np.uint32)
+        return begun
     rows = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-    return np.array([zlib.crc32(row.data) for row in rows], np.uint32)
+    return np.array([zlib.crc32(row.data, start) for row, start in zip(rows, begun.tolist(), strict=True)], np.uint32)
 
 
-def of_whole(array: np.ndarray, rows: np.ndarray) -> int:
-    """Checksum of an array [m, ...] whose rows have the given ones [m]."""
-    length = array[:1].nbytes
-    if length < _LONG:
-        return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) if array.size else 0
+def crc32_join(rows: np.ndarray, length: int) -> int:
+    """Checksum of rows of `length` bytes one after the other, of theirs [m]."""
     found = 0
     for row in rows.tolist():
-        found = followed(found, row, length)
+        found = crc32_combine(found, row, length)
     return found
 
 
-def of_file(descriptor: int, start: int, known: Iterable[Part] = ()) -> tuple[int, int]:
+def crc32_of_file(descriptor: int, start: int, known: Iterable[Part] = ()) -> tuple[int, int]:
     """Number and CRC-32 of the bytes of a file from a position on; parts that are known are not read."""
     position, checksum = start, 0
     for part in sorted(known):
         assert position <= part.start, "parts of a file overlap"
         position, checksum = _read(descriptor, position, part.start, checksum)
-        position, checksum = position + part.bytes, followed(checksum, part.crc32, part.bytes)
+        position, checksum = position + part.bytes, crc32_combine(checksum, part.crc32, part.bytes)
     position, checksum = _read(descriptor, position, None, checksum)
     return position - start, checksum
 

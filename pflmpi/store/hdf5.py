@@ -71,9 +71,11 @@ def _space(shape: tuple[int, ...]) -> Any:
     return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
 
 
-@cache
-def _untimed(kind: Any) -> Any:
-    """Datasets or groups without times, so that equal content is equal bytes."""
+def untimed(kind: Any) -> Any:
+    """New properties of datasets or groups without times, so that equal content is equal bytes."""
     creation = h5py.h5p.create(kind)
     creation.set_obj_track_times(False)
     return creation
+
+
+_untimed = cache(untimed)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Dataset, Group, Identifier, h5py, with_groups, write_attribute
+from pflmpi.store.hdf5 import Dataset, Group, Identifier, h5py, untimed, with_groups, write_attribute
 from pflmpi.store.layout import Layout
 from pflmpi.store.shard import consecutive
 
@@ -53,8 +53,7 @@ def join(
         return checked_hdf5.put(group, path, np.empty((joined.members, *shape), dtype))
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
     whole = h5py.h5s.create_simple((joined.members, *shape))
-    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    creation.set_obj_track_times(False)  # equal content is equal bytes
+    creation = untimed(h5py.h5p.DATASET_CREATE)
     for name, extent, runs in joined.parts:
         source = h5py.h5s.create_simple((extent, *shape))  # any that includes the last row: only the selection matters
         whole.select_none()

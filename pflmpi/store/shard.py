@@ -4,7 +4,6 @@
 rows can be read and checked without the rest.
 """
 
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,13 +11,14 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.checksums import Part, followed, of_rows, of_whole, repeated
+from pflmpi.store.checksums import Part, crc32_combine, crc32_join, crc32_of_rows, crc32_repeat
 from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute, write_group
 from pflmpi.store.once import leaf as once
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
 
+_LONG = 1 << 16  # bytes of a row from which on its checksum is joined sooner than its bytes are gone over again
 _WASTE = 4  # at most this many rows are read for each one requested
 
 
@@ -46,13 +46,13 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
             group = write_group(file.id, cohort)
             write_group(group.id, "rows")
             ids = clients.astype(np.int64)
-            checksums = {leaf: _checksums(leaves[leaf]) for leaf in leaves}
+            known = _known_rows(leaves)
             checked_hdf5.put(group, "client", ids)
-            checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves, checksums))
+            checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves, known))
             for leaf in sorted(leaves):
-                whole = _checksum(leaves[leaf], checksums[leaf])
+                whole = _leaf_checksum(leaves[leaf], known[leaf]) if leaf in known else None
                 dataset = once.put(group, leaf, leaves[leaf], whole)
-                if dataset is not None and leaves[leaf].size:
+                if dataset is not None and whole is not None:
                     parts.append(Part(dataset.get_offset(), leaves[leaf].nbytes, whole))
         return parts
 
@@ -75,8 +75,7 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         runs = consecutive(rows)
         leaves = {leaf: _leaf(group, leaf, rows, runs) for leaf in checked_hdf5.names(group["rows"])}
-    found = _row_checksums(clients, leaves, {leaf: _checksums(leaves[leaf]) for leaf in leaves})
-    wrong = clients[found != expected[rows]]
+    wrong = clients[_row_checksums(clients, leaves, _known_rows(leaves)) != expected[rows]]
     if len(wrong):
         raise CheckpointError(f"{path} is damaged: the rows of {len(wrong)} clients, the first is client {wrong[0]}")
     return leaves
@@ -149,19 +148,29 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     return taken
 
 
-def _checksums(leaf: np.ndarray) -> np.ndarray:
-    """Checksums uint32 [m] of the rows of a leaf [m, ...], each by itself."""
-    return np.repeat(of_rows(leaf[:1]), len(leaf)) if once.is_repeated(leaf) else of_rows(leaf)
+def _known_rows(leaves: Arrays) -> dict[str, np.ndarray]:
+    """Checksums uint32 [m] of the rows, by path, of leaves whose rows are one in memory or long enough to join."""
+    found = {}
+    for leaf, array in leaves.items():
+        if once.is_repeated(array):
+            found[leaf] = np.repeat(crc32_of_rows(array[:1]), len(array))
+        elif array[:1].nbytes >= _LONG:
+            found[leaf] = crc32_of_rows(array)
+    return found
 
 
-def _checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
+def _leaf_checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
     """Checksum of a leaf [m, ...] whose rows have the given ones [m]."""
-    return repeated(int(rows[0]), leaf[0].nbytes, len(leaf)) if once.is_repeated(leaf) else of_whole(leaf, rows)
+    length = leaf[0].nbytes
+    return crc32_repeat(int(rows[0]), length, len(leaf)) if once.is_repeated(leaf) else crc32_join(rows, length)
 
 
-def _row_checksums(clients: np.ndarray, leaves: Arrays, checksums: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Checksums [m] uint32 of the clients' rows, as described above, made of those of the leaves' rows."""
-    found = np.array([zlib.crc32(client.tobytes()) for client in clients.astype("<i8")], np.uint32)
+def _row_checksums(clients: np.ndarray, leaves: Arrays, known: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Checksums [m] uint32 of the clients' rows, as described above; `known` are those of some leaves' rows."""
+    found = crc32_of_rows(clients.astype("<i8"))
     for leaf in sorted(leaves):
-        found = followed(found, checksums[leaf], leaves[leaf][:1].nbytes)
+        if leaf in known:
+            found = crc32_combine(found, known[leaf], leaves[leaf][0].nbytes)
+        else:
+            found = crc32_of_rows(leaves[leaf], found)
     return found

@@ -15,7 +15,7 @@ import quick_run
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store import checked_hdf5, checksums, run_folder
 from pflmpi.store.names import shard_path
 from pflmpi.store.one_file import reading, writing
 from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
@@ -55,7 +55,7 @@ def test_one_file_holds_all_of_a_checkpoint_by_itself(
         for path, found in datasets(file).items():
             assert not found.is_virtual and found.external is None and found.file == file, path
             assert isinstance(file.get(path, getlink=True), h5py.HardLink)
-            assert found.attrs["crc32"] == checked_hdf5.crc32(found[()]) and "description" in found.attrs
+            assert found.attrs["crc32"] == checksums.crc32(found[()]) and "description" in found.attrs
         for cohort, leaves in world.state.items():
             group = file["clients"] if len(world.state) == 1 else file["clients"].get(cohort, {})
             assert len(world.state) == 1 or not leaves or group["client"][()].tolist() == world.ids[cohort].tolist()

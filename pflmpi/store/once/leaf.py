@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Group, Identifier, h5py, with_groups, write_attribute
+from pflmpi.store.hdf5 import Group, Identifier, h5py, untimed, with_groups, write_attribute
 
 _WORTH = 1 << 20  # bytes; of fewer, every row is stored
 
@@ -22,9 +22,9 @@ def is_repeated(array: np.ndarray) -> bool:
     return len(array) > 1 and array.strides[0] == 0 and array.size > 0
 
 
-def put(cohort: Group, path: str, array: np.ndarray, checksum: int) -> Identifier | None:
-    """Store a leaf [m, ...] with the given CRC-32, once if it is repeated and large: None then, else its identifier."""
-    if not is_repeated(array) or array.nbytes < _WORTH:
+def put(cohort: Group, path: str, array: np.ndarray, checksum: int | None) -> Identifier | None:
+    """Store a leaf [m, ...], once if it is repeated, with a known CRC-32, and large: None then, else its identifier."""
+    if checksum is None or not is_repeated(array) or array.nbytes < _WORTH:
         return checked_hdf5.put(cohort, f"rows/{path}", array, checksum)
     rows, row = len(array), np.ascontiguousarray(array[:1])
     checked_hdf5.put(cohort, f"once/{path}", row)
@@ -52,8 +52,7 @@ def _show(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, ro
     shape = row.shape[1:]
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
     whole, part = h5py.h5s.create_simple((rows, *shape)), h5py.h5s.create_simple((piece, *shape))
-    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    creation.set_obj_track_times(False)  # equal content is equal bytes
+    creation = untimed(h5py.h5p.DATASET_CREATE)
     for start in range(0, rows, piece):
         block = (min(piece, rows - start), *shape)
         whole.select_hyperslab((start, *rest), ones, block=block)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, partition_file, reading
+from pflmpi.store.checksums import crc32
 from pflmpi.store.descriptions import describe
 from pflmpi.store.hdf5 import Dataset, File, Group, h5py, write_attribute
 from pflmpi.store.layout import NOWHERE, Layout
@@ -39,7 +40,7 @@ class _Target:
         if rows.size:
             self._dataset[self._done : self._done + len(rows)] = rows
         self._done += len(rows)
-        self._crc32 = checked_hdf5.crc32(rows, self._crc32)
+        self._crc32 = crc32(rows, self._crc32)
 
     def finish(self) -> None:
         """Store the checksum."""
