@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from pflmpi import atomic
+from pflmpi.store import direct
 
 _SMALL = 1 << 16
 
@@ -76,7 +77,7 @@ class Target:
             self._small.append((self._position, bytes(content)))
         else:
             self._write_small()
-            atomic.write_at(self._descriptor, content, self._position)
+            direct.write_at(self._descriptor, content, self._position)
 
     def _write_small(self) -> None:
         for start, end in _regions(self._small):
