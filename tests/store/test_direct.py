@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pflmpi.store import checked_hdf5, direct
+from pflmpi.store import checked_hdf5
+from pflmpi.store.large import direct
 
 BLOCK = 4096
 POSITIONS = [0, 1, 512, BLOCK - 1, BLOCK, BLOCK + 3]

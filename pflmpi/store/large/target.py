@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from pflmpi import atomic
-from pflmpi.store import direct
+from pflmpi.store.large import direct
 
 _SMALL = 1 << 16
 

@@ -1,0 +1,1 @@
+"""Files that are too large to be made in memory."""
