@@ -4,7 +4,7 @@ What a checkpoint writes is flushed at once and seldom read again, so a copy in 
 kernel wants whole blocks at aligned addresses for such a write (O_DIRECT): they come from a buffer of the thread.
 """
 
-import errno
+import contextlib
 import fcntl
 import mmap
 import os
@@ -36,14 +36,12 @@ def _write_blocks(descriptor: int, content: np.ndarray, position: int) -> int:
     if end == 0 or not _set_direct(descriptor, True):
         return 0
     try:
-        while done < end and done % _BLOCK == 0:  # after a part of a block the rest is no longer aligned
-            part = content[done : min(done + _BUFFER, end)]
-            block = _buffer()[: len(part)]
-            block[:] = part
-            done += os.pwrite(descriptor, block.data, position + done)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems say only now that they cannot
-            raise
+        with contextlib.suppress(OSError):  # the rest is written as ever, which says what is wrong, if anything is
+            while done < end:
+                part = content[done : min(done + _BUFFER, end)]
+                block = _buffer()[: len(part)]
+                block[:] = part
+                done += os.pwrite(descriptor, block.data, position + done)
     finally:
         _set_direct(descriptor, False)
     return done
