@@ -19,7 +19,7 @@ from pflmpi import atomic
 from pflmpi.errors import CheckpointError, PflmpiError
 from pflmpi.store.checksums import Part, crc32, crc32_of_file
 from pflmpi.store.hdf5 import File, Group, Identifier, h5py, write_array, write_attribute
-from pflmpi.store.large.target import Target
+from pflmpi.store.large_files.target import Target
 
 # 1: without `received`, `diagnostics` and descriptions; 2: booleans of clients are not known to be missing;
 # 3: `history` is the whole of metrics.csv.

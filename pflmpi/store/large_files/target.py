@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from pflmpi import atomic
-from pflmpi.store.large import direct
+from pflmpi.store.large_files import direct_io
 
 _SMALL = 1 << 16
 
@@ -77,7 +77,7 @@ class Target:
             self._small.append((self._position, bytes(content)))
         else:
             self._write_small()
-            direct.write_at(self._descriptor, content, self._position)
+            direct_io.write_at(self._descriptor, content, self._position)
 
     def _write_small(self) -> None:
         for start, end in _regions(self._small):

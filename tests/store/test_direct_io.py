@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pflmpi.store import checked_hdf5
-from pflmpi.store.large import direct
+from pflmpi.store.large_files import direct_io
 
 BLOCK = 4096
 POSITIONS = [0, 1, 512, BLOCK - 1, BLOCK, BLOCK + 3]
@@ -21,8 +21,8 @@ SIZES = [0, 1, BLOCK - 1, BLOCK, 3 * BLOCK, 5 * BLOCK + 17]
 @pytest.fixture
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A write of some blocks takes several turns of the buffer."""
-    monkeypatch.setattr(direct, "_BUFFER", 2 * BLOCK)
-    monkeypatch.setattr(direct, "_of_thread", threading.local())
+    monkeypatch.setattr(direct_io, "_BUFFER", 2 * BLOCK)
+    monkeypatch.setattr(direct_io, "_of_thread", threading.local())
 
 
 def check(path: Path, position: int, size: int) -> None:
@@ -32,7 +32,7 @@ def check(path: Path, position: int, size: int) -> None:
     content = np.random.default_rng(position).bytes(size)
     descriptor = os.open(path, os.O_RDWR)
     try:
-        direct.write_at(descriptor, content, position)
+        direct_io.write_at(descriptor, content, position)
         assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
     finally:
         os.close(descriptor)
@@ -112,7 +112,7 @@ def test_a_full_disk_is_said_and_the_file_goes_on_through_the_cache(
     try:
         monkeypatch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-            direct.write_at(descriptor, bytes(2 * BLOCK), 0)
+            direct_io.write_at(descriptor, bytes(2 * BLOCK), 0)
         assert not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
     finally:
         os.close(descriptor)
