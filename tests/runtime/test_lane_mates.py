@@ -62,6 +62,9 @@ def test_so_it_has_with_other_options(model: str, training: dict[str, Any]) -> N
 
 def test_so_it_has_with_convolutions_as_products() -> None:
     sections = {"model": {"name": "cnn", "kernel": 3, "padding": 1}, "algorithm": {"name": "fedavg"}}
-    # Long products of tests come out differently with more mates on some CPUs: the loss, in its eighth digit.
-    assert set(differing(executor_of(sections, "im2col"))) <= {"test loss"}
+    executor = executor_of(sections, "im2col")
+    assert set(differing(executor)) <= {"test loss"}
+    # The largest test split pads the others, and on some CPUs a product of more rows rounds differently.
+    losses = [np.frombuffer(bits(executor, group)["test loss"]) for group in GROUPS]
+    np.testing.assert_allclose(losses, losses[:1] * len(losses), rtol=1e-7)
     assert differing(executor_of(sections)), "grouped convolutions agree now, too: say so in docs/configuration.md"

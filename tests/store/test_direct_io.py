@@ -1,4 +1,4 @@
-"""Large writes past the page cache: the same bytes as any other write, whatever the file system can do."""
+"""Direct I/O writes the same bytes as any other write, whatever the file system supports."""
 
 import errno
 import fcntl
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -19,10 +20,11 @@ SIZES = [0, 1, BLOCK - 1, BLOCK, 3 * BLOCK, 5 * BLOCK + 17]
 
 
 @pytest.fixture
-def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write of some blocks takes several turns of the buffer."""
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few blocks are a large write, which fills the buffer several times."""
+    monkeypatch.setattr(direct_io, "_LEAST", BLOCK)
     monkeypatch.setattr(direct_io, "_BUFFER", 2 * BLOCK)
-    monkeypatch.setattr(direct_io, "_of_thread", threading.local())
+    monkeypatch.setattr(direct_io, "_thread_local", threading.local())
 
 
 def check(path: Path, position: int, size: int) -> None:
@@ -41,28 +43,34 @@ def check(path: Path, position: int, size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.usefixtures("small_buffer")
+@pytest.mark.usefixtures("small")
 def test_the_bytes_are_written_and_no_others(tmp_path: Path, position: int, size: int) -> None:
     check(tmp_path / "file", position, size)
 
 
-@pytest.mark.usefixtures("small_buffer")
-def test_whole_blocks_of_a_large_file_go_past_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_blocks_of_a_large_array_are_written_by_direct_io_and_a_small_array_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try:
         os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT))
     except OSError as error:
         pytest.skip(f"the file system of the tests cannot: {error.strerror}")
-    past, real = [0], os.pwrite
+    direct, real = [0], os.pwrite
 
     def counted(descriptor: int, content: bytes, position: int) -> int:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
-            past[0] += len(content)
+            direct[0] += len(content)
         return real(descriptor, content, position)
 
     monkeypatch.setattr(os, "pwrite", counted)
     array = np.arange(1 << 20, dtype=np.float64)
-    checked_hdf5.write(tmp_path / "file.h5", lambda file: checked_hdf5.put(file, "array", array) and None)
-    assert array.nbytes - 2 * BLOCK < past[0] <= array.nbytes
+
+    def fill(file: h5py.File) -> None:
+        checked_hdf5.put(file, "large", array)
+        checked_hdf5.put(file, "small", array[: 1 << 16])
+
+    checked_hdf5.write(tmp_path / "file.h5", fill)
+    assert array.nbytes - 2 * BLOCK < direct[0] <= array.nbytes
     assert checked_hdf5.damage(tmp_path / "file.h5") is None
 
 
@@ -75,22 +83,23 @@ def cut(descriptor: int, content: bytes, position: int) -> int:
 
 
 @pytest.mark.parametrize("write", [refused, cut])
-@pytest.mark.usefixtures("small_buffer")
-def test_where_it_does_not_go_the_rest_is_written_as_ever(
+@pytest.mark.usefixtures("small")
+def test_what_direct_io_does_not_write_is_written_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[int, bytes, int], int]
 ) -> None:
     real = os.pwrite
 
     def sometimes(descriptor: int, content: bytes, position: int) -> int:
-        past = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
-        return (write if past else real)(descriptor, content, position)
+        direct = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT
+        return (write if direct else real)(descriptor, content, position)
 
     monkeypatch.setattr(os, "pwrite", sometimes)
     for position in POSITIONS:
         check(tmp_path / "file", position, SIZES[-1])
 
 
-def test_a_file_system_without_such_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small")
+def test_a_file_system_without_direct_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = fcntl.fcntl
 
     def without(descriptor: int, command: int, argument: int = 0) -> int:
@@ -102,9 +111,8 @@ def test_a_file_system_without_such_writes(tmp_path: Path, monkeypatch: pytest.M
     check(tmp_path / "file", 1, SIZES[-1])
 
 
-def test_a_full_disk_is_said_and_the_file_goes_on_through_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_is_reported_and_direct_io_is_off_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int, _content: bytes, _position: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

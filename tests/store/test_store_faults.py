@@ -13,6 +13,7 @@ import pytest
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
+from pflmpi.store.large_files import direct_io
 from store_world import Dying, Killed, World
 
 COHORTS = [0, 1, 1, 0, 2, 0, 1, 0]
@@ -36,6 +37,7 @@ def files(world: World) -> list[str]:
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are written as large ones are: in pieces."""
     monkeypatch.setattr(checked_hdf5, "_SMALL", -1)
+    monkeypatch.setattr(direct_io, "_LEAST", 1)
 
 
 @pytest.mark.parametrize("small", [True, False])
