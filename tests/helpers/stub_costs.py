@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import stub_run
+from counts import Counts
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from project import GOLDEN
-from stub_device import Counts
 from stub_run import Outcome
 
 TABLE = GOLDEN / "gpu_costs.csv"

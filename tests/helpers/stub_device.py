@@ -6,7 +6,6 @@ what is not on the host. So a run on it has the values of a run on the host, and
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
+
+from counts import Counts
 
 # At import, since PyTorch makes its threads for backward passes when the first one runs.
 backend_registration._setup_privateuseone_for_python_backend("stub")  # type: ignore[attr-defined]
@@ -26,33 +27,6 @@ _ALSO_WAIT = {_aten.bincount, _aten.unique_dim, _aten.masked_select, _aten.nonze
 _NO_WORK = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided}
 _NO_WORK |= {_aten._unsafe_view, _aten._reshape_alias, _aten.lift_fresh, _aten.alias, _aten.detach}
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_}
-
-
-@dataclass
-class Counts:
-    """What a device was asked to do.
-
-    Attributes:
-        launches: operations that compute or move something on the device.
-        uploads: copies from the host.
-        downloads: copies to the host.
-        syncs: times that the host had to wait for a value, other than for a download.
-    """
-
-    launches: int = 0
-    uploads: int = 0
-    downloads: int = 0
-    syncs: int = 0
-
-    def __sub__(self, other: "Counts") -> "Counts":
-        return Counts(*(mine - theirs for mine, theirs in zip(self.row(), other.row(), strict=True)))
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*(mine + theirs for mine, theirs in zip(self.row(), other.row(), strict=True)))
-
-    def row(self) -> tuple[int, int, int, int]:
-        """The four numbers in order."""
-        return self.launches, self.uploads, self.downloads, self.syncs
 
 
 class StubTensor(Tensor):

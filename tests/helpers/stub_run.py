@@ -5,7 +5,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import quick_run
-import stub_device
+from counts import Counts
 from pflmpi import tree
 from pflmpi.config import load as configuration
 from pflmpi.data.dataset import Dataset
@@ -28,7 +28,9 @@ from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports.inprocess import InProcessTransport
-from stub_device import Counts, StubDevice
+
+if TYPE_CHECKING:
+    from stub_device import StubDevice
 
 CLIENTS = 3
 MODELS: dict[str, dict[str, Any]] = {
@@ -79,11 +81,14 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
     """
     config = configuration.parse(raw)
     channels = 1 if raw["model"]["name"] == "mlp" else 3
-    scope = stub_device.stub_device() if on_stub else contextlib.nullcontext()
+    scope: contextlib.AbstractContextManager[StubDevice | None] = contextlib.nullcontext()
+    if on_stub:  # a process that has the stub device gets no pinned memory from PyTorch, which a GPU needs
+        import stub_device
+
+        device, scope = stub_device.DEVICE, stub_device.stub_device()
     # Channels go last on the host alone, which changes bits.
     with pytest.MonkeyPatch.context() as monkey, scope as stub:
         monkey.setattr(conv_net, "channels_last", lambda x: x)
-        device = stub_device.DEVICE if on_stub else device
         experiment = building.assemble(config, federation(channels), device)
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
@@ -109,7 +114,7 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
 class _Watched:
     """An executor whose calls are counted."""
 
-    def __init__(self, executor: Executor, stub: StubDevice | None) -> None:
+    def __init__(self, executor: Executor, stub: "StubDevice | None") -> None:
         self._executor, self._stub = executor, stub
         self.calls: Counter[str] = Counter()
         self.counts = {name: Counts() for name in _METHODS}
