@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,18 +17,21 @@ _log = logging.getLogger(__name__)
 
 def cuda_graph(work: Work) -> Work:
     """What some work launches on the current GPU, as one launch. It has not run yet: no GPU was at hand."""
+    return _graph(work, _shared()).replay
+
+
+def _graph(work: Work, shared: "_Shared") -> torch.cuda.CUDAGraph:
     graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
+    shared.stream.wait_stream(here)
+    with torch.cuda.stream(shared.stream):
         # What other threads call meanwhile is no part of it, such as NCCL's, which looks for ranks that are lost.
-        graph.capture_begin(pool=_pool(), capture_error_mode="thread_local")
+        graph.capture_begin(pool=shared.pool, capture_error_mode="thread_local")
         try:
             work()
         finally:
             graph.capture_end()
-    here.wait_stream(aside)
-    return graph.replay
+    here.wait_stream(shared.stream)
+    return graph
 
 
 _BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}
@@ -56,7 +60,23 @@ def say_why_not(reason: str) -> None:
     _log.warning("a training step is not captured in a CUDA graph, but launched operation by operation: %s", reason)
 
 
+@dataclass
+class _Shared:
+    """What all graphs of this process share, since they run one after another.
+
+    Attributes:
+        stream: on which they are captured; memory of one stream is not used on another.
+        pool: memory for what steps compute on their way.
+        first: of the graphs. While one is there PyTorch keeps the pool; without any, no other graph can have it.
+    """
+
+    stream: torch.cuda.Stream
+    pool: Any
+    first: torch.cuda.CUDAGraph | None = None
+
+
 @cache
-def _pool() -> Any:
-    """Memory for what steps compute on their way; all graphs share it, since they run one after another."""
-    return torch.cuda.graph_pool_handle()
+def _shared() -> _Shared:
+    shared = _Shared(torch.cuda.Stream(), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
+    shared.first = _graph(torch.zeros(1, device="cuda").zero_, shared)
+    return shared
