@@ -122,11 +122,12 @@ def main() -> None:
         parser.error("torch finds no CUDA device here; `nvidia-smi` and `pflmpi doctor` say more")
     print(f"device: {described(options.device)}; torch {torch.__version__}")
     promises(options.device, *((["loop"], [1, 2]) if options.tiny else (["loop", "lanes"], [1, 2, 4])))
+    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     for name in WORKLOADS if options.only is None else options.only:
         workload = WORKLOADS[name]
         if options.tiny:
             workload = replace(workload, clients=4, samples=40, participants=2, rounds=1)
-        measure(name, replace(workload, rounds=options.rounds or workload.rounds), torch.device(options.device))
+        measure(name, replace(workload, rounds=options.rounds or workload.rounds), device)
 
 
 def described(device: str) -> str:

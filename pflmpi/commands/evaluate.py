@@ -59,14 +59,12 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: no such run, round or data; other data than the run had; a file that cannot be written.
     """
-    import torch
-
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.display.progress import bar
     from pflmpi.experiment import evaluation
     from pflmpi.experiment.start import reopened
     from pflmpi.experiment.stored_config import stored_config
-    from pflmpi.runtime.devices import fix_kernels
+    from pflmpi.runtime.devices import fix_kernels, own_device
 
     if options.data is not None and options.split == "train" and not options.unseen:
         raise ConfigError("--split train with --data: other data is only tested on; leave one of them out")
@@ -76,10 +74,10 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
-    on_host = stored_config(opened.path, options.overrides).runtime.device == "cpu" or not torch.cuda.is_available()
-    device = torch.device("cpu" if on_host else "cuda")
+    config = stored_config(opened.path, options.overrides)
+    device = own_device(config.runtime)
+    fix_kernels(device, config.runtime, config.training)
     experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
-    fix_kernels(device, experiment.config.runtime, experiment.config.training)
     other = None if options.data is None else evaluation.other_data(options.data, experiment.config.data)
     if options.updates is not None:
         experiment = evaluation.with_updates(experiment, options.updates)

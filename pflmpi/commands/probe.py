@@ -34,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.series.selection import spread_over
     from pflmpi.commands.display.progress import bar
     from pflmpi.experiment.start import reopened
+    from pflmpi.experiment.stored_config import stored_config
+    from pflmpi.runtime.devices import fix_kernels, own_device
     from pflmpi.store import probe_file
 
     if options.samples < LEAST_SAMPLES or options.clients < 2:
@@ -43,7 +45,9 @@ def run(options: argparse.Namespace) -> int:
         )
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = stored_config(opened.path, options.overrides)
+    device = own_device(config.runtime)
+    fix_kernels(device, config.runtime, config.training)
     torch.set_num_threads(len(cores()))
     experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
     samples = probe_samples(experiment.federation, options.samples, experiment.config.seed)

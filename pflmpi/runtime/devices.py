@@ -29,6 +29,12 @@ def device_of(placement: GpuPlacement, rank: int) -> torch.device:
     return torch.device("cpu") if number is None else torch.device("cuda", number)
 
 
+def own_device(runtime: RuntimeConfig) -> torch.device:
+    """The device of a process that is no rank: the first GPU that it sees, unless the run is to use none."""
+    on_gpu = runtime.device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+
+
 def place(peers: Sequence[Peer], runtime: RuntimeConfig, training: TrainingConfig) -> GpuPlacement:
     """The GPU of each rank; raises `ConfigError` as `place_ranks`, and for what only a GPU can do."""
     placed = place_ranks(peers, runtime)

@@ -126,3 +126,19 @@ def test_what_cannot_be_evaluated_is_one_error(
     quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}), tmp_path / "run")
     assert quick_run.command(["evaluate", "run", *words]) == 2
     assert message in " ".join(capfd.readouterr().err.split())
+
+
+@pytest.mark.parametrize("command", ["evaluate", "probe"])
+def test_kernels_are_fixed_before_anything_is_computed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_run.run(quick_run.settings(), tmp_path / "run")
+    devices_fixed: list[torch.device] = []
+
+    def opened(*args: Any, **options: Any) -> Any:
+        assert devices_fixed, "cuBLAS keeps what it was told at its first call"
+        raise SystemExit(7)
+
+    monkeypatch.setattr("pflmpi.runtime.devices.fix_kernels", lambda device, *config: devices_fixed.append(device))
+    monkeypatch.setattr("pflmpi.experiment.start.reopened", opened)
+    assert quick_run.command([command, str(tmp_path / "run")]) == 7

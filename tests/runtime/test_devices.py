@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import Gpu
 from pflmpi.runtime import devices
 from pflmpi.runtime.config import RuntimeConfig
@@ -103,6 +104,7 @@ def test_under_slurm_each_rank_has_a_gpu_of_its_own(
 ) -> None:
     code = """
 import os
+from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.gpu_placement import place_ranks
@@ -120,3 +122,17 @@ transport.close()
     done = subprocess.run(start, capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert {tuple(line.split()) for line in done.stdout.splitlines()} == expected
+
+
+def test_a_process_that_is_no_rank_takes_the_first_gpu_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)  # which needs a number
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    runtime = RuntimeConfig()
+    devices.fix_kernels(devices.own_device(runtime), runtime, TrainingConfig())
+    torch.use_deterministic_algorithms(False)
+    assert [device.index for device in taken] == [0]
+    assert devices.own_device(RuntimeConfig(device="cpu")).type == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.own_device(runtime).type == "cpu"
