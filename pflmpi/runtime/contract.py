@@ -27,6 +27,11 @@ from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
 RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
+_NO_KERNEL = "does not have a deterministic implementation"  # in PyTorch's error
+_NOT_REPEATED = (
+    "; with this operation a run on GPUs could not be repeated: choose another one (as pooling, that to 1 x 1 can), or "
+    "runtime.device = 'cpu'"
+)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -117,14 +122,16 @@ def calling(algorithm: Algorithm, method: str, round: int, clients: Sequence[int
         AlgorithmError: the method raised, or, in the first round, drew from a global generator of random numbers.
     """
     where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
-    before = _generators() if round <= 1 else ()  # once: it takes 0.1 ms
+    on_gpu = torch.cuda.is_initialized()
+    before = _generators(on_gpu) if round <= 1 else ()  # once: it takes 0.1 ms
     try:
         yield
     except PflmpiError:
         raise
     except Exception as error:
-        raise AlgorithmError(f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}") from error
-    if before and _generators() != before:
+        what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
+        raise AlgorithmError(what + _NOT_REPEATED * (_NO_KERNEL in str(error))) from error
+    if before and _generators(on_gpu) != before:
         raise AlgorithmError(
             f"{where} draws random numbers from a global generator, so that a run could not be repeated; set "
             "`draws_noise` and use `Batch.key` (pflmpi.learning.client.uniform), or `Round.stream` on the server"
@@ -172,11 +179,12 @@ def _of(clients: Sequence[int]) -> str:
     return f", client{'s' if len(clients) > 1 else ''} {spans([int(client) for client in clients])}"
 
 
-def _generators() -> tuple[object, ...]:
+def _generators(on_gpu: bool) -> tuple[object, ...]:
     numpy_state = np.random.get_state(legacy=False)["state"]
     with GLOBAL_GENERATORS:
         return (
             torch.get_rng_state().numpy().tobytes(),
+            torch.cuda.get_rng_state().numpy().tobytes() if on_gpu else b"",
             numpy_state["key"].tobytes(),
             numpy_state["pos"],
             random.getstate(),

@@ -198,3 +198,26 @@ def test_a_part_to_freeze_that_the_model_lacks_is_refused(tmp_path: Path, monkey
 
     with pytest.raises(RunError, match=r"Mine.client_update .*frozen names 'bdy'.*body, head"):
         run(Mine, tmp_path, monkeypatch)
+
+
+def test_a_draw_from_the_generator_of_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.zeros(16, dtype=torch.uint8)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", state.clone)
+
+    def drawing(client: Any, up: Any) -> Any:
+        state.add_(1)
+        return client, up
+
+    with pytest.raises(RunError, match=r"Mine.client_update .* draws random numbers .*draws_noise"):
+        run(updating(drawing), tmp_path, monkeypatch)
+
+
+def test_an_operation_that_cannot_be_repeated_on_a_gpu_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pooling(client: Any, up: Any) -> Any:
+        raise RuntimeError("adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but")
+
+    with pytest.raises(RunError, match=r"adaptive_avg_pool2d_backward_cuda .*choose another one .*device = 'cpu'"):
+        run(updating(pooling), tmp_path, monkeypatch)
