@@ -65,6 +65,12 @@ def ended(peers: Sequence[Peer], patience: float = 0.0) -> str:
         time.sleep(0.02)
 
 
+def refuse_ended(peers: Sequence[Peer]) -> None:
+    """Raise `RuntimeError`, as torch does for a lost connection, if a rank on this host has ended: NCCL waits on."""
+    if found := ended(peers):
+        raise RuntimeError(f"{found} has ended")
+
+
 def names(ranks: Collection[int], peers: Sequence[Peer]) -> str:
     """Ranks with their hosts, for an error.
 

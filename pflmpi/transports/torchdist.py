@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -19,7 +20,7 @@ from pflmpi.transports.collectives import chunks
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.gpu.group import Backend, GpuGroup, as_tensor
 from pflmpi.transports.gpu.memory import Buffer
-from pflmpi.transports.peers import ended, names
+from pflmpi.transports.peers import ended, names, refuse_ended
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.ring import piece, sum_bytes
 from pflmpi.transports.torch_store import Arrivals, connect, in_rank_0
@@ -60,7 +61,8 @@ class TorchTransport(Transport):
     def use_gpus(self, ranks: Sequence[int], device: torch.device, backend: Backend = "nccl") -> None:
         """Move large messages between the GPUs of these ranks; see the base class, and `GpuGroup` for the backend."""
         with self._call("the start of NCCL"):
-            self._gpus = GpuGroup(self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
+            make = partial(GpuGroup, self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
+            self._gpus = within(self.timeout + _LEEWAY, make)  # NCCL connects without any time limit
 
     def takes_gpu_memory(self, size: int) -> bool:
         """Whether NCCL moves as many bytes; see the base class."""
@@ -149,7 +151,7 @@ class TorchTransport(Transport):
 
     def _wait_for_gpu(self, work: dist.Work | None) -> None:
         assert work is not None, "only ranks of a group call it"
-        wait(work.is_completed, self.timeout, longest=SHORTEST)
+        wait(work.is_completed, self.timeout, longest=SHORTEST, watch=lambda: refuse_ended(self.peers))
         work.wait()  # which alone would only order kernels
 
     @contextmanager

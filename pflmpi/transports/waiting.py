@@ -22,22 +22,28 @@ class TimeIsUp(Exception):
         self.seconds = seconds
 
 
-def wait(done: Callable[[], bool], timeout: float, longest: float = LONGEST) -> None:
+def wait(
+    done: Callable[[], bool], timeout: float, longest: float = LONGEST, watch: Callable[[], None] = lambda: None
+) -> None:
     """Poll until `done()` is true: often at first, then with longer and longer pauses.
 
     Args:
         done: tests whether the operation has ended, and makes it progress.
         timeout: seconds.
         longest: seconds of the longest pause; `SHORTEST` when payload is moving.
+        watch: called once a second; raises where it is in vain to wait.
 
     Raises:
         TimeIsUp: the operation has not ended in time.
     """
-    start = time.monotonic()
+    start, looks = time.monotonic(), 1
     while not done():
         waited = time.monotonic() - start
         if waited > timeout:
             raise TimeIsUp(waited)
+        if waited > looks:
+            looks += 1
+            watch()
         if waited < _SPIN:
             time.sleep(0)  # lets another rank on this core go first
         else:

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from pflmpi.errors import TransportError
 from pflmpi.transports.base import Transport
 from pflmpi.transports.collectives import from_keys, to_keys
 from pflmpi.transports.inprocess import InProcessTransport
-from pflmpi.transports.peers import Peer, names
+from pflmpi.transports.peers import Peer, names, refuse_ended
 from pflmpi.transports.waiting import TimeIsUp, lost, timed_out, wait
 from project import HELPERS, ROOT
 from thread_transport import ThreadTransport, run_ranks
@@ -274,3 +275,14 @@ def test_a_loss_is_reported_without_the_librarys_own_file_and_advice() -> None:
     assert lost("sum", cause, "").startswith(
         "a rank ended or was lost during sum (Connection closed by peer [10.0.0.1]:17); "
     )
+
+
+def test_a_wait_ends_when_what_is_waited_for_has_ended() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    peers = [Peer(socket.gethostname(), os.getpid()), Peer(socket.gethostname(), ended.pid)]
+    refuse_ended(peers[:1])
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"rank 1 .* has ended"):
+        wait(lambda: False, 60.0, watch=lambda: refuse_ended(peers))
+    assert time.monotonic() - began < 30
