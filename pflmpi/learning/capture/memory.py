@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ALIGNED = 256  # bytes: where a GPU's memory begins; kernels choose by alignment
+ALIGNED = 256  # bytes: where a GPU's memory begins; kernels choose by alignment
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def copy_of(memory: Sequence[Stretch], values: Sequence[Any]) -> tuple[list[Tens
     """Other memory, not yet filled, like `flat` of each stretch, and the list with its tensors there."""
     flat, own = [], list(values)
     for stretch in memory:
-        offset = stretch.flat.storage_offset() % (_ALIGNED // stretch.flat.element_size())
+        offset = stretch.flat.storage_offset() % (ALIGNED // stretch.flat.element_size())
         buffer = torch.empty(offset + len(stretch.flat), dtype=stretch.flat.dtype, device=stretch.flat.device)
         flat.append(buffer[offset:])
         for place, begin in stretch.places:
@@ -81,7 +81,7 @@ def _stretch(values: Sequence[Any], members: list[tuple[int, int, int, int]]) ->
     flat = first.as_strided(((end - begin) // size,), (1,), begin // size)
     layouts = tuple((values[place].dtype, values[place].shape, values[place].stride()) for place, _ in places)
     mixed = len({dtype for dtype, _, _ in layouts}) > 1
-    return Stretch(flat, places, (places, layouts, flat.device, begin % _ALIGNED), mixed)
+    return Stretch(flat, places, (places, layouts, flat.device, begin % ALIGNED), mixed)
 
 
 def _span(tensor: Tensor) -> int:

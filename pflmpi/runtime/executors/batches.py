@@ -1,13 +1,14 @@
 """Minibatches from the resident data: one client at a time, or padded for many lanes at once."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pflmpi.learning.capture.memory import ALIGNED
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
@@ -46,7 +47,7 @@ class ClientBatches:
     def _prepared(self, images: Tensor, sizes: list[int], first: int) -> Sequence[Tensor]:
         """The samples of some batches, of which the first has the number `first`."""
         if self.transform is None or self.draws is None:
-            return torch.split(self.task.prepare(images), sizes)
+            return list(aligned(torch.split(self.task.prepare(images), sizes)))
         draws = self.draws[first:].unbind(0)
         parts = zip(torch.split(images, sizes), draws, strict=False)
         return [self.task.prepare(self.transform(part, key)) for part, key in parts]
@@ -103,7 +104,18 @@ class LaneBatches:
                 yield self.task.prepare(self.transform(one, key))
             return
         for images in torch.split(self.images, self.together):
-            yield from self.task.prepare(images).unbind(0)
+            yield from aligned(self.task.prepare(images).unbind(0))
+
+
+def aligned(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The parts of a tensor, of which on a GPU each begins where new memory does.
+
+    Kernels choose by alignment, and a captured step reads its batch from memory of its own.
+    """
+    begin = 0
+    for part in parts:
+        yield part if part.is_cpu or begin % ALIGNED == 0 else part.clone()
+        begin += part.numel() * part.element_size()
 
 
 @dataclass(frozen=True)
