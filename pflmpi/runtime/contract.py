@@ -122,7 +122,7 @@ def calling(algorithm: Algorithm, method: str, round: int, clients: Sequence[int
         AlgorithmError: the method raised, or, in the first round, drew from a global generator of random numbers.
     """
     where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
-    on_gpu = torch.cuda.is_initialized()
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     before = _generators(on_gpu) if round <= 1 else ()  # once: it takes 0.1 ms
     try:
         yield
