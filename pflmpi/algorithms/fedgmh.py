@@ -43,9 +43,12 @@ class FedGMH(Algorithm):
 
     Readings. Before a client's first training psi is all false. One server epoch a round in minibatches of the
     client batch size (`server_epochs`), in client order. Heads without uploads stay. What is tested is not said.
+    A public repository with the paper's settings (youcaihua1/FedGMH) reverses eq. 9: critical entries stay the client's
+    own and the others become the global heads' (`critical_from: own`).
 
     Newcomers: ours. They train as in a first round, from the initial weights, with psi all false in the first update;
-    received heads act from the second one on (`evaluation.unseen_updates`), but with `avghead` and `oneavg` at once.
+    received heads act from the second one on (`evaluation.unseen_updates`), but with `avghead`, `oneavg` and
+    `critical_from: own` at once.
     """
 
     summary: ClassVar[str] = "one global head per label, mixed in at critical entries"
@@ -53,12 +56,7 @@ class FedGMH(Algorithm):
     unlike_models: ClassVar[bool] = True
 
     critical_share: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="share of the head's entries that are critical, where global heads are mixed in (beta)",
-        ),
+        float, Field(ge=0, le=1, description="share of the head's entries that are critical (beta); see critical_from")
     ] = 0.5
     head_lr: Annotated[
         float, Field(ge=0, allow_inf_nan=False, description="learning rate of the heads on the server (eta_h)")
@@ -68,6 +66,9 @@ class FedGMH(Algorithm):
         Literal["full", "onehead", "avghead", "oneavg"],
         Field(description="full, or an ablation: onehead (GMH-o), avghead (GMH-a), oneavg (GMH-oa)"),
     ] = "full"
+    critical_from: Annotated[
+        Literal["global", "own"], Field(description="whose entries the head has where they are critical")
+    ] = "global"
     evaluated: Annotated[
         Literal["trained", "mixed"],
         Field(description="the model after local training, or that with the new global heads mixed in"),
@@ -134,9 +135,8 @@ class FedGMH(Algorithm):
         """The personal head that local training starts from (eqs. 9 to 11)."""
         if self.averages:
             return tree.map(lambda mine, theirs: (mine + theirs) / 2, own, received)
-        return tree.map(
-            lambda mine, theirs, psi: torch.where(psi, theirs, mine), own, received, part(client, "critical")
-        )
+        critical, others = (received, own) if self.critical_from == "global" else (own, received)
+        return tree.map(torch.where, part(client, "critical"), critical, others)
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:
         labels, means = leaf(up["means"], "labels").long(), leaf(up["means"], "means")
@@ -172,7 +172,7 @@ class FedGMH(Algorithm):
         return {
             "critical": EntryShare(
                 title="Critical entries ψ",
-                caption="The entries of the head that a client replaces by those of the global heads.",
+                caption="The entries of the head that training has changed most, weighed by their size (eqs. 7, 8).",
                 kept="critical",
             )
         }

@@ -332,6 +332,24 @@ def test_critical_entries_break_ties_by_lower_index_weight_first() -> None:
     assert found["weight"].flatten().tolist() == [True] * 2565 + [False] * 2555 and not found["bias"].any()
 
 
+def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others() -> None:
+    task, data = small_task.task(), small_task.data([small_task.batch(0)])
+    own = FedGMH(critical_from="own", critical_share=0.4)
+    heads = other(4, own.init_server(task)["heads"])
+    first, _ = own.client_update(task, own.init_client(task, 0), {"heads": heads}, data)
+    everywhere = FedGMH(critical_share=0.4)
+    client = everywhere.init_client(task, 0)
+    client["critical"] = tree.map(torch.ones_like, client["critical"])
+    whole, _ = everywhere.client_update(task, client, {"heads": heads}, data)
+    assert same(first["model"], whole["model"]), "none is critical before: the whole head is the global heads'"
+
+    second, _ = own.client_update(task, first, {"heads": heads}, data)
+    reversed_ = {**first, "critical": tree.map(torch.logical_not, first["critical"])}
+    expected, _ = everywhere.client_update(task, reversed_, {"heads": heads}, data)
+    unlike, _ = everywhere.client_update(task, first, {"heads": heads}, data)
+    assert same(second["model"], expected["model"]) and not same(second["model"], unlike["model"])
+
+
 def test_fedgmh_without_critical_entries_keeps_the_local_head() -> None:
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     algorithm = FedGMH(critical_share=0.0)

@@ -36,7 +36,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "fedfomo": {"received_models": 5, "held_out": 0.2, "exploration": 0.3, "exploration_decay": 0.05},
     "fedgh": {"global_head_lr": 0.01, "server_epochs": 1, "server_batch_size": 1},  # a step for each pair, rate 0.01
-    "fedgmh": {"critical_share": 0.5, "head_lr": 1.0, "server_epochs": 1, "variant": "full", "evaluated": "trained"},
+    "fedgmh": {
+        "critical_share": 0.5,
+        "head_lr": 1.0,
+        "server_epochs": 1,
+        "variant": "full",
+        "critical_from": "global",
+        "evaluated": "trained",
+    },
     "fedper": {"weighting": "samples", "personal_layers": 1},  # eq. 4: n_j / n; K_P of the paper is 1 to 4
     "fedproto": {
         "prototype_weight": 1.0,
