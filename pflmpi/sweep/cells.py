@@ -74,7 +74,7 @@ def selected(
 ) -> "list[tuple[Cell, Config]]":
     """Cells selected by the options of a command, in the order of the file, each with its validated configuration.
 
-    Every cell of the table is validated, even those not selected.
+    Every cell of the table is validated, even those not selected, unless there are overrides: they may suit only some.
     """
     from pflmpi.config import load as configuration  # here: it imports torch, which reports do without
 
@@ -85,8 +85,9 @@ def selected(
             raise ConfigError(f"{cell.row}/{cell.column}: {error}") from error
 
     everything = cells(load(table), overrides, num_seeds)
-    configs = {cell.name: parse(cell) for cell in everything}
-    return [(cell, configs[cell.name]) for cell in select(everything, patterns)]
+    chosen = select(everything, patterns)
+    configs = {cell.name: parse(cell) for cell in (chosen if overrides else everything)}
+    return [(cell, configs[cell.name]) for cell in chosen]
 
 
 def _sections(table: SweepTable, row: str, column: str) -> dict[str, Any]:

@@ -59,6 +59,17 @@ def test_a_cell_has_one_task(tmp_path: Path) -> None:
 # --- the command --------------------------------------------------------------------------------------------------
 
 
+def test_an_override_need_not_suit_cells_that_are_not_selected(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"FedAvg": {"algorithm": {"name": "fedavg"}}, "FedProx": {"algorithm": {"name": "fedprox"}}}
+    words = ["sweep", str(table_file.write(tmp_path, rows=rows)), "--dry-run", "-s", "algorithm.prox_weight=0.1"]
+    assert main([*words, "--only", "FedProx/*"]) == 0
+    assert "FedProx" in capfd.readouterr().out
+    assert main(words) == 2, "FedAvg has no such key"
+    assert "prox_weight" in capfd.readouterr().err
+
+
 def test_a_cell_is_run_beside_other_tasks_and_is_skipped_when_it_is_done(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
