@@ -50,7 +50,8 @@ class Graph:
         pass
 
     def __del__(self) -> None:
-        self._gpu.uses[self._pool] -= 1
+        if self._pool >= 0:  # it was captured
+            self._gpu.uses[self._pool] -= 1
 
 
 @pytest.fixture

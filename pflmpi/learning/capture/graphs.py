@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,20 +16,21 @@ _log = logging.getLogger(__name__)
 
 def cuda_graph(work: Work) -> Work:
     """What some work launches on the current GPU, as one launch. It has not run yet: no GPU was at hand."""
-    return _graph(work, _shared()).replay
+    shared = _shared()
+    return _graph(work, shared.stream, shared.pool).replay
 
 
-def _graph(work: Work, shared: "_Shared") -> torch.cuda.CUDAGraph:
+def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
     graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    shared.stream.wait_stream(here)
-    with torch.cuda.stream(shared.stream):
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
         # What other threads call meanwhile is no part of it, such as NCCL's, which looks for ranks that are lost.
-        graph.capture_begin(pool=shared.pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             work()
         finally:
             graph.capture_end()
-    here.wait_stream(shared.stream)
+    here.wait_stream(stream)
     return graph
 
 
@@ -60,23 +60,21 @@ def say_why_not(reason: str) -> None:
     _log.warning("a training step is not captured in a CUDA graph, but launched operation by operation: %s", reason)
 
 
-@dataclass
-class _Shared:
+class _Shared(NamedTuple):
     """What all graphs of this process share, since they run one after another.
 
     Attributes:
         stream: on which they are captured; memory of one stream is not used on another.
         pool: memory for what steps compute on their way.
-        first: of the graphs. While one is there PyTorch keeps the pool; without any, no other graph can have it.
+        first: of the graphs: PyTorch frees the pool for good with the last graph that uses it.
     """
 
     stream: torch.cuda.Stream
     pool: Any
-    first: torch.cuda.CUDAGraph | None = None
+    first: torch.cuda.CUDAGraph
 
 
 @cache
 def _shared() -> _Shared:
-    shared = _Shared(torch.cuda.Stream(), torch.cuda.graph_pool_handle())  # type: ignore[no-untyped-call]
-    shared.first = _graph(torch.zeros(1, device="cuda").zero_, shared)
-    return shared
+    stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+    return _Shared(stream, pool, _graph(torch.zeros(1, device="cuda").zero_, stream, pool))
