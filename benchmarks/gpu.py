@@ -39,7 +39,8 @@ from pflmpi.experiment.build import Experiment, assemble
 from pflmpi.experiment.execute import RankContext
 from pflmpi.experiment.start import start_prepared
 from pflmpi.learning.task import Task
-from pflmpi.runtime.devices import fix_kernels
+from pflmpi.runtime.config import RuntimeConfig
+from pflmpi.runtime.devices import fix_kernels, own_device
 from pflmpi.runtime.progress import Progress
 from pflmpi.transports.inprocess import InProcessTransport
 
@@ -122,7 +123,7 @@ def main() -> None:
         parser.error("torch finds no CUDA device here; `nvidia-smi` and `pflmpi doctor` say more")
     print(f"device: {described(options.device)}; torch {torch.__version__}")
     promises(options.device, *((["loop"], [1, 2]) if options.tiny else (["loop", "lanes"], [1, 2, 4])))
-    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
+    device = own_device(RuntimeConfig(device=options.device))
     for name in WORKLOADS if options.only is None else options.only:
         workload = WORKLOADS[name]
         if options.tiny:

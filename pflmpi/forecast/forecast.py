@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-import torch
 
 from pflmpi import machine
 from pflmpi.config.load import Config
@@ -23,7 +22,7 @@ from pflmpi.forecast.process import ProcessMemory, resident, resident_files
 from pflmpi.forecast.ranks import Ranks, lay_out
 from pflmpi.forecast.seconds import Seconds, seconds
 from pflmpi.learning.task import HOST
-from pflmpi.runtime.devices import fix_kernels, refuse_on_cpu
+from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
@@ -173,7 +172,7 @@ def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
     loaded, mapped = resident(), mapped_bytes(federation)
     read = min(mapped, max(resident_files() - files, 0))  # of what is mapped
     data = data_bytes(federation)
-    here = torch.device("cuda", 0) if on_gpu and torch.cuda.is_available() else HOST
+    here = own_device(config.runtime) if on_gpu else HOST
     fix_kernels(here, config.runtime, config.training)
     process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
     return assemble(config, federation, here), process

@@ -104,7 +104,6 @@ def test_under_slurm_each_rank_has_a_gpu_of_its_own(
 ) -> None:
     code = """
 import os
-from pflmpi.learning.training import TrainingConfig
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.gpu_placement import place_ranks

@@ -1,6 +1,5 @@
 """On a GPU: the same bits on one rank and on two that share it, and close to the CPU's results."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import yaml
 import processes
 import quick_run
 from pflmpi.store import run_folder
-from project import ROOT
+from project import HELPERS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,13 +50,8 @@ def test_same_bits_on_one_and_two_ranks(algorithm: str, executor: str, model: di
     ("model", "executor"), [("mlp", "lanes"), ("mlp", "loop"), ("cnn", "lanes"), ("resnet18", "loop")]
 )
 def test_captured_steps_have_the_bits_of_plain_ones(model: str, executor: str) -> None:
-    helpers = ROOT / "tests" / "helpers"
-    paths = os.pathsep.join([str(ROOT), str(helpers)])
-    done = processes.call(
-        [sys.executable, str(helpers / "captured_on_gpu.py"), model, executor],
-        timeout=250,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
+    command = [sys.executable, str(HELPERS / "captured_on_gpu.py"), model, executor]
+    done = processes.call(command, timeout=250)
     assert done.returncode == 0, done.stderr
 
 
