@@ -151,7 +151,7 @@ class TorchTransport(Transport):
 
     def _wait_for_gpu(self, work: dist.Work | None) -> None:
         assert work is not None, "only ranks of a group call it"
-        wait(work.is_completed, self.timeout, longest=SHORTEST, watch=lambda: refuse_ended(self.peers))
+        wait(work.is_completed, self.timeout, longest=SHORTEST, check=lambda: refuse_ended(self.peers))
         work.wait()  # which alone would only order kernels
 
     @contextmanager

@@ -23,7 +23,7 @@ class TimeIsUp(Exception):
 
 
 def wait(
-    done: Callable[[], bool], timeout: float, longest: float = LONGEST, watch: Callable[[], None] = lambda: None
+    done: Callable[[], bool], timeout: float, longest: float = LONGEST, check: Callable[[], None] = lambda: None
 ) -> None:
     """Poll until `done()` is true: often at first, then with longer and longer pauses.
 
@@ -31,19 +31,19 @@ def wait(
         done: tests whether the operation has ended, and makes it progress.
         timeout: seconds.
         longest: seconds of the longest pause; `SHORTEST` when payload is moving.
-        watch: called once a second; raises where it is in vain to wait.
+        check: called once a second; raises if the operation cannot end any more.
 
     Raises:
         TimeIsUp: the operation has not ended in time.
     """
-    start, looks = time.monotonic(), 1
+    start, num_checks = time.monotonic(), 0
     while not done():
         waited = time.monotonic() - start
         if waited > timeout:
             raise TimeIsUp(waited)
-        if waited > looks:
-            looks += 1
-            watch()
+        if waited > num_checks + 1:
+            num_checks += 1
+            check()
         if waited < _SPIN:
             time.sleep(0)  # lets another rank on this core go first
         else:

@@ -8,17 +8,21 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 import processes
 import transport_checks
 from pflmpi.errors import TransportError
+from pflmpi.transports import torchdist
 from pflmpi.transports.base import Transport
 from pflmpi.transports.collectives import from_keys, to_keys
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer, names, refuse_ended
+from pflmpi.transports.torchdist import TorchTransport
 from pflmpi.transports.waiting import TimeIsUp, lost, timed_out, wait
 from project import HELPERS, ROOT
 from thread_transport import ThreadTransport, run_ranks
@@ -277,12 +281,19 @@ def test_a_loss_is_reported_without_the_librarys_own_file_and_advice() -> None:
     )
 
 
-def test_a_wait_ends_when_what_is_waited_for_has_ended() -> None:
+def test_the_start_of_nccl_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchdist, "GpuGroup", lambda *arguments: threading.Event().wait(processes.PATIENCE))
+    transport = mock.MagicMock(spec=TorchTransport, rank=0, timeout=0.01, _wait=None, _wait_for_gpu=None)
+    with pytest.raises(TimeIsUp):
+        TorchTransport.use_gpus(transport, [0, 1], torch.device("cpu"))
+
+
+def test_a_wait_for_a_gpu_ends_when_a_rank_of_this_host_has_ended() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     peers = [Peer(socket.gethostname(), os.getpid()), Peer(socket.gethostname(), ended.pid)]
     refuse_ended(peers[:1])
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"rank 1 .* has ended"):
-        wait(lambda: False, 60.0, watch=lambda: refuse_ended(peers))
+        TorchTransport._wait_for_gpu(mock.Mock(peers=peers, timeout=60.0), mock.Mock(is_completed=lambda: False))
     assert time.monotonic() - began < 30
