@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from pflmpi.runtime.executors.batches import aligned
+from pflmpi.learning.capture.memory import ALIGNED
+from pflmpi.learning.task import Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.models import MODELS
+from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, aligned
+from pflmpi.runtime.executors.pool import Pool
 from stub_device import DEVICE, stub_device
+
+META = torch.device("meta")  # which has places in memory, and no memory
 
 
 @pytest.mark.parametrize(("features", "copies"), [(64, 0), (13, 3), (32, 2)])
@@ -16,6 +23,29 @@ def test_batches_that_begin_elsewhere_are_copied(features: int, copies: int) -> 
         found = list(aligned(parts))
         assert stub.counts.launches - before == copies
         assert [one.cpu().tolist() for one in found] == values.tolist()
+
+
+def begins(x: torch.Tensor) -> int:
+    """The byte of its memory at which a batch begins, in lanes that of the first one."""
+    if torch._C._functorch.is_batchedtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return int(x.storage_offset()) * x.element_size()
+
+
+def test_the_batches_of_a_client_and_of_lanes_begin_so() -> None:
+    task = Task(MODELS["mlp"]().bind((1, 5, 5), 3), TrainingConfig(), 2, 0, (0.5,), (0.5,)).replace(device=META)
+    order = torch.empty(12, dtype=torch.int64, device=META)
+    pool = Pool(torch.empty(12, 1, 5, 5, dtype=torch.uint8, device=META), labels=order)
+    found = [begins(one.x) for one in ClientBatches(task, pool, order, [4] * 3)]
+
+    def lane(images: torch.Tensor) -> torch.Tensor:
+        labels, weight = pool.labels.view(3, 4), torch.empty(3, 4, device=META)
+        batches = LaneBatches(task, images, labels, weight, 3, together=3)
+        found.extend(begins(one.x) for one in batches)
+        return images
+
+    torch.func.vmap(lane)(pool.images.view(1, 3, 4, 1, 5, 5))
+    assert len(found) == 6 and all(begin % ALIGNED == 0 for begin in found), found
 
 
 def test_on_a_cpu_they_stay_where_they_are() -> None:
