@@ -26,10 +26,7 @@ class Packing:
     """Packs and unpacks sums [n]; memory is used again."""
 
     def __init__(self, entries: int) -> None:
-        self.floats, self.rest = (
-            np.empty(entries, np.float32),
-            np.empty(entries, np.int16),
-        )
+        self.floats, self.rest = np.empty(entries, np.float32), np.empty(entries, np.int16)
         self._near, self._short, self._shift = (np.empty(BLOCK, np.int64) for _ in range(3))
         self._exponent = np.empty(BLOCK, np.int32)
 
@@ -58,7 +55,7 @@ class Packing:
 
     def _shifts(self, block: slice) -> np.ndarray:
         """By how many bits the rest of each float32 is shifted."""
-        np.right_shift(self.floats[block].view(np.int32), 23, out=self._exponent)
+        np.right_shift(self.floats[block].view(np.int32), _FLOAT_BITS, out=self._exponent)
         np.bitwise_and(self._exponent, 255, out=self._exponent)
         np.subtract(self._exponent, 127 + _FLOAT_BITS + _MORE, out=self._exponent)
         np.maximum(self._exponent, 0, out=self._exponent)

@@ -47,8 +47,7 @@ class FedGMH(Algorithm):
     own and the others become the global heads' (`critical_from: own`).
 
     Newcomers: ours. They train as in a first round, from the initial weights, with psi all false in the first update;
-    received heads act from the second one on (`evaluation.unseen_updates`), but with `avghead`, `oneavg` and
-    `critical_from: own` at once.
+    heads act from the second on (`evaluation.unseen_updates`); with `avghead`, `oneavg`, `critical_from: own` at once.
     """
 
     summary: ClassVar[str] = "one global head per label, mixed in at critical entries"
@@ -67,7 +66,8 @@ class FedGMH(Algorithm):
         Field(description="full, or an ablation: onehead (GMH-o), avghead (GMH-a), oneavg (GMH-oa)"),
     ] = "full"
     critical_from: Annotated[
-        Literal["global", "own"], Field(description="whose entries the head has where they are critical")
+        Literal["global", "own"],
+        Field(description="global heads' entries where critical and own ones elsewhere (eq. 9), or the reverse"),
     ] = "global"
     evaluated: Annotated[
         Literal["trained", "mixed"],
