@@ -64,6 +64,17 @@ def test_a_wrapper_says_what_it_needs_where_its_launcher_is_missing(wrapper: str
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_on_PATH_does_not_start_itself(wrapper: str, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, wrapper)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / wrapper).symlink_to(ROOT / "launch" / wrapper)
+    found = bench.environment["PATH"]
+    for first in (ROOT / "launch", tmp_path / "links"):
+        code, words, rest = bench.call("pflmpi", "run", "a.yaml", PATH=f"{first}:{found}")
+        assert code == 0 and words.endswith("pflmpi run a.yaml") and f"\nPATH={found}\n" in rest
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_wrapper_hands_its_words_on_and_counts_threads(wrapper: str, tmp_path: Path) -> None:
     bench = Bench(tmp_path, wrapper)
     words = ("-x", "a b", "pflmpi", "run", "a.yaml")
