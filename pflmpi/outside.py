@@ -99,7 +99,7 @@ def as_config_error() -> Iterator[None]:
         yield
     except PflmpiError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if text := cause(error):
             raise ConfigError(text) from error
         raise

@@ -1,12 +1,8 @@
 """Randomness is data: every draw comes from a stream named by its purpose, never from global state."""
 
 import hashlib
-import threading
 
 import numpy as np
-
-# Held by whoever uses a global generator of torch, which the initial values of a torch module come from.
-GLOBAL_GENERATORS = threading.RLock()
 
 _AT_ONCE = 4  # numbers of 64 bits that Philox makes of one value of its counter
 

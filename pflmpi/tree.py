@@ -1,6 +1,6 @@
 """Trees: nested dicts of tensors with string keys, always walked in sorted order.
 
-A *path* is the keys from the root joined by "/". An empty dict is a tree without leaves.
+A *path* is the keys from the root joined by "/". An empty dict has no leaves, so that it is the same as none.
 """
 
 import itertools
@@ -76,11 +76,10 @@ def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
     result: Tree = {}
     for key in sorted(tree):
         value = tree[key]
-        rest = [other[key] for other in others]
         if isinstance(value, dict):
-            result[key] = map(function, value, *rest)  # type: ignore[arg-type]
+            result[key] = map(function, value, *(other.get(key, {}) for other in others))  # type: ignore[arg-type]
         else:
-            result[key] = function(value, *rest)
+            result[key] = function(value, *(other[key] for other in others))
     return result
 
 

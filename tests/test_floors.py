@@ -18,6 +18,7 @@ FLOORS = {
         "errors",
         "tree",
         "rng",
+        "global_generators",
         "registry",
         "text",
         "machine",

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, combine, no_means
 from pflmpi.algorithms.server_head import train_head
@@ -82,6 +83,10 @@ class FedFCD(Algorithm):
     ] = "full"
 
     def check(self, task: Task, participants: int) -> None:
+        if not any(tree.leaves(task.like("body"))):
+            raise ConfigError(
+                f"algorithm fedfcd trains a body, and model {task.architecture.name} has none; choose another model"
+            )
         body_lr, head_lr = self.learning_rates(task)
         if self.variant == "without_hierarchy" and body_lr != head_lr:
             raise ConfigError(

@@ -25,6 +25,8 @@ def fields_model(kind: type) -> type[BaseModel]:
     fields: dict[str, Any] = {
         field.name: (hints[field.name], _default(field)) for field in dataclasses.fields(kind) if field.init
     }
+    if "name" in fields:
+        raise ConfigError(f"{_where(kind)}.name is a key already, which says what the section is; rename the field")
     try:
         return create_model(kind.__name__, **fields)
     except (PydanticUserError, ValueError, NameError) as error:

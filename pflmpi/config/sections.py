@@ -44,7 +44,7 @@ def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Raw configuration with the files that it names (`name: ./mine.py:FedMine`, `weights`, `data.path`) made absolute.
+    """Raw configuration with the files that it names (`name: ./mine.py:FedMine`, `weights`, `path`) made absolute.
 
     Args:
         folder: relative files are taken as below it.
@@ -61,12 +61,14 @@ def located(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return section
 
     found = {name: of(value) if name in _NAMED else value for name, value in raw.items()}
+    for name in ("data", "partition"):
+        part = found.get(name)
+        if isinstance(part, Mapping) and isinstance(part.get("path"), str) and part["path"]:
+            found[name] = {**part, "path": os.path.abspath(folder / part["path"])}
     data = found.get("data")
-    if isinstance(data, Mapping) and isinstance(data.get("path"), str):
-        found["data"] = {**data, "path": os.path.abspath(folder / data["path"])}
     if isinstance(data, Mapping) and isinstance(data.get("transform"), list):
         names = [outside.located(name, folder) if isinstance(name, str) else name for name in data["transform"]]
-        found["data"] = {**found["data"], "transform": names}
+        found["data"] = {**data, "transform": names}
     return found
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,8 +73,9 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     by_writer = divides(partition.name) == "writers"
     key = _writers(dataset, partition.name) if by_writer else dataset.labels
     pool = np.arange(len(key)) if data.split == "pooled" else np.flatnonzero(~dataset.official_test)
-    shares = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
-    parts = [pool[samples] for samples in _checked(shares, partition.name, len(pool))]
+    with _seeded(seed) if PARTITIONS.reference(partition.name) else nullcontext():
+        shares = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
+    parts = [pool[samples] for samples in _checked(shares, partition, len(pool))]
     if data.split == "pooled":
         splits = [
             split_pooled(samples, dataset.labels[samples], data.test_share, stream(seed, 0, client, "split"))
@@ -126,11 +128,21 @@ def reuse(dataset: Dataset, path: Path) -> Federation:
     return _federation(dataset, saved.train, saved.test)
 
 
-def _checked(shares: list[np.ndarray], name: str, count: int) -> list[np.ndarray]:
+def _seeded(seed: int) -> AbstractContextManager[None]:
+    """What a partition from outside may draw from follows from the seed."""
+    from pflmpi import global_generators  # here, as it imports torch
+
+    return global_generators.seeded(seed)
+
+
+def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -> list[np.ndarray]:
     """The samples of each client from a partition, which may be one from outside the package."""
+    name = partition.name
     expected = f"expected a list of integer arrays, one per client, not empty, with indices from 0 to {count - 1}"
     if not isinstance(shares, list) or not shares:
         raise DataError(f"partition {name!r} returned a {type(shares).__name__} without clients; {expected}")
+    if partition.clients not in (None, len(shares)):
+        raise DataError(f"partition {name!r} returned {len(shares)} clients; partition.clients = {partition.clients}")
     for client, samples in enumerate(shares):
         found = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
         if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind not in "iu":

@@ -116,7 +116,8 @@ def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key in ("algorithm", "data", "model", "partition"):
         sections = raw[key] if isinstance(raw[key], list) else [raw[key]]
         for number, section in enumerate(sections):
-            if isinstance(section.get("name"), str) and not section.get("path"):
+            saved = key in ("data", "partition") and section.get("path")
+            if isinstance(section.get("name"), str) and not saved:
                 yield f"{key}/{number}" if number else key, section["name"]
 
 

@@ -6,6 +6,8 @@ from functools import reduce
 from pflmpi import tree
 from pflmpi.tree import Tree
 
+NO_BODY: Tree = {"body": {}}  # of a model that has a head alone, once it was received: what travels has no empty dicts
+
 
 def has(params: Tree, path: str) -> bool:
     """Whether there is a leaf or a subtree at a path."""

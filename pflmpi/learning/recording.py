@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 _LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_LSTM = torch.ops.aten.mkldnn_rnn_layer.default  # keeps less where nobody asks for gradients, as in a replayed step
 _INDEX, _UNSAFE_VIEW = torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_view.default
 
 
@@ -164,10 +165,10 @@ def _name(operation: OpOverload) -> str:
 
 
 def _looks(operation: OpOverload, args: Sequence[Any]) -> bool:
-    """Whether an operation looks at values, so that the list may be another one next time."""
+    """Whether an operation looks at values, so that the list may be another one next time, or at what is around it."""
     if operation is _INDEX:  # by a mask it does, by places it does not
         return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
-    return bool(_LOOKS & set(operation.tags))
+    return operation is _LSTM or bool(_LOOKS & set(operation.tags))
 
 
 def _of_tensors(result: Any) -> bool:

@@ -13,7 +13,7 @@ from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.gradients import gradients
 from pflmpi.learning.optimizers import Rate
-from pflmpi.learning.parts import has, others
+from pflmpi.learning.parts import NO_BODY, has, others, overlay, take
 from pflmpi.learning.replay import Steps
 from pflmpi.learning.steps import Phase as Phase
 from pflmpi.learning.steps import PhaseStep
@@ -87,10 +87,10 @@ def gradient(
     The parameters are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
     The loss counts as that of a step of the training `counts_as`; nowhere where that is "".
     """
-    trained = tree.map(Tensor.detach, {part: params[part] for part in parts})
+    trained = tree.map(Tensor.detach, take({**NO_BODY, **params}, parts))
     if not task.batched:
         trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), trained)
-    slopes, value, _ = gradients(task, {**params, **trained}, trained, loss, batch)
+    slopes, value, _ = gradients(task, overlay(params, trained), trained, loss, batch)
     if counts_as and task.local is not None and (total := task.local.loss_sum(counts_as, value)) is not None:
         total.add_(value.detach())
         task.local.count(batch.active)
@@ -100,8 +100,8 @@ def gradient(
 
 def step(params: Tree, gradient: Tree, lr: Rate) -> Tree:
     """params - lr gradient, for the parts that the gradient has; the other parts are as they were."""
-    moved = tree.map(lambda leaf, slope: leaf - lr * slope, {part: params[part] for part in gradient}, gradient)
-    return {**params, **moved}
+    moved = tree.map(lambda slope, leaf: leaf - lr * slope, gradient, params)
+    return overlay(params, moved)
 
 
 def until(

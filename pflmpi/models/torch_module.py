@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from pflmpi import tree
+from pflmpi import global_generators, tree
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.initial import linear
 from pflmpi.models.module_parts import KeyedDropout, key_dropout, prepare, split
 from pflmpi.models.weights_file import read_weights
-from pflmpi.rng import GLOBAL_GENERATORS
 from pflmpi.tree import Tree, part
 
 _GIVEN = ("num_classes", "in_channels", "shape")  # arguments of a module that follow from the data
@@ -122,6 +122,8 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
     given = []
     for name, parameter in inspect.signature(kind).parameters.items():
         default, hint = parameter.default, parameter.annotation
+        if name == "name":
+            raise ConfigError(f"{kind.__qualname__}: `model.name` is a key already; rename its argument 'name'")
         if name in _GIVEN:
             given.append(name)
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("weights", "progress"):
@@ -148,9 +150,16 @@ def build(
     kind: Callable[..., nn.Module], options: tuple[tuple[str, Any], ...], head: str, norm: str, seed: int
 ) -> nn.Module:
     """A new module with its head, its dropout keyed; initial values follow from `seed` alone."""
-    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with global_generators.seeded(seed):
         module = kind(**dict(options))
+    for name, one in module.named_parameters():
+        if is_lazy(one):
+            raise ConfigError(f"{name} of the module has no size before its first call; use a layer that states sizes")
+        if not one.requires_grad:
+            raise ConfigError(
+                f"{name} of the module has requires_grad = False, but all parameters of a model are trained; leave "
+                'that out, and fix it in an algorithm of your own: train(..., frozen=("body/LAYER",))'
+            )
     linears = [name for name, one in module.named_modules() if isinstance(one, nn.Linear)]
     if head not in linears:
         raise ConfigError(f"model.head = {head!r} is no nn.Linear of the module; known: {', '.join(linears) or 'none'}")
@@ -175,6 +184,8 @@ def _check(name: str, module: nn.Module, head: str, shape: Shape) -> int:
             size = "x".join(map(str, shape))
             raise ConfigError(f"model {name} cannot use samples of {size}: {str(error).splitlines()[0]}") from error
         handle.remove()
+        if not isinstance(found, Tensor):
+            raise ConfigError(f"model {name} returns a {type(found).__name__}; forward must return scores [B, K] alone")
         if len(seen) != 1 or seen[0].shape != (2, layer.in_features) or not torch.equal(found, layer(seen[0])):
             raise ConfigError(
                 f"model {name} does not end with {head}: its output must be that of {head} for features "

@@ -1,18 +1,16 @@
 """Whether an algorithm keeps its contract: declarations before the start, results while it runs, errors by name."""
 
 import dataclasses
-import random
 import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pflmpi import outside, tree
+from pflmpi import global_generators, outside, tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
@@ -20,7 +18,6 @@ from pflmpi.learning.personal import NotAModel, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
-from pflmpi.rng import GLOBAL_GENERATORS
 from pflmpi.runtime.exchange.mixed import ANSWERED, check_mixed
 from pflmpi.runtime.exchange.offered import check_offered
 from pflmpi.text import shown, some, spans
@@ -31,6 +28,10 @@ _NO_KERNEL = "does not have a deterministic implementation"  # in PyTorch's erro
 _NOT_REPEATED = (
     "; with this operation a run on GPUs could not be repeated: choose another one (as pooling, that to 1 x 1 can), or "
     "runtime.device = 'cpu'"
+)
+_IN_LANES = (
+    "; many clients were computed at once, by torch.func.vmap, which not all code suits: runtime.executor = 'loop' "
+    "computes one after the other"
 )
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -115,7 +116,9 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
 
 
 @contextmanager
-def calling(algorithm: Algorithm, method: str, round: int, clients: Sequence[int] = ()) -> Iterator[None]:
+def calling(
+    algorithm: Algorithm, method: str, round: int, clients: Sequence[int] = (), in_lanes: bool = False
+) -> Iterator[None]:
     """Name the class, method, round and clients in any error of an algorithm.
 
     Raises:
@@ -123,18 +126,20 @@ def calling(algorithm: Algorithm, method: str, round: int, clients: Sequence[int
     """
     where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    before = _generators(on_gpu) if round <= 1 else ()  # once: it takes 0.1 ms
+    before = global_generators.states(on_gpu) if round <= 1 else ()  # once: it takes 0.1 ms
     try:
         yield
     except PflmpiError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
-        raise AlgorithmError(what + _NOT_REPEATED * (_NO_KERNEL in str(error))) from error
-    if before and _generators(on_gpu) != before:
+        advice = _NOT_REPEATED if _NO_KERNEL in str(error) else _IN_LANES * (in_lanes and type(error) is RuntimeError)
+        raise AlgorithmError(what + advice) from error
+    if before and global_generators.states(on_gpu) != before:
         raise AlgorithmError(
-            f"{where} draws random numbers from a global generator, so that a run could not be repeated; set "
-            "`draws_noise` and use `Batch.key` (pflmpi.learning.client.uniform), or `Round.stream` on the server"
+            f"{where} draws random numbers from a global generator, so that a run could not be repeated; in a module "
+            "use nn.Dropout, in an algorithm `draws_noise` and `Batch.key` (pflmpi.learning.client.uniform), or "
+            "`Round.stream` on the server"
         )
 
 
@@ -179,19 +184,7 @@ def _of(clients: Sequence[int]) -> str:
     return f", client{'s' if len(clients) > 1 else ''} {spans([int(client) for client in clients])}"
 
 
-def _generators(on_gpu: bool) -> tuple[object, ...]:
-    numpy_state = np.random.get_state(legacy=False)["state"]
-    with GLOBAL_GENERATORS:
-        return (
-            torch.get_rng_state().numpy().tobytes(),
-            torch.cuda.get_rng_state().numpy().tobytes() if on_gpu else b"",
-            numpy_state["key"].tobytes(),
-            numpy_state["pos"],
-            random.getstate(),
-        )
-
-
-def _line(algorithm: Algorithm, error: Exception) -> str:
+def _line(algorithm: Algorithm, error: BaseException) -> str:
     """The last line of the algorithm's own file, or of code from outside, that an error went through, or its origin."""
     file = outside.file_of(type(algorithm))
     frames = traceback.extract_tb(error.__traceback__)

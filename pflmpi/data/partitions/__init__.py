@@ -38,6 +38,8 @@ def _accept(found: object) -> Partition:
             f"{found.__qualname__} takes ({', '.join(given)}); expected (labels, clients, rng), or (writers, clients, "
             "rng), and keyword-only parameters"
         )
+    if taken := {"name", "path"} & {*parameters}:
+        raise ConfigError(f"{found.__qualname__}: partition.{taken.pop()} is a key already; rename the parameter")
     if missing := [name for name in (*parameters,) if name not in found.__annotations__]:
         raise ConfigError(f"{found.__qualname__}: {missing[0]} has no type; expected clients: int, and so on")
     return found

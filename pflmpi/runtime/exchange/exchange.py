@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.base import Algorithm, Round
+from pflmpi.errors import AlgorithmError
 from pflmpi.messages import mixing
 from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
@@ -62,6 +63,7 @@ def exchange(
         with calling(algorithm, "server_update", now.round):
             new = algorithm.server_update(task, server, up, round)
         check_state(algorithm, "server_update", new, server)
+        _check_finite(algorithm, now.round, new, server)
         server = new
     del up
     if now.owners.mixed:
@@ -72,6 +74,19 @@ def exchange(
     offers = Offers(setup.placement.home, population.offered)
     reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, offers)
     return ServerRound(server, published, measured), reply
+
+
+def _check_finite(algorithm: Algorithm, round: int, found: Tree, before: Tree) -> None:
+    """Raise `AlgorithmError` if the server's state has values that are not finite where it had none before."""
+    for path, leaf in tree.leaves(found):
+        old = tree.at(before, path)
+        if leaf is old or not leaf.is_floating_point() or leaf.sum().isfinite() or leaf.isfinite().all():
+            continue
+        if old.isfinite().all():
+            raise AlgorithmError(
+                f"{type(algorithm).__name__}.server_update (round {round}) returned values in {path} that are not "
+                "finite, from messages that are"
+            )
 
 
 def _keep(population: Population, groups: list[ClientGroup], answers: Messages) -> None:

@@ -64,7 +64,7 @@ class Lanes(Executor):
             return {"scores": scores}
 
         scores = []
-        called = calling(self.algorithm, "predict", round, clients.tolist())
+        called = calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True)
         with torch.no_grad(), called, convolutions(self.convolutions):
             for step in range(tests.labels.shape[1]):
                 lanes: Tree = {"state": state, "down": {**received}, "images": tests.images[:, step]}
@@ -122,7 +122,7 @@ class Lanes(Executor):
             found: Tree = method(task, tree.part(lane, "state"), *map(as_messages, down), data)
             return found
 
-        called = calling(self.algorithm, method.__name__, round, clients.tolist())
+        called = calling(self.algorithm, method.__name__, round, clients.tolist(), in_lanes=True)
         with called, convolutions(self.convolutions):
             return _in_lanes(one, {**there, "passes": samples})
 

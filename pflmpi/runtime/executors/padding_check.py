@@ -69,7 +69,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
 
     down = {name: example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
     lanes = tree.stack([algorithm.init_client(task, client)])
-    with calling(algorithm, "client_update", 0, [client]):
+    with calling(algorithm, "client_update", 0, [client], in_lanes=True):
         inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
         received = {name: tree.stack([value]) for name, value in down.items()}
         return torch.func.vmap(one)(lanes, received, *inputs)

@@ -1,0 +1,247 @@
+"""Own code that does what no algorithm, module or partition should: a clear refusal, or the same bits all the same."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quick_run
+from comparisons import state_of
+from pflmpi.algorithms import ALGORITHMS
+from pflmpi.cli import main
+from pflmpi.config import load as configuration
+from pflmpi.config import yaml_file
+from pflmpi.data.federation import save
+from pflmpi.errors import ConfigError, DataError, RunError, UserError
+from pflmpi.experiment.build import load_federation
+from pflmpi.experiment.stored_config import stored_config
+
+NETS = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.first = nn.Linear(64, 6)
+        self.fc = nn.Linear(6, num_classes)
+
+    def forward(self, x):
+        return self.fc(torch.relu(self.first(x.flatten(1))))
+
+
+class Frozen(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.first.requires_grad_(False)
+
+
+class Lazy(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.first = nn.LazyLinear(6)
+
+
+class Two(Net):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Named(Net):
+    def __init__(self, num_classes, name="net"):
+        super().__init__(num_classes)
+
+
+class Drawn(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        with torch.no_grad():
+            self.first.weight.copy_(torch.from_numpy(np.random.randn(6, 64)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.rows = nn.LSTM(8, 6, batch_first=True)
+        self.fc = nn.Linear(6, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.rows(x.squeeze(1))[0][:, -1])
+
+
+class Looking(Net):
+    def forward(self, x):
+        z = torch.relu(self.first(x.flatten(1)))
+        return self.fc(z if z.sum().item() > 0 else -z)
+"""
+ALGORITHMS_OF_ONES_OWN = """
+import sys
+from dataclasses import dataclass
+
+from pflmpi.algorithms.fedavg import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(FedAvg):
+    name: str = "mine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pathed(FedAvg):
+    path: str = "mine"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaves(FedAvg):
+    def server_update(self, task, server, up, round):
+        sys.exit(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinite(FedAvg):
+    def server_update(self, task, server, up, round):
+        new = super().server_update(task, server, up, round)
+        new["model"]["head"]["bias"] = new["model"]["head"]["bias"] / 0
+        return new
+"""
+PARTITIONS = """
+import sys
+
+import numpy as np
+
+
+def drawn(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    return [np.sort(part) for part in np.array_split(np.random.permutation(len(labels)), clients)]
+
+
+def fewer(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    return np.array_split(np.arange(len(labels)), clients - 2)
+
+
+def leaves(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    sys.exit(0)
+
+
+def pathed(labels: np.ndarray, clients: int, rng: np.random.Generator, *, path: str = "") -> list[np.ndarray]:
+    return np.array_split(np.arange(len(labels)), clients)
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("nets", NETS), ("own", ALGORITHMS_OF_ONES_OWN), ("parts", PARTITIONS)):
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+
+def settings(net: str = "", algorithm: str = "", partition: str = "", **sections: Any) -> dict[str, Any]:
+    if net:
+        sections["model"] = {"name": f"nets.py:{net}", "head": "fc"}
+    if partition:
+        sections["partition"] = {"name": f"parts.py:{partition}", "clients": 5}
+    sections["algorithm"] = {"name": f"own.py:{algorithm}" if algorithm else "fedavg"}
+    return quick_run.settings(**sections)
+
+
+@pytest.mark.parametrize(
+    "net, expected",
+    [
+        ("Frozen", r"first.weight of the module has requires_grad = False.*train\(\.\.\., frozen="),
+        ("Lazy", "first.weight of the module has no size before its first call"),
+        ("Two", "model Two returns a tuple; forward must return scores"),
+        ("Named", "Named: `model.name` is a key already; rename its argument 'name'"),
+    ],
+)
+def test_a_module_that_is_no_model_is_refused(net: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        quick_run.run(settings(net), tmp_path / "run")
+
+
+def test_what_a_module_draws_from_numpy_follows_from_the_seed(tmp_path: Path) -> None:
+    alone = quick_run.run(settings("Drawn"), tmp_path / "1")
+    assert quick_run.run(settings("Drawn"), tmp_path / "2", 2) == alone
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of lanes that it computes one by one
+def test_a_recurrent_module_is_the_same_in_lanes_whose_steps_are_replayed(tmp_path: Path) -> None:
+    long = {"steps": 12, "batch_size": 4}
+    for executor in ("loop", "lanes"):
+        raw = settings("Recurrent", training=long, runtime={"executor": executor, "lanes": 2})
+        quick_run.run(raw, tmp_path / executor)
+    loop, lanes = (state_of(tmp_path / executor) for executor in ("loop", "lanes"))
+    for path, array in loop.items():
+        np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
+
+
+def test_code_that_suits_no_lanes_is_told_of_the_loop(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"RuntimeError: vmap: .*; at .*nets.py.*runtime.executor = 'loop'"):
+        quick_run.run(settings("Looking", runtime={"executor": "lanes", "lanes": 2}), tmp_path / "run")
+    quick_run.run(settings("Looking", runtime={"executor": "loop"}), tmp_path / "loop")
+
+
+def test_sys_exit_in_own_code_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"Leaves.server_update \(round 1\): SystemExit: 0; at .*own.py"):
+        quick_run.run(settings(algorithm="Leaves"), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"parts.py:\d+, in leaves: SystemExit: 0"):
+        quick_run.run(settings(partition="leaves"), tmp_path / "run2")
+
+
+def test_a_server_that_loses_its_numbers_is_named(tmp_path: Path) -> None:
+    expected = r"Unfinite.server_update \(round 1\) returned values in model/head/bias that are not finite"
+    with pytest.raises(RunError, match=expected):
+        quick_run.run(settings(algorithm="Unfinite", training={"rounds": 1}), tmp_path / "run")
+
+
+def test_a_field_has_no_name_of_a_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"own.py: Named.name is a key already"):
+        configuration.parse(settings(algorithm="Named"))
+    with pytest.raises(ConfigError, match=r"pathed: partition.path is a key already; rename the parameter"):
+        configuration.parse(settings(partition="pathed"))
+
+
+def test_an_algorithm_may_have_a_field_called_path(tmp_path: Path) -> None:
+    whole = quick_run.run(settings(algorithm="Pathed"), tmp_path / "whole")
+    quick_run.run(settings(algorithm="Pathed", training={"rounds": 1}), tmp_path / "run")
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+
+
+def test_a_partition_may_draw_from_numpy_and_gives_all_its_clients(tmp_path: Path) -> None:
+    whole = quick_run.run(settings(partition="drawn"), tmp_path / "whole")
+    quick_run.run(settings(partition="drawn", training={"rounds": 1}), tmp_path / "run", 2)
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole
+    with pytest.raises(DataError, match=r"parts.py:fewer' returned 3 clients; partition.clients = 5"):
+        quick_run.run(settings(partition="fewer"), tmp_path / "fewer")
+
+
+def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = settings(training={"rounds": 1})
+    (tmp_path / "setup").mkdir()
+    save(load_federation(configuration.parse(named)), tmp_path / "setup" / "who.npz")
+    config = tmp_path / "setup" / "config.yaml"
+    config.write_text(yaml_file.dump({**named, "partition": {"path": "who.npz"}}))
+    whole = quick_run.run(settings(), tmp_path / "whole")
+    raw = configuration.load(config).resolved()
+    assert raw["partition"] == {"path": str(tmp_path / "setup" / "who.npz")}
+    quick_run.run(raw, tmp_path / "run")
+    monkeypatch.chdir("/")
+    assert quick_run.resume(tmp_path / "run", ("training.rounds=2",))
+    (tmp_path / "setup" / "who.npz").rename(tmp_path / "moved.npz")
+    assert main(["resume", str(tmp_path / "run"), "-s", "training.rounds=3"]) == 2
+    moved = ("training.rounds=3", f"partition.path={tmp_path}/moved.npz")
+    assert quick_run.resume(tmp_path / "run", moved) == whole
+    assert stored_config(tmp_path / "run", ()).partition.path == f"{tmp_path}/moved.npz"
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name: str, tmp_path: Path) -> None:
+    whole = {"participation": 1.0, "rounds": 2}
+    raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": name}, training=whole)
+    if name in ("fedper", "fedrep", "pfedafe", "fedfcd"):
+        with pytest.raises(UserError, match=r"with model logistic|model logistic has none"):
+            quick_run.run(raw, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    else:
+        quick_run.run(raw, tmp_path / "run")
