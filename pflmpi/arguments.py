@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pflmpi.errors import ConfigError
+
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
     from pflmpi.analysis.run import Run
@@ -45,6 +47,17 @@ def add_round(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="without --round: where files of the newest checkpoint are missing or damaged, take the one before it",
     )
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add --force, for a command that writes a file; see `check_free`."""
+    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+
+
+def check_free(path: Path | None, option: str, force: bool) -> None:
+    """Raise `ConfigError` if the file that a command is to write is there already, unless it may be overwritten."""
+    if path is not None and path.exists() and not force:
+        raise ConfigError(f"{path} is there already; choose another {option}, or overwrite it with --force")
 
 
 def checkpoint(opened: "Run", options: argparse.Namespace) -> "Checkpoint":

@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--after-training", action="store_true", help="with the models that training in the next round would leave"
     )
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help="write a CSV file with a line for each client")
+    arguments.add_force(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.display.progress import bar
-    from pflmpi.experiment import evaluation
+    from pflmpi.experiment import evaluation, other_data
     from pflmpi.experiment.start import reopened
     from pflmpi.experiment.stored_config import stored_config
     from pflmpi.runtime.devices import fix_kernels, own_device
@@ -72,13 +73,14 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--updates {options.updates}: give a number of at least 1, with --unseen")
     if options.after_training and options.unseen:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
+    arguments.check_free(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
     config = stored_config(opened.path, options.overrides)
     device = own_device(config.runtime)
     fix_kernels(device, config.runtime, config.training)
     experiment = reopened(opened.path, options.overrides, device, changed_code=options.changed_code)
-    other = None if options.data is None else evaluation.other_data(options.data, experiment.config.data)
+    other = None if options.data is None else other_data.read(options.data, experiment.config.data)
     if options.updates is not None:
         experiment = evaluation.with_updates(experiment, options.updates)
     asked = evaluation.tested_on(experiment, options.split, other, options.unseen)

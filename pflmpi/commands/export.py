@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a dot for all of it (`pflmpi inspect RUN` lists the paths)",
     )
     parser.add_argument("--compress", action="store_true", help="with --all: smaller, with gzip")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE")
+    arguments.add_force(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     if options.compress:
         raise ConfigError("--compress goes with --all; leave it out")
     write = _writer(options.out)
-    _check_free(options)
+    arguments.check_free(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
     if options.server:
@@ -90,7 +90,7 @@ def _run_all(options: argparse.Namespace) -> int:
         raise ConfigError(f"--leaf {options.leaf} cannot go with --all, which writes everything; leave one of them out")
     if round_of(path.name) is not None or probe_file.round_of(path.name) is not None:
         raise ConfigError(f"-o {path}: files of a run have such names; choose another, such as one.h5")
-    _check_free(options)
+    arguments.check_free(options.out, "-o", options.force)
     opened = open_run(options.run)
     round = arguments.checkpoint(opened, options)
     try:
@@ -101,11 +101,6 @@ def _run_all(options: argparse.Namespace) -> int:
     which = f"round {round.number} of {opened.name}, {counted(round.num_clients, 'client')}"
     print(f"{path}: {which}, {size(path.stat().st_size)}; it needs no other file")
     return 0
-
-
-def _check_free(options: argparse.Namespace) -> None:
-    if options.out.exists() and not options.force:
-        raise ConfigError(f"{options.out} is there already; choose another -o, or overwrite it with --force")
 
 
 def _score(round: "Checkpoint", client: int) -> str:

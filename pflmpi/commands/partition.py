@@ -10,6 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     arguments.add_config(parser)
     parser.add_argument("--save", type=Path, metavar="FILE", help="write it, for `partition: {path: FILE}`")
+    arguments.add_force(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -20,6 +21,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.experiment.build import load_federation
     from pflmpi.terminal import console
 
+    arguments.check_free(options.save, "--save", options.force)
     federation = load_federation(load(options.config, options.overrides))
     terminal = console()
     terminal.print(picture(federation, terminal.width))

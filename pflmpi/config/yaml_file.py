@@ -103,10 +103,12 @@ def _check(node: yaml.Node, where: str, sizes: dict[int, int]) -> int:
     elif isinstance(node, yaml.MappingNode):
         below = [value for _, value in node.value]
         lines: dict[str, int] = {}
-        for key, _ in node.value:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             name, line = str(key.value), key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and lines.setdefault(name, line) != line:
-                raise ConfigError(f"{where}: {name!r} is in line {lines[name]} and again in line {line}; merge the two")
+            if name in lines:
+                again = f"again in line {line}" if lines[name] != line else "again there"
+                raise ConfigError(f"{where}: {name!r} is in line {lines[name]} and {again}; merge the two")
+            lines[name] = line
     total = 1 + sum(_check(each, where, sizes) for each in below)
     if total > _MOST_VALUES:
         raise ConfigError(f"{where} has more than {_MOST_VALUES} values, aliases counted in full; write fewer")

@@ -25,6 +25,8 @@ class Dataset:
     std: tuple[float, ...]
     digest: str  # SHA-256, hex
     class_names: tuple[str, ...] = ()  # [K]; none where nobody has said
+    written_labels: tuple[str, ...] = ()  # [K], as they are in a file; none where they are 0, 1, ...
+    columns: tuple[str, ...] = ()  # [D], what the values of a sample [D] are called; none where nobody has said
 
 
 def assemble(

@@ -83,7 +83,8 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         dataset.num_classes,
         None if dataset.writers is None else dataset.writers[kept],
     )
-    return replace(found, mean=dataset.mean, std=dataset.std, class_names=dataset.class_names)
+    said = {name: getattr(dataset, name) for name in ("mean", "std", "class_names", "written_labels", "columns")}
+    return replace(found, **said)
 
 
 def _from_folder(source: Source, config: DataConfig, cache: Path | None) -> Dataset:

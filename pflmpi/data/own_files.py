@@ -1,6 +1,5 @@
 """Data of one's own: an .npz or .h5 file, a table as .csv, a folder of pictures, or one with files of each client."""
 
-import csv
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi.data.csv_table import read_table
 from pflmpi.data.dataset import Dataset, assemble
 from pflmpi.data.h5_file import read_h5
 from pflmpi.data.npz import read_npz
@@ -34,6 +34,7 @@ class OwnArrays:
         test: bool [n], for `data.split: official`.
         num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
         class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: as in y, if it has texts.
+        columns: what the values of a sample are called, in a table.
     """
 
     x: np.ndarray
@@ -42,6 +43,7 @@ class OwnArrays:
     test: np.ndarray
     num_classes: int | None = None
     class_names: np.ndarray | None = None
+    columns: tuple[str, ...] = ()
 
 
 def read_own(path: Path, label: str | None = None, client: str | None = None) -> Dataset:
@@ -70,7 +72,7 @@ def read_own(path: Path, label: str | None = None, client: str | None = None) ->
         else:
             raise DataError(f"data.path = {str(path)!r} has an unknown suffix; {_HOW}")
         return _dataset(path.stem, arrays)
-    except (OSError, ValueError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"data.path = {str(path)!r} cannot be used: {error}") from error
 
 
@@ -88,7 +90,11 @@ def _dataset(name: str, arrays: OwnArrays) -> Dataset:
         classes, labels = np.arange(arrays.num_classes), arrays.y
     writers = None if arrays.client is None else np.unique(arrays.client, return_inverse=True)[1]
     dataset = assemble(name, x, labels.astype(np.int64), arrays.test.astype(bool), len(classes), writers)
-    return replace(dataset, class_names=_names(classes, arrays.class_names))
+    numbers = classes.dtype.kind in "biuf"
+    written = tuple(str(int(value)) for value in classes.tolist()) if numbers else _texts(classes)
+    return replace(
+        dataset, class_names=_names(classes, arrays.class_names), written_labels=written, columns=arrays.columns
+    )
 
 
 def _names(classes: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:
@@ -145,38 +151,8 @@ def _with(x: np.ndarray, y: np.ndarray, others: Mapping[str, np.ndarray]) -> Own
 
 
 def _csv(path: Path, label: str | None, client: str | None) -> OwnArrays:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        names, *rows = csv.reader(file)
-    names = [name.strip() for name in names]
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(names):
-            raise ValueError(f"line {number} has {len(row)} values, the header has {len(names)}")
-    columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
-    for key, wanted in (("label", label), ("client", client)):
-        if wanted is not None and wanted not in columns:
-            raise ValueError(f"there is no column data.{key} = {wanted!r}; known: {', '.join(names)}")
-    label = label or next((name for name in ("label", "y", "class") if name in columns), names[-1])
-    client = client or ("client" if "client" in columns else None)
-    features = []
-    for name in names:
-        if name in (label, client, "test"):
-            continue
-        try:
-            features.append(columns[name].astype(np.float32))
-        except ValueError as error:
-            raise ValueError(f"column {name!r} holds no numbers ({error}); encode it, or leave it out") from error
-    if not features:
-        raise ValueError(f"there are no columns besides {label!r}")
-    test = columns["test"].astype(np.float32) > 0 if "test" in columns else np.zeros(len(rows), bool)
-    return OwnArrays(np.stack(features, 1), _numbers(columns[label]), columns.get(client or ""), test)
-
-
-def _numbers(labels: np.ndarray) -> np.ndarray:
-    """Labels as numbers where all are, so that 10 comes after 9."""
-    try:
-        return labels.astype(np.float64)
-    except ValueError:
-        return labels
+    table = read_table(path, label, client)
+    return OwnArrays(table.x, table.y, table.client, table.test, columns=table.columns)
 
 
 def _folder(path: Path) -> OwnArrays:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm")
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff")
 
 
 def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -40,6 +40,8 @@ def _picture(file: Path) -> np.ndarray:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(file) as image:
+                if image.mode[0] in "IF":  # what is above 255 would be cut off
+                    raise ValueError(f"it has more than 8 bits a channel (mode {image.mode}); scale it to 8")
                 return np.asarray(image if image.mode in ("L", "RGB") else image.convert("RGB"))
         except (
             OSError,

@@ -8,15 +8,13 @@ from typing import Literal
 import numpy as np
 
 from pflmpi.config.load import partition
-from pflmpi.data import load
-from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
-from pflmpi.data.sources import SOURCES
 from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import stored_state
 from pflmpi.experiment.build import Experiment, setup
+from pflmpi.experiment.other_data import alike, joined, of_clients
 from pflmpi.experiment.restore import other_array
 from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
@@ -104,9 +102,10 @@ def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unsee
     division = experiment.division
     if other is None:
         return replace(experiment, division=_split(division, split))
-    dataset, offset = _joined(division.trained.dataset, other), len(division.trained.dataset.labels)
+    other = alike(division.trained.dataset, other)
+    dataset, offset = joined(division.trained.dataset, other), len(division.trained.dataset.labels)
     if not unseen:
-        tests = [samples + offset for samples in _of_clients(other, division)]
+        tests = [samples + offset for samples in of_clients(other, division)]
         trained = replace(division.trained, dataset=dataset, test=tuple(tests))
         return replace(experiment, division=Division(trained, trained, np.arange(len(tests))))
     new = build(other, partition(_NEW if other.writers is None else _BY_WRITER), experiment.config.data, 0)
@@ -126,19 +125,6 @@ def with_updates(experiment: Experiment, updates: int) -> Experiment:
     """The experiment with another number of local updates of unseen clients."""
     evaluation = experiment.config.evaluation.model_copy(update={"unseen_updates": updates})
     return replace(experiment, config=replace(experiment.config, evaluation=evaluation))
-
-
-def other_data(text: str, config: DataConfig) -> Dataset:
-    """The data that a user names: a file or folder of one's own, or a known dataset.
-
-    Raises:
-        UserError: there is no such data.
-    """
-    if Path(text).exists() or text not in list(SOURCES):
-        section = config.model_copy(update={"path": text, "name": Path(text).stem, "limit": None})
-    else:
-        section = DataConfig(name=text, root=config.root)
-    return load(section, 0)
 
 
 _NEW = {"name": "iid", "clients": 1}
@@ -165,32 +151,3 @@ def _split(division: Division, split: Split) -> Division:
         return division
     trained, everyone = (replace(one, test=one.train) for one in (division.trained, division.everyone))
     return replace(division, trained=trained, everyone=everyone)
-
-
-def _joined(first: Dataset, other: Dataset) -> Dataset:
-    """Both datasets as one, with the classes and the normalisation of the first."""
-    ours, theirs = (
-        f"{one.images.dtype} {list(one.images.shape[1:])} of {one.num_classes} classes" for one in (first, other)
-    )
-    if ours != theirs:
-        raise ConfigError(f"--data {other.name} has samples of {theirs}, the run {ours}; give data of the same kind")
-    return replace(
-        first,
-        images=np.concatenate([first.images, other.images]),
-        labels=np.concatenate([first.labels, other.labels]),
-        official_test=np.concatenate([first.official_test, other.official_test]),
-        writers=None,
-    )
-
-
-def _of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
-    """The samples of each trained client in other data; all of them, if it does not say whose they are."""
-    if other.writers is None:
-        return [np.arange(len(other.labels))] * division.trained.num_clients
-    who, n = np.unique(other.writers), len(division.numbers)
-    if len(who) != n:
-        raise ConfigError(
-            f"--data {other.name} has samples of {len(who)} clients, and the run's partition has {n}; give as many, or "
-            "leave out whose they are, to test every client on all"
-        )
-    return [np.flatnonzero(other.writers == who[number]) for number in division.numbers[: division.trained.num_clients]]

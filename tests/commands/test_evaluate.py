@@ -23,7 +23,7 @@ UNSEEN = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}
 
 def evaluated(run: Path, *words: str) -> list[dict[str, str]]:
     out = run.parent / f"{run.name}.csv"
-    assert quick_run.command(["evaluate", str(run), *words, "-o", str(out)]) == 0
+    assert quick_run.command(["evaluate", str(run), *words, "-o", str(out), "--force"]) == 0
     with out.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -98,6 +98,32 @@ def test_other_data_tests_every_client_on_all_of_it_or_on_its_own(tmp_path: Path
     }
 
 
+def test_other_data_may_lack_classes_and_have_them_and_its_columns_in_another_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    kinds = np.array(["cat", "dog", "emu"])[np.arange(60) % 3]
+    a, b = (rng.normal(np.arange(60) % 3, 0.1) * scale for scale in (1, -2))
+    lines = [f"{x},{y},{kind}" for x, y, kind in zip(a, b, kinds, strict=True)]
+    (tmp_path / "all.csv").write_text("\n".join(["a,b,label", *lines]))
+    raw = quick_run.settings(
+        data={"path": str(tmp_path / "all.csv")},
+        partition={"name": "iid", "clients": 4},
+        algorithm={"name": "fedavg"},
+        training={"rounds": 6, "epochs": 8, "lr": 0.2},
+    )
+    raw["data"] = {"path": str(tmp_path / "all.csv")}
+    quick_run.run(raw, tmp_path / "run")
+    some = [(x, y, kind) for x, y, kind in zip(a, b, kinds, strict=True) if kind != "cat"]
+    (tmp_path / "some.csv").write_text("\n".join(["label,b,a", *(f"{kind},{y},{x}" for x, y, kind in some)]))
+    whole, found = (evaluated(tmp_path / "run", "--data", str(tmp_path / f"{one}.csv")) for one in ("all", "some"))
+    for line, other in zip(whole, found, strict=True):
+        assert float(line["accuracy"]) > 0.9 and line["samples"] == "60" and other["samples"] == "40"
+        assert other["accuracy_class_0"] == ""
+        for label in (1, 2):
+            assert other[f"accuracy_class_{label}"] == line[f"accuracy_class_{label}"]
+    (tmp_path / "third.csv").write_text("a,c,label\n1,2,cat\n")
+    assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "third.csv")]) == 2
+
+
 def test_new_clients_of_other_data_join_an_old_checkpoint(tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(algorithm={"name": "local"}), tmp_path / "run")
     x, y = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8), np.arange(60) % 10
@@ -113,16 +139,19 @@ def test_new_clients_of_other_data_join_an_old_checkpoint(tmp_path: Path) -> Non
         (["--unseen"], "has kept none out of training; give new ones with --data"),
         (["--round", "9"], "no checkpoint of round 9"),
         (["--data", "nothing.npz"], "does not exist"),
-        (["--data", "few.npz"], "of 3 classes, the run"),
+        (["--data", "large.npz"], "has samples of uint8 [1, 9, 9], the run uint8 [1, 8, 8]"),
+        (["--data", "other.npz"], "differ in classes: only one has cat; those of the run are 0, 1, 2, 3 and 6 more"),
         (["--updates", "2"], "with --unseen"),
         (["-o", "no/such/file.csv"], "choose another -o"),
+        (["-o", "run/config.yaml"], "is there already; choose another -o, or overwrite it with --force"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_error(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    np.savez("few.npz", x=np.zeros((6, 8, 8), np.uint8), y=np.arange(6) % 3)
+    np.savez("large.npz", x=np.zeros((6, 9, 9), np.uint8), y=np.arange(6) % 3)
+    np.savez("other.npz", x=np.zeros((3, 8, 8), np.uint8), y=["1", "2", "cat"])
     quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}, training={"rounds": 1}), tmp_path / "run")
     assert quick_run.command(["evaluate", "run", *words]) == 2
     assert message in " ".join(capfd.readouterr().err.split())

@@ -21,6 +21,7 @@ BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
         ("training: {lr: 1}\ndata: {}\ntraining: {epochs: 2}\n", "'training' is in line 1 and again in line 3"),
         ("training:\n  lr: 1\n  lr: 2\n", "'lr' is in line 2 and again in line 3"),
         ("- {a: 1}\n- {b: 1,\n   b: 2}\n", "'b' is in line 2 and again in line 3"),
+        ("training: {lr: 1, lr: 2}\n", "'lr' is in line 1 and again there"),
         (BOMB, "more than 100000 values"),
         ("seed: &a [*a]\n", "refers to itself"),
         ("[" * 3000, "nested too deeply"),

@@ -115,6 +115,9 @@ def test_a_folder_of_pictures_has_classes_and_sides(tmp_path: Path) -> None:
     Image.new("L", (9, 9)).save(tmp_path / "pets" / "train" / "cat" / "odd.png")
     with pytest.raises(DataError, match=r"odd.png is 9x9 .*make all pictures of one size"):
         read_own(tmp_path / "pets")
+    Image.fromarray(np.full((6, 4), 40_000, np.uint16)).save(tmp_path / "pets" / "train" / "cat" / "odd.png")
+    with pytest.raises(DataError, match=r"odd.png .*more than 8 bits a channel \(mode I;16\)"):
+        read_own(tmp_path / "pets")
     (tmp_path / "pets" / "train" / "cat" / "odd.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"odd.png cannot be read as a picture"):
         read_own(tmp_path / "pets")
@@ -140,7 +143,14 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
         (lambda: npz(x=np.zeros((0, 2)), y=np.zeros(0)), "no samples"),
         (lambda: csv("a,label\n1,2\n3\n"), "line 3 has 1 values, the header has 2"),
         (lambda: csv("a,label\nred,2\n"), "column 'a' holds no numbers"),
-        (lambda: csv(""), "cannot be used"),
+        (lambda: csv(""), "it is empty"),
+        (lambda: csv("a,label\n1,0\n2,\n"), "line 3 has no label; fill it in"),
+        (lambda: csv("a,client,label\n1,,0\n"), "line 2 has no client"),
+        (lambda: csv("a,label\n" + '"' + "1,0\n" * 40_000), "a quote may not be closed"),
+        (lambda: csv("1,2,0\n3,4,1\n"), "its first line has numbers alone"),
+        (lambda: csv("a;label\n1;0\n"), "separate columns by commas"),
+        (lambda: csv("a,a,label\n1,2,0\n"), "two columns are called 'a'"),
+        (lambda: csv("a,label\n1e39,0\n"), "sample 0 has a value that is not a finite number"),
         (lambda: tmp_path, "no pictures"),
     ):
         with pytest.raises(DataError, match=f"data.path = .*{expected}"):

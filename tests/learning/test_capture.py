@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import small_task
+import stub_device  # noqa: F401 -- a device must be there before the first backward pass of the process
 import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.learning import recording, replay

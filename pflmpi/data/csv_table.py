@@ -1,0 +1,85 @@
+"""A table in a .csv file: a sample in each line, a value, its label, or whose it is, in each column."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a table holds.
+
+    Attributes:
+        x: float32 [n, D].
+        y: [n] labels, numbers where all are.
+        client: [n] whose samples they are; None: not said.
+        test: bool [n], from a column of that name.
+        columns: [D], what the values are called.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    client: np.ndarray | None
+    test: np.ndarray
+    columns: tuple[str, ...]
+
+
+def read_table(path: Path, label: str | None, client: str | None) -> Table:
+    """The table in a file, which begins with a line of names.
+
+    Args:
+        path: of the file, UTF-8.
+        label, client: their columns; None for those called so, and for the last one as the label.
+
+    Raises:
+        ValueError: what it holds is no such table.
+    """
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            lines = list(csv.reader(file))
+        except csv.Error as error:
+            raise ValueError(f"{error}; a quote may not be closed") from error
+    if not lines:
+        raise ValueError("it is empty")
+    names, *rows = lines
+    names = [name.strip() for name in names]
+    if not isinstance(_numbers(np.array(names))[0], str):
+        raise ValueError("its first line has numbers alone; expected a header, with the name of each column")
+    if len({*names}) < len(names):
+        raise ValueError(f"two columns are called {max(names, key=names.count)!r}; rename one")
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            raise ValueError(f"line {number} has {len(row)} values, the header has {len(names)}")
+    columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
+    for key, wanted in (("label", label), ("client", client)):
+        if wanted is not None and wanted not in columns:
+            raise ValueError(f"there is no column data.{key} = {wanted!r}; known: {', '.join(names)}")
+    label = label or next((name for name in ("label", "y", "class") if name in columns), names[-1])
+    client = client or ("client" if "client" in columns else None)
+    for name in filter(None, (label, client)):
+        if (empty := np.flatnonzero(columns[name] == "")).size:
+            raise ValueError(f"line {empty[0] + 2} has no {name}; fill it in, or leave the line out")
+    features = {name: _features(name, columns[name]) for name in names if name not in (label, client, "test")}
+    if not features:
+        raise ValueError(f"there are no columns besides {label!r}; separate columns by commas")
+    test = columns["test"].astype(np.float32) > 0 if "test" in columns else np.zeros(len(rows), bool)
+    x = np.stack([*features.values()], 1)
+    return Table(x, _numbers(columns[label]), columns.get(client or ""), test, tuple(features))
+
+
+def _features(name: str, column: np.ndarray) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):  # infinity is refused with its sample
+            return column.astype(np.float32)
+    except ValueError as error:
+        raise ValueError(f"column {name!r} holds no numbers ({error}); encode it, or leave it out") from error
+
+
+def _numbers(labels: np.ndarray) -> np.ndarray:
+    """Labels as numbers where all are, so that 10 comes after 9."""
+    try:
+        return labels.astype(np.float64)
+    except ValueError:
+        return labels
