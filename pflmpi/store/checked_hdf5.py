@@ -106,6 +106,15 @@ def names(group: Group, prefix: str = "") -> list[str]:
     return sorted(found)
 
 
+def _opened(path: Path) -> File:
+    try:  # No lock: the file never changes, and locks fail on some cluster file systems.
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        if "locking flag" not in str(error):
+            raise
+        return h5py.File(path, "r")  # this process has it open already, with a lock
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[File]:
     """Open a file for reading.
@@ -114,8 +123,7 @@ def reading(path: Path) -> Iterator[File]:
         CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also if reading in the block fails.
     """
     try:
-        # No lock: the file never changes, and locks fail on some cluster file systems.
-        with h5py.File(path, "r", locking=False) as file:
+        with _opened(path) as file:
             version = int(file.attrs["format_version"])
             if version > FORMAT_VERSION:
                 raise NewerFormatError(

@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pandas
 import pytest
@@ -285,3 +286,9 @@ def test_the_package_opens_runs_and_has_nothing_else_that_is_unknown(alike_run: 
     assert isinstance(pflmpi.open_run(alike_run), Run)
     with pytest.raises(AttributeError, match="has no attribute 'close_run'"):
         _ = pflmpi.close_run  # type: ignore[attr-defined]
+
+
+def test_a_file_that_the_reader_has_open_is_read_all_the_same(tmp_path: Path) -> None:
+    quick_run.run(quick_run.settings(), tmp_path)
+    with h5py.File(tmp_path / "round_00003.h5") as file:
+        assert open_run(tmp_path).round().number == 3 and file.attrs["round"] == 3

@@ -13,7 +13,7 @@ from pflmpi.analysis.integrity import check
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.store import checked_hdf5, probe_file, run_folder
+from pflmpi.store import checked_hdf5, config_file, probe_file, run_folder
 
 
 @pytest.fixture(scope="module")
@@ -339,3 +339,12 @@ def test_metrics_of_another_kind_are_named_where_no_checkpoint_recorded_them(
         (run / "metrics.csv").write_text(text)
         with pytest.raises(UserError, match=r"metrics.csv is damaged: .*delete it"):
             quick_run.resume(run, ("training.rounds=4",))
+
+
+def test_the_first_runs_of_format_2_have_no_checksum_and_one_cut_off_is_told_from_them(tmp_path: Path) -> None:
+    quick_run.run(quick_run.settings(), tmp_path)
+    lines = config_file.path(tmp_path).read_text().splitlines(keepends=True)[:-1]
+    before = [line for line in lines if not line.startswith("  partition_csv: ")]
+    for text, good in ((before, True), (lines, False), (before[:-1], False)):
+        config_file.path(tmp_path).write_text("".join(text))
+        assert (config_file.damage(tmp_path) is None) == good, text[-1]
