@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from pflmpi.analysis.run import Run
 
 
+def folder(text: str) -> Path:
+    """A folder that is named; an empty name, as of a variable that is not set, would be the current one."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of a folder is expected, and '' found")
+    return Path(text)
+
+
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Add `-s KEY=VALUE`."""
     parser.add_argument(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _DOES_NOT_FIT = 1
 _GIB = 2.0**30
+_MOST_RANKS = 10_000
 _WIDTH = 110  # characters of a line where no terminal says it
 _ALIKE = 0.05  # ranks that need about the same are shown in one line
 
@@ -77,6 +78,8 @@ def _resources(options: argparse.Namespace) -> "Resources":
     for name, least in (("ranks", 1), ("nodes", 1), ("gpus", 0)):
         if getattr(options, name) < least:
             raise ConfigError(f"--{name} {getattr(options, name)}: must be at least {least}")
+    if options.ranks > _MOST_RANKS:
+        raise ConfigError(f"--ranks {options.ranks}: a forecast is for at most {_MOST_RANKS}")
     for name in ("memory", "gpu_memory", "rate"):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):

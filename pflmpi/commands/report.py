@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=arguments.folder,
         metavar="DIR",
         help="of runs: folder for the page and its figures (default: report); of a table: folder of its runs "
         "(default: sweeps/NAME)",

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_cells(parser)
     arguments.add_changed_code(parser)
     parser.add_argument("config", type=Path, nargs="?", help="a YAML file; none with --array")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
+    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder (default: runs/NAME, sweeps/NAME)")
     parser.add_argument("--array", type=Path, metavar="TABLE", help="submit a sweep as a job array, a cell per task")
     parser.add_argument("--jobs", type=int, metavar="N", help="tasks of the array at a time (default: all)")
     parser.add_argument(

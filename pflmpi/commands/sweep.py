@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
+    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")
     arguments.add_cells(parser)
     arguments.add_changed_code(parser)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")

@@ -46,8 +46,10 @@ def run(
         RunError: a fault during the run; what is on disk stays intact.
         Stopped: the run was asked to stop, by a signal or the end of a batch job, and did so after a complete round.
     """
-    if ranks is not None and ranks < 1:
-        raise ConfigError(f"ranks = {ranks}: must be at least 1")
+    if ranks is not None and (not isinstance(ranks, int) or ranks < 1):
+        raise ConfigError(f"ranks = {ranks!r}: must be a whole number of at least 1")
+    if out == "":
+        raise ConfigError("out = '' names no folder; give one, or None for runs/NAME-TIME")
     if resume and out is None:
         raise ConfigError("resume=True without out: give the folder of the run to go on with")
     checked = config if isinstance(config, Checked) else Config.load(config)

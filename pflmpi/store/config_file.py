@@ -45,7 +45,7 @@ def from_checkpoint(run: Path) -> dict[str, Any]:
 
 
 def damage(run: Path) -> str | None:
-    """Why config.yaml is not as it was written, or None; runs of format 1, and the first of format 2, have no checksum."""
+    """Why config.yaml is not as it was written, or None; that of the first formats has no checksum."""
     if not path(run).exists():
         return None
     try:

@@ -107,7 +107,10 @@ def test_too_old_a_torch_is_refused_with_the_oldest_that_works(config: Path) -> 
     assert f"torch 2.9.1+cpu is too old, pflmpi needs {needed[2:]} or newer: pip install 'torch{needed}'" in done.stderr
 
 
-@pytest.mark.parametrize("words", [[], ["rnu"], ["run"], ["inspect", "x", "--round", "last"], ["list", "--out", "x"]])
+@pytest.mark.parametrize(
+    "words",
+    [[], ["rnu"], ["run"], ["inspect", "x", "--round", "last"], ["list", "--out", "x"], ["run", "a", "--out", ""]],
+)
 def test_a_wrong_command_line_ends_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
@@ -117,6 +120,14 @@ def test_a_wrong_command_line_ends_with_2(words: list[str], capsys: pytest.Captu
 
 
 # --- commands that show -------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_without_a_width_is_shown_tables_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert main(["list"]) == 0
+    assert "fedgmh" in capsys.readouterr().out
 
 
 def test_list_has_one_line_of_80_columns_for_everything_registered(

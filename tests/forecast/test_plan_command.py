@@ -253,6 +253,7 @@ def test_says_which_ranks_are_of_no_use(sections: dict[str, Any], ranks: int, no
     ("arguments", "said"),
     [
         (["--ranks", 0], "--ranks 0: must be at least 1"),
+        (["--ranks", 10**6], "--ranks 1000000: a forecast is for at most 10000"),
         (["--nodes", 0], "--nodes 0: must be at least 1"),
         (["--gpus", -1], "--gpus -1: must be at least 0"),
         (["--memory", 0], "--memory 0: must be greater than 0"),

@@ -38,8 +38,10 @@ def test_errors_have_the_class_that_they_have_where_they_are_raised(tmp_path: Pa
     file.write_text(yaml_file.dump({**quick_run.QUICK, "partition": {"path": str(tmp_path / "none.npz")}}))
     with pytest.raises(DataError, match=r"none\.npz does not exist"):
         pflmpi.run(file, out=tmp_path / "run", ranks=1, quiet=True)
-    with pytest.raises(ConfigError, match="ranks = 0: must be at least 1"):
+    with pytest.raises(ConfigError, match="ranks = 0: must be a whole number of at least 1"):
         pflmpi.run(CONFIG, ranks=0)
+    with pytest.raises(ConfigError, match="out = '' names no folder"):
+        pflmpi.run(CONFIG, out="")
 
 
 def test_what_on_round_raises_stops_the_run_which_can_go_on(tmp_path: Path) -> None:

@@ -66,6 +66,17 @@ def test_of_many_rounds_a_checkpoint_holds_no_more_lines_than_of_few(tmp_path: P
     assert history.whole(tmp_path, recorded) == text
 
 
+def test_a_file_that_is_deleted_while_it_is_written_begins_anew_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics_file.restart(tmp_path, 0)
+    metrics_file.append(tmp_path, ["1"] * len(metrics_file.COLUMNS))
+    metrics_file.path(tmp_path).unlink()
+    metrics_file.append(tmp_path, ["2"] * len(metrics_file.COLUMNS))
+    assert [line["round"] for line in metrics_file.read(tmp_path)] == ["2"]
+    assert "metrics.csv was deleted meanwhile; `pflmpi resume` puts it back" in caplog.text
+
+
 def test_round_files_of_a_run_hold_few_lines_and_with_the_copy_all(made: Path) -> None:
     lines = metrics_file.text(made).splitlines(keepends=True)
     for round in range(ROUNDS + 1):

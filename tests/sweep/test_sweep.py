@@ -304,6 +304,7 @@ def test_a_dry_run_shows_states_and_command_lines_and_changes_nothing(
         ({}, ["--only", "fedavg"], "'fedavg' matches none of the cells"),
         ({}, ["--jobs", "0"], "--jobs 0: must be at least 1"),
         ({}, ["--ranks", "0"], "--ranks 0: must be at least 1"),
+        ({}, ["--ranks", "5000"], "--ranks 5000: one machine starts at most 4096"),
         ({}, ["--seeds", "3"], "--seeds 3: the table has 2"),
         ({}, ["-s", "training.lr=-1"], "FedAvg/few: training.lr = -1"),
         ({}, ["--cell", "8"], "--cell 8: there are 8 cells; give 0 to 7, in the order that --dry-run shows"),

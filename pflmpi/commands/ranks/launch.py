@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from pflmpi.transports.detect import Launch
 
 
+_MOST = 4096  # processes that `--ranks` starts on one machine
+
+
 def check_ranks(ranks: int | None) -> None:
     """Raise if the number of ranks is impossible."""
     if ranks is not None and ranks < 1:
         raise ConfigError(f"--ranks {ranks}: must be at least 1")
+    if ranks is not None and ranks > _MOST:
+        raise ConfigError(f"--ranks {ranks}: one machine starts at most {_MOST}; for more use a launcher on several")
 
 
 def default_ranks(runtime: "RuntimeConfig", jobs: int = 1) -> int:

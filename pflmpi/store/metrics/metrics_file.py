@@ -2,11 +2,14 @@
 
 import csv
 import io
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError, RunError
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = (
     "round",
@@ -99,6 +102,9 @@ def append(run: Path, line: Sequence[str | int]) -> str:
     csv.writer(written := io.StringIO(), lineterminator="\n").writerow(line)
     try:
         with open(path(run), "a", newline="") as file:
+            if not file.tell():
+                logger.warning("%s was deleted meanwhile; `pflmpi resume` puts it back from the checkpoint", path(run))
+                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
             file.write(written.getvalue())
     except OSError as error:
         raise RunError(
