@@ -43,8 +43,9 @@ def lognormal(
         pairing: see `deal_labels`.
         sizes: with `counts` a client has 2 (floor(exp(sigma Z)) A + B + 200) samples of a label, with whole numbers A
             from 1 to 10 and B from 10 to 200, as long as there are any left, in the order of the clients; the others
-            are nobody's; `factor` has no say. With `pairing: cyclic`, sigma = 2 and 4 labels this is another reading
-            of pFedCFR's partition, after the generators of the time.
+            are nobody's; `factor` has no say. With `pairing: cyclic` and sigma = 2 this is another reading of
+            pFedCFR's partition, near the generators of the time, which scale the log-normal draws to the size of the
+            label first.
     """
     classes, available = class_sizes(labels, clients)
     require_samples(len(labels), clients, min_samples)
