@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 import quick_run
-from pflmpi.errors import CheckpointError, RunError, UserError
+from pflmpi.errors import CheckpointError, ConfigError, RunError, UserError
 from pflmpi.store import run_folder
 from pflmpi.store.lock import run_lock, taking
+from pflmpi.store.lock.owner import Owner
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.metrics import metrics_file
 
@@ -209,3 +210,14 @@ def test_the_rank_that_follows_a_dead_rank_0_keeps_the_lock(other: "subprocess.P
         take(tmp_path)
     survivor.release()
     assert not run_lock.path(tmp_path).exists()
+
+
+def test_a_full_disk_names_its_cure_and_leaves_no_half_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(path: Path, owner: Owner) -> None:
+        path.write_text("{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(taking, "write", half)
+    with pytest.raises(ConfigError, match="No space left on device; free space, or choose another folder"):
+        taking.take(tmp_path, {}, take_over=False)
+    assert not list(tmp_path.iterdir())

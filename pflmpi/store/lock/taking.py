@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pflmpi.atomic import TEMPORARY
+from pflmpi.atomic import TEMPORARY, remedy
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store.lock.owner import Owner, read, write
 from pflmpi.store.lock.run_lock import RunLock, path, token_of
@@ -40,15 +40,16 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
         lock = RunLock(run, me.token, jobs, made)
         lock.keep()
     except OSError as error:
-        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
+        cure = f"{remedy(error)}, or choose another folder"
+        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; {cure}") from error
     return lock
 
 
 def _take(run: Path, me: Owner, take_over: bool, level: int) -> None:
     lock = path(run)
     mine = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
-    write(mine, me)
     try:
+        write(mine, me)
         while not _make(lock, mine, me):
             with contextlib.suppress(FileNotFoundError):  # it has just been released
                 found = read(lock)
