@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,17 @@ def test_a_run_on_two_ranks_imports_torch_once_and_its_launcher_never(tmp_path: 
     imported = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
     assert imported.count("torch") == 1
     assert not [name for name in imported if name.startswith("torch.distributed.elastic")]
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_an_interrupted_run_says_once_how_it_goes_on(ranks: str, tmp_path: Path) -> None:
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 100_000})))
+    words = [sys.executable, "-m", "pflmpi", "run", str(config), "--out", str(run), "--ranks", ranks, "--quiet"]
+    process = processes.launch(words)
+    while process.poll() is None and not any(run.glob("round_*.h5")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGINT
+    assert err.count(f"interrupted; `pflmpi resume {run}` continues from the newest checkpoint") == 1

@@ -34,6 +34,7 @@ from pflmpi.errors import (
 )
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.stopping import Stop, noted_signals
+from pflmpi.store.names import rounds
 from pflmpi.transports import refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
@@ -68,7 +69,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
 
     Between ranks the process ends here: in order if all ranks know why, otherwise by aborting all of them.
     """
-    launch, session = ALONE, None
+    launch, session, begun = ALONE, None, None  # `begun`: the folder of a run that this process speaks for
     try:
         launch = detect(os.environ)
         if options.stop_at_eof and launch.kind == "alone":
@@ -78,6 +79,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         check_ranks(options.ranks)
         prepared = prepare(launch)
         config, join = prepared.config, prepared.join
+        begun = None if launch.rank or options.announced or join is not None else prepared.folder
         if config.runtime.faults == "continue":
             refuse_unless_fault_tolerant(config.runtime.transport, launch)
         ranks = num_ranks(options.ranks, config, launch, joins=join is not None)
@@ -115,6 +117,8 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
         _leave(transport, launch, error.exit_code)
     except KeyboardInterrupt:
+        if begun is not None and rounds(begun):
+            print(f"pflmpi: interrupted; `pflmpi resume {begun}` continues from the newest checkpoint", file=sys.stderr)
         return _abort(session, 130, launch.rank)
     except Exception as caught:
         where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
