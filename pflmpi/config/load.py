@@ -69,9 +69,11 @@ class Config:
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a YAML file, with `section.key=value` overrides applied.
 
-    A class in a file is named relative to the configuration; in an override, relative to the working directory.
+    A class in a file is named relative to the configuration; in an override, relative to the working directory. That of
+    a run, RUN/config.yaml, is one for others too: what is `recorded` in it of that run alone is left out.
     """
-    return parse(override(located(read(path), path.parent), overrides))
+    raw = {key: value for key, value in read(path).items() if key != "recorded"}
+    return parse(override(located(raw, path.parent), overrides))
 
 
 def parse(raw: Mapping[str, Any]) -> Config:
@@ -167,4 +169,5 @@ def _data(value: object) -> DataConfig:
         )
     common = {key: value for key, value in values.items() if key in DataConfig.model_fields}
     options = section("data", own, {key: value for key, value in values.items() if key not in common})
+    filled("data", kind, options)
     return section("data", DataConfig, common).with_options(options.model_dump())

@@ -66,7 +66,9 @@ def assemble(
             raise DataError(
                 f"dataset {name!r} has {count} images but {len(array)} {what}; its files do not belong together"
             )
-    assert images.dtype in (np.uint8, np.float32) and images.ndim >= 2, (images.dtype, images.shape)
+    if images.dtype not in (np.uint8, np.float32) or images.ndim < (4 if images.dtype == np.uint8 else 2):
+        found = f"{images.dtype} {list(images.shape)}"
+        raise DataError(f"dataset {name!r} has samples {found}; expected uint8 [n, C, H, W] or float32 [n, ...]")
     if images.size == 0:
         raise DataError(f"dataset {name!r} has no samples, or samples without pixels; its files are empty")
     if labels.min() < 0 or labels.max() >= num_classes:

@@ -25,6 +25,9 @@ def test_arrays_of_different_lengths_are_refused() -> None:
         assemble("toy", images, np.zeros(2), np.zeros(3, dtype=bool), 2)
     with pytest.raises(DataError, match=r"labels 0\.\.2, allowed are 0\.\.1"):
         assemble("toy", images, np.arange(3), np.zeros(3, dtype=bool), 2)
+    for wrong, found in ((np.zeros((3, 5)), r"float64 \[3, 5\]"), (images[:, 0], r"uint8 \[3, 2, 2\]")):
+        with pytest.raises(DataError, match=rf"has samples {found}; expected uint8 \[n, C, H, W\] or float32"):
+            assemble("toy", wrong, np.arange(3) % 2, np.zeros(3, dtype=bool), 2)
 
 
 def test_the_digest_changes_with_every_part_of_the_content() -> None:

@@ -107,6 +107,17 @@ class Unfinite(FedAvg):
         new["model"]["head"]["bias"] = new["model"]["head"]["bias"] / 0
         return new
 """
+SOURCE = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from pflmpi.data.sources.base import OwnSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(OwnSource):
+    folder: Path = Path("x")
+"""
 PARTITIONS = """
 import sys
 
@@ -200,6 +211,18 @@ def test_a_field_has_no_name_of_a_key(tmp_path: Path) -> None:
         configuration.parse(settings(algorithm="Named"))
     with pytest.raises(ConfigError, match=r"pathed: partition.path is a key already; rename the parameter"):
         configuration.parse(settings(partition="pathed"))
+
+
+def test_a_dataset_has_no_field_that_a_configuration_cannot_hold(tmp_path: Path) -> None:
+    (tmp_path / "source.py").write_text(SOURCE)
+    with pytest.raises(ConfigError, match=r"source.py: Files.folder = .* is a PosixPath, which data.folder cannot be"):
+        configuration.parse(settings(data={"name": "source.py:Files"}))
+
+
+def test_the_configuration_of_a_run_is_one_for_another(tmp_path: Path) -> None:
+    first = quick_run.run(settings(), tmp_path / "first")
+    again = configuration.load(tmp_path / "first" / "config.yaml").resolved()
+    assert quick_run.run(again, tmp_path / "again") == first
 
 
 def test_an_algorithm_may_have_a_field_called_path(tmp_path: Path) -> None:
