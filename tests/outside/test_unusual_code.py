@@ -117,6 +117,9 @@ from pflmpi.data.sources.base import OwnSource
 @dataclass(frozen=True, kw_only=True)
 class Files(OwnSource):
     folder: Path = Path("x")
+
+    def read(self, root):
+        raise NotImplementedError
 """
 PARTITIONS = """
 import sys
