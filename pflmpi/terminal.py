@@ -17,9 +17,10 @@ def console(**settings: Any) -> "Console":
     """A rich console that prints text as it is: the name of a file or run may look like markup or an emoji."""
     from rich.console import Console  # here: `--help` does without
 
-    if os.environ.get("COLUMNS") == "0":  # as some shells without a terminal say; rich would print nothing
-        settings.setdefault("width", shutil.get_terminal_size().columns)
-    return Console(markup=False, emoji=False, **settings)
+    found = Console(markup=False, emoji=False, **settings)
+    if found.width == 0:  # as some shells without a terminal say; rich would print nothing
+        found.width = shutil.get_terminal_size().columns
+    return found
 
 
 def table_console(width: int, **settings: Any) -> "Console":

@@ -50,6 +50,12 @@ class Two(Net):
         return super().forward(x), x
 
 
+class Tied(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.again = self.fc
+
+
 class Named(Net):
     def __init__(self, num_classes, name="net"):
         super().__init__(num_classes)
@@ -165,6 +171,7 @@ def settings(net: str = "", algorithm: str = "", partition: str = "", **sections
     [
         ("Frozen", r"first.weight of the module has requires_grad = False.*train\(\.\.\., frozen="),
         ("Lazy", "first.weight of the module has no size before its first call"),
+        ("Tied", "again.weight and the head fc of the module are one parameter"),
         ("Two", "model Two returns a tuple; forward must return scores"),
         ("Named", "Named: `model.name` is a key already; rename its argument 'name'"),
     ],
