@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
     arguments.add_config(parser)
-    parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="of the run (default: runs/NAME-TIME)")
+    parser.add_argument(
+        "--out", type=arguments.folder, metavar="DIR", help="folder of the run (default: runs/NAME-TIME)"
+    )
     parser.add_argument(
         "--continue",
         action="store_true",

@@ -169,5 +169,5 @@ def _data(value: object) -> DataConfig:
         )
     common = {key: value for key, value in values.items() if key in DataConfig.model_fields}
     options = section("data", own, {key: value for key, value in values.items() if key not in common})
-    filled("data", kind, options)
+    filled("data", kind, options)  # refuses what YAML cannot hold
     return section("data", DataConfig, common).with_options(options.model_dump())

@@ -41,11 +41,12 @@ def read_table(path: Path, label: str | None, client: str | None) -> Table:
             lines = list(csv.reader(file))
         except csv.Error as error:
             raise ValueError(f"{error}; a quote may not be closed") from error
-    if not lines:
-        raise ValueError("it is empty")
+    if not lines or not lines[0]:
+        raise ValueError("it is empty, or its first line is; expected a header, with the name of each column")
     names, *rows = lines
     names = [name.strip() for name in names]
-    if not isinstance(_numbers(np.array(names))[0], str):
+    counted = names == [*map(str, range(len(names)))]  # as pandas calls columns without names
+    if not counted and _numbers(np.array(names)).dtype.kind == "f":
         raise ValueError("its first line has numbers alone; expected a header, with the name of each column")
     if len({*names}) < len(names):
         raise ValueError(f"two columns are called {max(names, key=names.count)!r}; rename one")

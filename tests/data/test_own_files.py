@@ -144,6 +144,7 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
         (lambda: csv("a,label\n1,2\n3\n"), "line 3 has 1 values, the header has 2"),
         (lambda: csv("a,label\nred,2\n"), "column 'a' holds no numbers"),
         (lambda: csv(""), "it is empty"),
+        (lambda: csv("\na,label\n1,0\n"), "or its first line is; expected a header"),
         (lambda: csv("a,label\n1,0\n2,\n"), "line 3 has no label; fill it in"),
         (lambda: csv("a,client,label\n1,,0\n"), "line 2 has no client"),
         (lambda: csv("a,label\n" + '"' + "1,0\n" * 40_000), "a quote may not be closed"),
@@ -155,6 +156,13 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=f"data.path = .*{expected}"):
             read_own(path())
+
+
+def test_a_table_whose_columns_are_counted_has_its_label_last(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("0,1,2\n5,6,0\n7,8,1\n")
+    found = read_own(tmp_path / "my.csv")
+    assert found.images.tolist() == [[5, 6], [7, 8]] and found.labels.tolist() == [0, 1]
+    assert found.columns == ("0", "1")
 
 
 def test_a_model_for_images_refuses_a_table(tmp_path: Path) -> None:
