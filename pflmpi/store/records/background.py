@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 from pflmpi.early_signals import SIGNALS
@@ -21,9 +20,7 @@ from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.records.conversion import convert, explained
 
 _AFTER = 2.0  # seconds after the first record: a shorter run does it at its end
-_EVERY = 2.0  # seconds from one look for records to the next, at least
-_LONGEST = 20.0  # at most
-_SHARE = 0.02  # of a core that the process takes, where the longest wait allows it
+_EVERY = 2.0  # seconds from one look for records to the next
 _NICE = 19
 _ENOUGH = "enough\n"  # said to the process at the end of the run, which does the rest itself, at its own priority
 _log = logging.getLogger(__name__)
@@ -104,15 +101,6 @@ class Background:
             _log.warning("checkpoints become HDF5 at the end of the run: the process that does it %s", how)
 
 
-def pause(took: float) -> float:
-    """Seconds to wait after one look for records, which took so many seconds of the processor.
-
-    >>> [pause(took) for took in (0.01, 0.1, 3.0)]
-    [2.0, 5.0, 20.0]
-    """
-    return min(max(took / _SHARE, _EVERY), _LONGEST)
-
-
 class _Heard(Exception):
     """There is something on standard input, or its end."""
 
@@ -136,9 +124,8 @@ def main() -> int:
     try:
         with contextlib.suppress(_Heard):
             while True:
-                before = time.process_time()
                 convert(run, check)
-                listen(pause(time.process_time() - before))
+                listen(_EVERY)
         if os.getppid() != parent or sys.stdin.readline() != _ENOUGH:  # it died
             convert(run, lock.check)
     except (PflmpiError, OSError) as error:
