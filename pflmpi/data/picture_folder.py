@@ -15,6 +15,10 @@ def read_pictures(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ValueError: there are none, they are not of one size and kind, or one cannot be read.
     """
     sides = [path / name for name in ("train", "test")] if (path / "train").is_dir() else [path]
+    if len(sides) > 1:
+        for other in sorted(path.iterdir()):
+            if other not in sides and other.is_dir() and _files(other):
+                raise ValueError(f"there are pictures in {other.name}/ too; move them to train/ or test/, or out of it")
     found = [
         (file, file.parent.name, side.name == "test" and len(sides) > 1) for side in sides for file in _files(side)
     ]

@@ -1,5 +1,6 @@
 """Data of one's own: what is understood of .npz, .csv and folders of pictures, what is refused, and runs on them."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,10 @@ def test_a_folder_of_pictures_has_classes_and_sides(tmp_path: Path) -> None:
     Image.fromarray(np.full((6, 4), 40_000, np.uint16)).save(tmp_path / "pets" / "train" / "cat" / "odd.png")
     with pytest.raises(DataError, match=r"odd.png .*more than 8 bits a channel \(mode I;16\)"):
         read_own(tmp_path / "pets")
+    shutil.copytree(tmp_path / "pets" / "test", tmp_path / "pets" / "val")
+    with pytest.raises(DataError, match=r"pictures in val/ too; move them to train/ or test/"):
+        read_own(tmp_path / "pets")
+    shutil.rmtree(tmp_path / "pets" / "val")
     (tmp_path / "pets" / "train" / "cat" / "odd.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"odd.png cannot be read as a picture"):
         read_own(tmp_path / "pets")
