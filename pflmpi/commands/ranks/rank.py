@@ -79,7 +79,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         check_ranks(options.ranks)
         prepared = prepare(launch)
         config, join = prepared.config, prepared.join
-        begun = None if launch.rank or options.announced or join is not None else prepared.folder
+        begun = None if launch.rank or join is not None or options.announced else prepared.folder
         if config.runtime.faults == "continue":
             refuse_unless_fault_tolerant(config.runtime.transport, launch)
         ranks = num_ranks(options.ranks, config, launch, joins=join is not None)
