@@ -188,12 +188,13 @@ def test_what_a_module_draws_from_numpy_follows_from_the_seed(tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of lanes that it computes one by one
-def test_a_recurrent_module_is_the_same_in_lanes_whose_steps_are_replayed(tmp_path: Path) -> None:
+def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path: Path) -> None:
     long = {"steps": 12, "batch_size": 4}
     for executor in ("loop", "lanes"):
         raw = settings("Recurrent", training=long, runtime={"executor": executor, "lanes": 2})
         quick_run.run(raw, tmp_path / executor)
     loop, lanes = (state_of(tmp_path / executor) for executor in ("loop", "lanes"))
+    assert loop.keys() == lanes.keys() and loop
     for path, array in loop.items():
         np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
 
