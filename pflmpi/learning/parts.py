@@ -6,8 +6,6 @@ from functools import reduce
 from pflmpi import tree
 from pflmpi.tree import Tree
 
-NO_BODY: Tree = {"body": {}}  # of a model that has a head alone, once it was received: what travels has no empty dicts
-
 
 def has(params: Tree, path: str) -> bool:
     """Whether there is a leaf or a subtree at a path."""
@@ -43,6 +41,15 @@ def take(params: Tree, paths: Iterable[str]) -> Tree:
             found = {key: found}
         taken = overlay(taken, found)
     return taken
+
+
+def trained(params: Tree, paths: Iterable[str]) -> Tree:
+    """What a step changes, as `take`; of a model that is a head alone, which arrives without a body, nothing there.
+
+    >>> trained({"head": {}}, ["body", "head"])
+    {'body': {}, 'head': {}}
+    """
+    return take({"body": {}, **params}, paths)
 
 
 def others(params: Tree, left_out: tuple[str, ...], prefix: str = "") -> Iterator[str]:

@@ -13,7 +13,7 @@ from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.gradients import gradients
 from pflmpi.learning.optimizers import Rate
-from pflmpi.learning.parts import NO_BODY, has, others, overlay, take
+from pflmpi.learning.parts import has, others, overlay, trained
 from pflmpi.learning.replay import Steps
 from pflmpi.learning.steps import Phase as Phase
 from pflmpi.learning.steps import PhaseStep
@@ -87,15 +87,15 @@ def gradient(
     The parameters are not changed, but batch-norm statistics in `params["stats"]` follow the forward pass in place.
     The loss counts as that of a step of the training `counts_as`; nowhere where that is "".
     """
-    trained = tree.map(Tensor.detach, take({**NO_BODY, **params}, parts))
+    weights = tree.map(Tensor.detach, trained(params, parts))
     if not task.batched:
-        trained = tree.map(lambda leaf: leaf.clone().requires_grad_(True), trained)
-    slopes, value, _ = gradients(task, overlay(params, trained), trained, loss, batch)
+        weights = tree.map(lambda leaf: leaf.clone().requires_grad_(True), weights)
+    slopes, value, _ = gradients(task, overlay(params, weights), weights, loss, batch)
     if counts_as and task.local is not None and (total := task.local.loss_sum(counts_as, value)) is not None:
         total.add_(value.detach())
         task.local.count(batch.active)
     values = iter(slopes)
-    return tree.map(lambda _: next(values), trained)
+    return tree.map(lambda _: next(values), weights)
 
 
 def step(params: Tree, gradient: Tree, lr: Rate) -> Tree:

@@ -10,7 +10,7 @@ from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
 from pflmpi.learning.gradients import gradients
 from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
-from pflmpi.learning.parts import NO_BODY, take
+from pflmpi.learning.parts import trained
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
 
@@ -41,7 +41,7 @@ class PhaseStep:
 
     def __init__(self, task: Task, params: Tree, phase: Phase) -> None:
         self._task, self._params, self._phase = task, params, phase
-        self._trained: Tree = take({**NO_BODY, **params}, phase.parts)
+        self._trained: Tree = trained(params, phase.parts)
         self._leaves = [leaf for _, leaf in tree.leaves(self._trained)]
         training = task.training
         self._momentum, self._decay = (0.0, 0.0) if phase.plain else (training.momentum, training.weight_decay)
