@@ -34,7 +34,12 @@ def fields_model(kind: type) -> type[BaseModel]:
 
 
 def filled(section: str, kind: type[T], values: BaseModel) -> T:
-    """An object of a class with validated values for its fields; raises `ConfigError` for one that YAML cannot hold."""
+    """An object of a class with validated values for its fields; raises as `plain` does."""
+    return kind(**plain(section, kind, values))
+
+
+def plain(section: str, kind: type, values: BaseModel) -> dict[str, Any]:
+    """Validated values for the fields of a class; raises `ConfigError` for one that YAML cannot hold."""
     fields = dict(values.__dict__)
     for name, value in fields.items():
         if not _plain(value):
@@ -42,7 +47,7 @@ def filled(section: str, kind: type[T], values: BaseModel) -> T:
                 f"{_where(kind)}.{name} = {value!r} is a {type(value).__name__}, which {section}.{name} cannot be; "
                 "expected a number, text, true, false, null, or a list of these"
             )
-    return kind(**fields)
+    return fields
 
 
 def _plain(value: Any) -> bool:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pflmpi import outside
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.config.fields import fields_model, filled
+from pflmpi.config.fields import fields_model, filled, plain
 from pflmpi.config.sections import KEYS, check_numbers, located, mapping, override, section
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
@@ -169,5 +169,4 @@ def _data(value: object) -> DataConfig:
         )
     common = {key: value for key, value in values.items() if key in DataConfig.model_fields}
     options = section("data", own, {key: value for key, value in values.items() if key not in common})
-    filled("data", kind, options)  # refuses what YAML cannot hold
-    return section("data", DataConfig, common).with_options(options.model_dump())
+    return section("data", DataConfig, common).with_options(plain("data", kind, options))

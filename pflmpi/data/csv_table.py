@@ -1,33 +1,18 @@
 """A table in a .csv file: a sample in each line, a value, its label, or whose it is, in each column."""
 
 import csv
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 
-@dataclass(frozen=True)
-class Table:
-    """What a table holds.
-
-    Attributes:
-        x: float32 [n, D].
-        y: [n] labels, numbers where all are.
-        client: [n] whose samples they are; None: not said.
-        test: bool [n], from a column of that name.
-        columns: [D], what the values are called.
-    """
-
-    x: np.ndarray
-    y: np.ndarray
-    client: np.ndarray | None
-    test: np.ndarray
-    columns: tuple[str, ...]
-
-
-def read_table(path: Path, label: str | None, client: str | None) -> Table:
+def read_table(
+    path: Path, label: str | None, client: str | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, tuple[str, ...]]:
     """The table in a file, which begins with a line of names.
+
+    Returns values [n, D], float32; labels [n], numbers where all are; whose samples they are [n], or None; whether they
+    are for testing [n]; what the values are called [D].
 
     Args:
         path: of the file, UTF-8.
@@ -45,8 +30,8 @@ def read_table(path: Path, label: str | None, client: str | None) -> Table:
         raise ValueError("it is empty, or its first line is; expected a header, with the name of each column")
     names, *rows = lines
     names = [name.strip() for name in names]
-    counted = names == [*map(str, range(len(names)))]  # as pandas calls columns without names
-    if not counted and _numbers(np.array(names)).dtype.kind == "f":
+    numbered = names == [*map(str, range(len(names)))]  # as pandas calls columns without names
+    if not numbered and _numbers(np.array(names)).dtype.kind == "f":
         raise ValueError("its first line has numbers alone; expected a header, with the name of each column")
     if len({*names}) < len(names):
         raise ValueError(f"two columns are called {max(names, key=names.count)!r}; rename one")
@@ -66,8 +51,8 @@ def read_table(path: Path, label: str | None, client: str | None) -> Table:
     if not features:
         raise ValueError(f"there are no columns besides {label!r}; separate columns by commas")
     test = columns["test"].astype(np.float32) > 0 if "test" in columns else np.zeros(len(rows), bool)
-    x = np.stack([*features.values()], 1)
-    return Table(x, _numbers(columns[label]), columns.get(client or ""), test, tuple(features))
+    values = np.stack([*features.values()], 1)
+    return values, _numbers(columns[label]), columns.get(client or ""), test, tuple(features)
 
 
 def _features(name: str, column: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ class Dataset:
     std: tuple[float, ...]
     digest: str  # SHA-256, hex
     class_names: tuple[str, ...] = ()  # [K]; none where nobody has said
-    written_labels: tuple[str, ...] = ()  # [K], as they are in a file; none where they are 0, 1, ...
+    written_labels: tuple[str, ...] = ()  # [K], as they are in a file of one's own; none of other data
     columns: tuple[str, ...] = ()  # [D], what the values of a sample [D] are called; none where nobody has said
 
 

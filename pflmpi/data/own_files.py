@@ -90,8 +90,7 @@ def _dataset(name: str, arrays: OwnArrays) -> Dataset:
         classes, labels = np.arange(arrays.num_classes), arrays.y
     writers = None if arrays.client is None else np.unique(arrays.client, return_inverse=True)[1]
     dataset = assemble(name, x, labels.astype(np.int64), arrays.test.astype(bool), len(classes), writers)
-    numbers = classes.dtype.kind in "biuf"
-    written = tuple(str(int(value)) for value in classes.tolist()) if numbers else _texts(classes)
+    written = _texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
     return replace(
         dataset, class_names=_names(classes, arrays.class_names), written_labels=written, columns=arrays.columns
     )
@@ -151,8 +150,8 @@ def _with(x: np.ndarray, y: np.ndarray, others: Mapping[str, np.ndarray]) -> Own
 
 
 def _csv(path: Path, label: str | None, client: str | None) -> OwnArrays:
-    table = read_table(path, label, client)
-    return OwnArrays(table.x, table.y, table.client, table.test, columns=table.columns)
+    x, y, clients, test, columns = read_table(path, label, client)
+    return OwnArrays(x, y, clients, test, columns=columns)
 
 
 def _folder(path: Path) -> OwnArrays:
