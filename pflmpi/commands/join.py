@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="processes to start, if no launcher has (default: 1, this process)"
     )
-    parser.set_defaults(quiet=True, bar=False, take_over=False, error_file=None, stop_at_eof=False)
+    parser.set_defaults(quiet=True, bar=False, take_over=False, error_file=None, stop_at_eof=False, announced=None)
 
 
 def run(options: argparse.Namespace) -> int:

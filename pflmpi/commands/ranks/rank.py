@@ -69,7 +69,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
 
     Between ranks the process ends here: in order if all ranks know why, otherwise by aborting all of them.
     """
-    launch, session, begun = ALONE, None, None  # `begun`: the folder of a run that this process speaks for
+    launch, session, resumable = ALONE, None, None  # `resumable`: the run that this process tells the user of
     try:
         launch = detect(os.environ)
         if options.stop_at_eof and launch.kind == "alone":
@@ -79,7 +79,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         check_ranks(options.ranks)
         prepared = prepare(launch)
         config, join = prepared.config, prepared.join
-        begun = None if launch.rank or join is not None or options.announced else prepared.folder
+        resumable = None if launch.rank or join is not None or options.announced else prepared.folder
         if config.runtime.faults == "continue":
             refuse_unless_fault_tolerant(config.runtime.transport, launch)
         ranks = num_ranks(options.ranks, config, launch, joins=join is not None)
@@ -117,8 +117,9 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
             transport.barrier()  # so that no launcher kills rank 0 before it has shown the error
         _leave(transport, launch, error.exit_code)
     except KeyboardInterrupt:
-        if begun is not None and rounds(begun):
-            print(f"pflmpi: interrupted; `pflmpi resume {begun}` continues from the newest checkpoint", file=sys.stderr)
+        if resumable is not None and rounds(resumable):
+            how = f"`pflmpi resume {resumable}` continues from the newest checkpoint"
+            print(f"pflmpi: interrupted; {how}", file=sys.stderr)
         return _abort(session, 130, launch.rank)
     except Exception as caught:
         where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
