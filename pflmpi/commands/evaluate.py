@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="DATA",
-        help="other data with the same classes: a file or folder as in data.path, or the name of a dataset; every "
+        help="other data, of classes of the run: a file or folder as in data.path, or the name of a dataset; every "
         "client is tested on all of it, or on its own samples where the data says whose they are",
     )
     parser.add_argument(

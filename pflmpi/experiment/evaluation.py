@@ -14,7 +14,7 @@ from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import stored_state
 from pflmpi.experiment.build import Experiment, setup
-from pflmpi.experiment.other_data import alike, joined, of_clients
+from pflmpi.experiment.other_data import joined, matched, of_clients
 from pflmpi.experiment.restore import other_array
 from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
@@ -102,7 +102,7 @@ def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unsee
     division = experiment.division
     if other is None:
         return replace(experiment, division=_split(division, split))
-    other = alike(division.trained.dataset, other)
+    other = matched(division.trained.dataset, other)
     dataset, offset = joined(division.trained.dataset, other), len(division.trained.dataset.labels)
     if not unseen:
         tests = [samples + offset for samples in of_clients(other, division)]

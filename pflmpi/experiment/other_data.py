@@ -29,23 +29,23 @@ def read(text: str, config: DataConfig) -> Dataset:
     return load(section, 0)
 
 
-def alike(first: Dataset, other: Dataset) -> Dataset:
+def matched(first: Dataset, other: Dataset) -> Dataset:
     """Other data with the labels and the order of columns that the first has; it may lack some classes.
 
     Raises:
         ConfigError: samples of another kind, or classes that the first does not have.
     """
-    places = _columns_as(first, other)
-    images = other.images if places is None else np.ascontiguousarray(other.images[:, places])
+    order = _matching_columns(first, other)
+    images = other.images if order is None else np.ascontiguousarray(other.images[:, order])
     ours, theirs = (f"{one.dtype} {list(one.shape[1:])}" for one in (first.images, images))
     if ours != theirs:
         raise ConfigError(f"--data {other.name} has samples of {theirs}, the run {ours}; give data of the same kind")
-    labels = _labels_as(first, other)[other.labels]
+    labels = _matching_labels(first, other)[other.labels]
     return replace(other, images=images, labels=labels, num_classes=first.num_classes)
 
 
 def joined(first: Dataset, other: Dataset) -> Dataset:
-    """Both datasets, which are alike, as one, with the normalisation of the first."""
+    """Both datasets, which match, as one, with the normalisation of the first."""
     return replace(
         first,
         images=np.concatenate([first.images, other.images]),
@@ -68,22 +68,22 @@ def of_clients(other: Dataset, division: Division) -> list[np.ndarray]:
     return [np.flatnonzero(other.writers == who[number]) for number in division.numbers[: division.trained.num_clients]]
 
 
-def _columns_as(first: Dataset, other: Dataset) -> list[int] | None:
+def _matching_columns(first: Dataset, other: Dataset) -> list[int] | None:
     """Where the columns of the first are in the other; None if both have them in one order, or one does not say."""
     if not first.columns or not other.columns or first.columns == other.columns:
         return None
-    _refuse_unlike(other, "columns", first.columns, other.columns)
-    _refuse_unlike(other, "columns", other.columns, first.columns)
+    _refuse_unknown(other, "columns", first.columns, other.columns)
+    _refuse_unknown(other, "columns", other.columns, first.columns)
     return [other.columns.index(name) for name in first.columns]
 
 
-def _labels_as(first: Dataset, other: Dataset) -> np.ndarray:
+def _matching_labels(first: Dataset, other: Dataset) -> np.ndarray:
     """The label in the first that each class of the other has."""
     ours, theirs = _classes(first), _classes(other)
     numbers = _numbers(first)
     if not {*theirs} <= {*ours} and {*theirs} <= {*numbers}:  # labels where the run has names
         ours = numbers
-    _refuse_unlike(other, "classes", ours, theirs)
+    _refuse_unknown(other, "classes", ours, theirs)
     return np.array([ours.index(name) for name in theirs])
 
 
@@ -97,7 +97,7 @@ def _numbers(dataset: Dataset) -> tuple[str, ...]:
     return tuple(map(str, range(dataset.num_classes)))
 
 
-def _refuse_unlike(other: Dataset, what: str, ours: Sequence[str], theirs: Sequence[str]) -> None:
+def _refuse_unknown(other: Dataset, what: str, ours: Sequence[str], theirs: Sequence[str]) -> None:
     if unknown := [name for name in theirs if name not in ours]:
         raise ConfigError(
             f"--data {other.name} and the run differ in {what}: only one has {some(unknown)}; those of the run are "

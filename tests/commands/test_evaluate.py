@@ -98,14 +98,15 @@ def test_other_data_tests_every_client_on_all_of_it_or_on_its_own(tmp_path: Path
     }
 
 
-def test_other_data_may_lack_classes_and_have_them_and_its_columns_in_another_order(tmp_path: Path) -> None:
+def test_other_data_may_lack_classes_and_have_them_and_its_columns_in_another_order(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     kinds = np.array(["cat", "dog", "emu"])[np.arange(60) % 3]
     a, b = (rng.normal(np.arange(60) % 3, 0.1) * scale for scale in (1, -2))
     lines = [f"{x},{y},{kind}" for x, y, kind in zip(a, b, kinds, strict=True)]
     (tmp_path / "all.csv").write_text("\n".join(["a,b,label", *lines]))
     raw = quick_run.settings(
-        data={"path": str(tmp_path / "all.csv")},
         partition={"name": "iid", "clients": 4},
         algorithm={"name": "fedavg"},
         training={"rounds": 6, "epochs": 8, "lr": 0.2},
@@ -122,6 +123,7 @@ def test_other_data_may_lack_classes_and_have_them_and_its_columns_in_another_or
             assert other[f"accuracy_class_{label}"] == line[f"accuracy_class_{label}"]
     (tmp_path / "third.csv").write_text("a,c,label\n1,2,cat\n")
     assert quick_run.command(["evaluate", str(tmp_path / "run"), "--data", str(tmp_path / "third.csv")]) == 2
+    assert "third and the run differ in columns: only one has c" in capfd.readouterr().err
 
 
 def test_new_clients_of_other_data_join_an_old_checkpoint(tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def _check_finite(algorithm: Algorithm, round: int, found: Tree, before: Tree) -
     """Raise `AlgorithmError` if the server's state has values that are not finite where it had none before."""
     for path, leaf in tree.leaves(found):
         old = tree.at(before, path)
-        if leaf is old or not leaf.is_floating_point() or leaf.sum().isfinite() or leaf.isfinite().all():
+        if leaf is old or not leaf.is_floating_point() or leaf.sum().isfinite():  # a sum takes less time than the rest
             continue
-        if old.isfinite().all():
+        if not leaf.isfinite().all() and old.isfinite().all():
             raise AlgorithmError(
                 f"{type(algorithm).__name__}.server_update (round {round}) returned values in {path} that are not "
                 "finite, from messages that are"
