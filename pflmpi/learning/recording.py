@@ -33,7 +33,7 @@ class Program:
         names: dict[str, Any] = {_name(one): one for one in operations}
         exec(source, names)  # names of operations and tensors, integers, texts: nothing that a file says
         self._run: Callable[..., None] = names["run"]
-        self.repeats: dict[Hashable, bool] = {}  # by the kind of step, whether two in a row were the same
+        self.repeats: dict[Hashable, bool] = {}  # by the kind of step and its number, whether the next was the same
         self.uses: dict[Hashable, Any] = {}  # of `capture`, by the layout of the tensors
 
     def run(self, batch: Sequence[Tensor], kept: Sequence[Any]) -> None:
@@ -67,6 +67,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.possible = True
         self._num_batch = len(batch)
         self._names = WeakIdKeyDictionary({one: f"b{place}" for place, one in enumerate(batch)})
+        self._bases = WeakIdKeyDictionary()  # of views that are noted
         self._calls: list[_Call] = []
         self._count = 0
 
@@ -86,14 +87,22 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_known_view(self, operation: OpOverload, base: Tensor, result: Any) -> bool:
         of, views = self._name(base), [result] if isinstance(result, Tensor) else result
-        if views is not result and _layout(result) == _layout(base):
-            self._names[result] = of
+        if views is not result and (same_as := self._base_of_layout(base, _layout(result))) is not None:
+            self._names[result] = self._name(same_as)
         elif of.startswith("k") and operation.is_view:
             for view in views:
                 self._names[view] = self._keep(view.detach())
         else:
+            self._bases.update((view, base) for view in views)
             return False
         return True
+
+    def _base_of_layout(self, view: Tensor, layout: Hashable) -> Tensor | None:
+        """The view itself or the nearest below it that has a layout: two transpositions are none."""
+        base: Tensor | None = view
+        while base is not None and _layout(base) != layout:
+            base = self._bases.get(base)
+        return base
 
     def _note(self, operation: OpOverload, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         reads: set[str] = set()

@@ -32,23 +32,26 @@ _replays = True
 class _Form:
     """What is known of the steps whose batches have one form."""
 
-    taken: bool = False
     program: Program | None = None
     kept: list[Any] = field(default_factory=list)
+    recorded: int = 0
     repeats: bool | None = None  # None: not yet known
 
     def note(self, recording: Recording, kind: Hashable) -> bool:
-        """Take a recorded step as the one to replay, once it is known to repeat itself; whether it may do so."""
+        """Take a recorded step as the one to replay, once it is known to repeat itself; whether it may do so.
+
+        The first step may make what all of them use. So where the second is not like it, the third decides.
+        """
         if not recording.possible:
             self.repeats = False
             return False
-        before, self.program = self.program, recording.program()
-        self.repeats = self.program.repeats.get(kind)
-        if before is not None:
-            self.repeats = before is self.program and same(self.kept, recording.kept)
-            if kind is not None:
-                before.repeats[kind] = self.program.repeats[kind] = self.repeats
-        self.kept = recording.kept
+        before, program, step = self.program, recording.program(), self.recorded
+        alike = before is program and same(self.kept, recording.kept)
+        if before is not None and kind is not None:
+            before.repeats[kind, step - 1] = alike
+        known = None if kind is None else program.repeats.get((kind, step))
+        self.repeats = True if alike or known else False if step == 2 or (step == 1 and known is False) else None
+        self.program, self.kept, self.recorded = program, recording.kept, step + 1
         return self.repeats is not False
 
 
@@ -76,8 +79,7 @@ class Steps:
             with outside_vmap(), torch.no_grad():
                 return self._runs.run(form.program, key, tensors, form.kept)
         self.end()
-        if form.repeats is False or not form.taken:  # the first step may make what all of them use
-            form.taken = True
+        if form.repeats is False:
             return self._step(batch)
         with Recording(tensors) as recording:
             self._step(batch)
