@@ -1,6 +1,6 @@
 """A step as the list of its operations, noted below vmap and autograd, and as a function that runs them again."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -67,7 +67,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.possible = True
         self._num_batch = len(batch)
         self._names = WeakIdKeyDictionary({one: f"b{place}" for place, one in enumerate(batch)})
-        self._bases = WeakIdKeyDictionary()  # of views that are noted
+        self._bases: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # of views that are noted
         self._calls: list[_Call] = []
         self._count = 0
 

@@ -58,7 +58,8 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequen
 
     As `train`, with an optimizer for each phase.
     """
-    params = tree.clone(params)
+    last = task.architecture.trains_channels_last and task.device.type == "cpu" and not task.batched
+    params = tree.map(_channels_last, params) if last else tree.clone(params)
     movers = [PhaseStep(task, params, phase) for phase in phases]
 
     def step(batch: Batch) -> None:
@@ -76,7 +77,7 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequen
     steps.end()
     for mover in movers:
         mover.end()
-    return tree.map(Tensor.detach, params)
+    return tree.map(lambda leaf: leaf.detach().contiguous() if last else leaf.detach(), params)
 
 
 def gradient(
@@ -128,6 +129,11 @@ def until(
         if not task.batched and bool(stopped):  # lanes go on together, and one that has stopped does not change
             break
     return state
+
+
+def _channels_last(leaf: Tensor) -> Tensor:
+    """A copy of a leaf; the weights of a convolution have their channels innermost in memory."""
+    return leaf.clone(memory_format=torch.channels_last if leaf.dim() == 4 else torch.contiguous_format)
 
 
 def _where(condition: Tensor, state: Tree, other: Tree) -> Tree:

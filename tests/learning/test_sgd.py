@@ -12,6 +12,7 @@ from pflmpi.learning.batch_order import batch_order, samples_of
 from pflmpi.learning.client import Batch, model_loss, uniform
 from pflmpi.learning.sgd import Phase
 from pflmpi.learning.training import Pass, TrainingConfig
+from pflmpi.models import MODELS
 
 
 def test_a_turn_sees_what_the_turn_before_has_changed() -> None:
@@ -41,6 +42,23 @@ def test_a_plain_turn_has_neither_momentum_nor_decay_and_keeps_its_limits() -> N
         turn = Phase(loss, ("beta",), 0.01, plain=True, limits=(0.0, 1.0))
         found = sgd.alternate(task, params, [small_task.batch(0)] * steps, [turn])
         assert float(found["beta"]["value"]) == pytest.approx(expected, abs=1e-6)  # type: ignore[index, arg-type]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "cnn"])
+def test_weights_that_train_faster_so_have_their_channels_last_meanwhile_and_nowhere_else(name: str) -> None:
+    architecture = MODELS[name]().bind((3, 32, 32), 3)
+    task = small_task.task().replace(architecture=architecture)
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    plain, seen, model = model_loss(task), [], task.init()
+
+    def loss(params: tree.Tree, batch: Batch) -> torch.Tensor:
+        found = [leaf for _, leaf in tree.leaves(params) if leaf.dim() == 4 and leaf.shape[2] > 1 and leaf.shape[1] > 1]
+        seen.append({leaf.is_contiguous(memory_format=torch.channels_last) for leaf in found})
+        return plain(params, batch)
+
+    trained = sgd.train(task, model, [Batch(images, torch.tensor([0, 1]))], loss, 0.1)
+    assert seen == [{name == "resnet18"}]
+    assert all(leaf.is_contiguous() for one in (model, trained) for _, leaf in tree.leaves(one))
 
 
 def test_gradient_is_that_of_the_parts_asked_for_and_changes_nothing() -> None:
