@@ -135,7 +135,7 @@ def test_resnet18_in_lanes_agrees_with_the_loop(case: str) -> None:
     # After one step: batches of 6 in 18 layers of batch norm make of 1e-6 in the weights 1e-3 in one step more, also in
     # a loop.
     for path, leaf in loop.items():
-        torch.testing.assert_close(lanes[path], leaf, rtol=0, atol=1e-5, msg=lambda text, path=path: f"{path}: {text}")
+        torch.testing.assert_close(lanes[path], leaf, rtol=0, atol=2e-5, msg=lambda text, path=path: f"{path}: {text}")
 
 
 @pytest.mark.parametrize("executor", ["loop", "lanes"])
