@@ -98,7 +98,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def _base_of_layout(self, view: Tensor, layout: Hashable) -> Tensor | None:
-        """The view itself or the nearest below it that has a layout: two transpositions are none."""
+        """The nearest of a view and its bases with a layout, or None: `x.t().t()` is `x`."""
         base: Tensor | None = view
         while base is not None and _layout(base) != layout:
             base = self._bases.get(base)

@@ -50,7 +50,10 @@ class _Form:
         if before is not None and kind is not None:
             before.repeats[kind, step - 1] = alike
         known = None if kind is None else program.repeats.get((kind, step))
-        self.repeats = True if alike or known else False if step == 2 or (step == 1 and known is False) else None
+        if alike or known:
+            self.repeats = True
+        elif step == 2 or (step == 1 and known is False):
+            self.repeats = False
         self.program, self.kept, self.recorded = program, recording.kept, step + 1
         return self.repeats is not False
 

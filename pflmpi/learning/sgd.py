@@ -58,8 +58,8 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequen
 
     As `train`, with an optimizer for each phase.
     """
-    last = task.architecture.trains_channels_last and task.device.type == "cpu" and not task.batched
-    params = tree.map(_channels_last, params) if last else tree.clone(params)
+    channels_last = task.architecture.trains_channels_last and task.device.type == "cpu" and not task.batched
+    params = tree.map(_copy_channels_last, params) if channels_last else tree.clone(params)
     movers = [PhaseStep(task, params, phase) for phase in phases]
 
     def step(batch: Batch) -> None:
@@ -77,7 +77,7 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequen
     steps.end()
     for mover in movers:
         mover.end()
-    return tree.map(lambda leaf: leaf.detach().contiguous() if last else leaf.detach(), params)
+    return tree.map(lambda leaf: leaf.detach().contiguous() if channels_last else leaf.detach(), params)
 
 
 def gradient(
@@ -131,8 +131,8 @@ def until(
     return state
 
 
-def _channels_last(leaf: Tensor) -> Tensor:
-    """A copy of a leaf; the weights of a convolution have their channels innermost in memory."""
+def _copy_channels_last(leaf: Tensor) -> Tensor:
+    """A copy whose second axis is innermost in memory, if it has four, as the weights of a convolution do."""
     return leaf.clone(memory_format=torch.channels_last if leaf.dim() == 4 else torch.contiguous_format)
 
 

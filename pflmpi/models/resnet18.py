@@ -73,7 +73,8 @@ class ResidualNetwork(Architecture):
                 "layers see one pixel, and batch norm needs more than one value; "
                 "choose training.drop_last = true, another training.batch_size, or smaller strides"
             )
-        in_lanes = torch._C._functorch.is_functorch_wrapped_tensor(x)  # where torch has no rule for what follows
+        # vmap has no batching rule for the average pool of images with channels last (PyTorch 2.14): it warns.
+        in_lanes = torch._C._functorch.is_functorch_wrapped_tensor(x)
         x = channels_last(x) if x.is_cpu and not in_lanes else x
         weights = {**_flat(part(params, "body")), **_flat(part(params, "stats"))}
         z = torch.func.functional_call(self._training if training else self._evaluation, weights, (x,), strict=True)

@@ -45,7 +45,7 @@ def test_a_plain_turn_has_neither_momentum_nor_decay_and_keeps_its_limits() -> N
 
 
 @pytest.mark.parametrize("name", ["resnet18", "cnn"])
-def test_weights_that_train_faster_so_have_their_channels_last_meanwhile_and_nowhere_else(name: str) -> None:
+def test_resnet18_trains_with_channels_last_and_returns_contiguous_weights(name: str) -> None:
     architecture = MODELS[name]().bind((3, 32, 32), 3)
     task = small_task.task().replace(architecture=architecture)
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
