@@ -21,7 +21,7 @@ from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.experiment import build as building
 from pflmpi.learning.task import HOST
-from pflmpi.models import conv_net
+from pflmpi.models import conv_net, resnet18
 from pflmpi.runtime import rounds
 from pflmpi.runtime.client_state import allocate, initialise
 from pflmpi.runtime.executors import shared_model
@@ -88,7 +88,9 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         device, scope = stub_device.DEVICE, stub_device.stub_device()
     # Channels go last on the host alone, which changes bits.
     with pytest.MonkeyPatch.context() as monkey, scope as stub:
-        monkey.setattr(conv_net, "channels_last", lambda x: x)
+        for module in (conv_net, resnet18):
+            monkey.setattr(module, "channels_last", lambda x: x)
+        monkey.setattr(resnet18.ResidualNetwork, "trains_channels_last", False)
         experiment = building.assemble(config, federation(channels), device)
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
