@@ -1,11 +1,14 @@
-"""One rank of a real launch: `mpirun -n 3 python transport_worker.py WHAT`, or torchrun; rank 1 goes wrong, or 0."""
+"""One rank of a real launch: `mpirun -n 3 python transport_worker.py WHAT`, or torchrun; rank 1 goes wrong, or 0.
+
+`nccl` needs a GPU, which the ranks share; see `own_gpu_each`.
+"""
 
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 import numpy as np
@@ -16,6 +19,9 @@ from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import Peer
+
+if TYPE_CHECKING:
+    from pflmpi.transports.gpu.group import Backend
 
 LARGE = 100_000  # bytes
 LONG = 600.0  # seconds: a rank that notices only by this time limit has not noticed
@@ -43,8 +49,8 @@ def check(transport: Transport) -> None:
     say(f"rank {transport.rank} closed")
 
 
-def check_messages_between_gpus(transport: Transport) -> None:
-    """With gloo in NCCL's place: all ranks have a GPU, or all but rank 0."""
+def check_messages_between_gpus(transport: Transport, device: str = "cpu", backend: "Backend" = "gloo") -> None:
+    """By default with gloo in NCCL's place: all ranks have a GPU, or all but rank 0."""
     import torch  # which mpirun's ranks can do without
 
     from pflmpi.transports.gpu.group import GpuGroup
@@ -53,7 +59,7 @@ def check_messages_between_gpus(transport: Transport) -> None:
     assert isinstance(transport, TorchTransport)
     batch = torch.distributed.batch_isend_irecv
     for ranks in (range(transport.size), range(1, transport.size)):
-        transport.use_gpus(ranks, torch.device("cpu"), backend="gloo")
+        transport.use_gpus(ranks, torch.device(device if transport.rank in ranks else "cpu"), backend)
         with (
             mock.patch.object(GpuGroup, "broadcast", autospec=True, side_effect=GpuGroup.broadcast) as carried,
             mock.patch.object(torch.distributed, "batch_isend_irecv", wraps=batch) as moved,
@@ -64,8 +70,9 @@ def check_messages_between_gpus(transport: Transport) -> None:
             assert transport.takes_gpu_memory(LARGE) and not transport.takes_gpu_memory(1000)
             right = transport_checks.payload(7, LARGE)
             there = torch.from_numpy(right.copy() if transport.rank == 0 else np.zeros(LARGE, np.uint8))
+            there = there.to(device if transport.rank in ranks else "cpu")
             transport.broadcast(there)
-            transport_checks.same(there.numpy(), right)
+            transport_checks.same(there.cpu().numpy(), right)
         assert carried.call_count == 2, "only the large ones"
         assert moved.call_count == (transport.rank in ranks and len(ranks) > 1), "likewise"
 
@@ -195,6 +202,9 @@ if __name__ == "__main__":
     introduce(transport, Peer.here([0], []))
     if what == "check":
         check(transport)
+    elif what == "nccl":
+        check_messages_between_gpus(transport, "cuda:0", "nccl")
+        transport.close()
     elif what == "outlive":
         outlive(transport)
     else:

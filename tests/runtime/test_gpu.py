@@ -1,5 +1,7 @@
 """On a GPU: the same bits on one rank and on two that share it, and close to the CPU's results."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import yaml
 
 import processes
 import quick_run
+from every_algorithm import MESSAGE_KINDS
 from pflmpi.store import run_folder
-from project import HELPERS
+from project import HELPERS, ROOT
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,13 +49,50 @@ def test_same_bits_on_one_and_two_ranks(algorithm: str, executor: str, model: di
     assert run(raw, tmp_path / "one", 1) == run(raw, tmp_path / "two", 2)
 
 
-@pytest.mark.parametrize(
-    ("model", "executor"), [("mlp", "lanes"), ("mlp", "loop"), ("cnn", "lanes"), ("resnet18", "loop")]
-)
-def test_captured_steps_have_the_bits_of_plain_ones(model: str, executor: str) -> None:
-    command = [sys.executable, str(HELPERS / "captured_on_gpu.py"), model, executor]
-    done = processes.call(command, timeout=250)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("model", ["mlp", "cnn", "protocnn"])
+@pytest.mark.parametrize("executor", ["lanes", "loop"])
+def test_every_algorithm_has_one_result_captured_or_not_and_it_is_close_to_the_hosts(model: str, executor: str) -> None:
+    check(model, executor)
+
+
+@pytest.mark.parametrize("executor", ["lanes", "loop"])
+def test_a_model_with_batch_norm_has_one_result_captured_or_not(executor: str) -> None:
+    check("resnet18", executor, *MESSAGE_KINDS)
+
+
+def check(*words: str) -> None:
+    done = processes.call([sys.executable, str(HELPERS / "captured_on_gpu.py"), *words], timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_messages_go_from_gpu_to_gpu_by_nccl(tmp_path: Path) -> None:
+    done = torchrun(3, HELPERS / "transport_worker.py", "nccl", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("server", ["shared", "without a GPU"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedgmh", "fedamp", "fedproto"])
+def test_a_run_has_the_same_bits_over_nccl(algorithm: str, server: str, tmp_path: Path) -> None:
+    raw = quick_run.settings(
+        algorithm={"name": algorithm},
+        model={"name": "mlp", "hidden": 600},  # messages of more than 64 KiB
+        runtime={"device": "cuda", "server": "shared" if server == "shared" else "auto"},
+    )
+    alone = run(raw, tmp_path / "one", 1)
+    blind = {} if server == "shared" else {"SERVER_WITHOUT_GPU": "1"}
+    out = tmp_path / "three"
+    words = ["run", tmp_path / "one" / "config.yaml", "--out", out, "--debug"]
+    done = torchrun(3, HELPERS / "own_gpu_each.py", *words, **blind)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "large messages: NCCL" in done.stderr, done.stderr
+    assert quick_run.digest(out) == alone
+
+
+def torchrun(ranks: int, *words: object, **more: str) -> "subprocess.CompletedProcess[str]":
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    paths = [str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")]
+    environment = {**processes.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths), "NCCL_SOCKET_IFNAME": "lo", **more}
+    return processes.call([*start, *map(str, words)], timeout=250, env=environment)
 
 
 def test_the_gpu_agrees_with_the_cpu(tmp_path: Path) -> None:
