@@ -1,7 +1,7 @@
 """What a GPU shows: the promises, and seconds per round of published workloads against a bare loop.
 
     launch/gpu-check                    the tests that need a GPU, and then this: about ten minutes
-    python benchmarks/gpu.py [--only NAME ...] [--rounds N] [--device cuda]
+    python benchmarks/gpu.py [--only NAME ...] [--rounds N] [--device cuda]       NAME: promises, or a workload
 
 Promises: FedGMH on digits, with one digest for 1, 2 and 4 ranks that share the GPU, client by client and in lanes, and
 for a run that was stopped and continued; and scores close to the CPU's.
@@ -112,20 +112,23 @@ WORKLOADS = {
 def main() -> None:
     """Print the device, the promises and the workloads."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", metavar="NAME", default=None, help=f"of {', '.join(WORKLOADS)}")
+    names = ["promises", *WORKLOADS]
+    parser.add_argument("--only", nargs="*", metavar="NAME", default=names, help=f"of {', '.join(names)}")
     parser.add_argument("--rounds", type=int, help="rounds of each workload")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="few clients, one round: only to see that it runs")
     options = parser.parse_args()
-    if unknown := set(options.only or ()) - set(WORKLOADS):
-        parser.error(f"--only {' '.join(sorted(unknown))}: known are {', '.join(WORKLOADS)}")
+    if unknown := set(options.only) - set(names):
+        parser.error(f"--only {' '.join(sorted(unknown))}: known are {', '.join(names)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; `nvidia-smi` and `pflmpi doctor` say more")
     print(f"device: {described(options.device)}; torch {torch.__version__}")
-    promises(options.device, *((["loop"], [1, 2]) if options.tiny else (["loop", "lanes"], [1, 2, 4])))
+    if "promises" in options.only:
+        promises(options.device, *((["loop"], [1, 2]) if options.tiny else (["loop", "lanes"], [1, 2, 4])))
     device = own_device(RuntimeConfig(device=options.device))
-    for name in WORKLOADS if options.only is None else options.only:
-        workload = WORKLOADS[name]
+    for name, workload in WORKLOADS.items():
+        if name not in options.only:
+            continue
         if options.tiny:
             workload = replace(workload, clients=4, samples=40, participants=2, rounds=1)
         measure(name, replace(workload, rounds=options.rounds or workload.rounds), device)

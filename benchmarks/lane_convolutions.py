@@ -3,7 +3,7 @@
     python benchmarks/lane_convolutions.py [--device cuda:0] [--repeats N]
 
 What they are for: a run takes what `runtime.lane_convolutions` says, and this shows what is faster on a device. On a
-CPU im2col is not; a GPU has not been tried. A third way, im2col with a product for each image, is here alone.
+CPU im2col is not. A third way, im2col with a product for each image, is here alone.
 
 Forward and backward of the convolutional part of `cnn` (5x5, 32 and 64 channels, pools), each lane with weights of its
 own, as the executor calls it: vmap of one client's gradient. The ways take turns; medians, in milliseconds. `loop` is
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import stub_device
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.conv_net import channels_last
 from pflmpi.runtime.config import RuntimeConfig
@@ -90,7 +89,9 @@ def error(params: dict[str, Tensor], x: Tensor) -> float:
 
 
 def launches() -> dict[str, int]:
-    """What a step asks of a GPU, by way, counted on a device that is not there."""
+    """What a step asks of a GPU, by way, counted on a device that is not there; a process that has it can use no GPU."""
+    import stub_device
+
     found = {}
     for name, way in ways().items():
         with stub_device.stub_device() as stub:
@@ -120,7 +121,8 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     fix_kernels(device, RuntimeConfig(), TrainingConfig())
-    print("launches of a step with 4 lanes:", launches())
+    if device.type == "cpu":
+        print("launches of a step with 4 lanes:", launches())
     print("bits depend on the other lanes:", {name: depends_on_mates(way, device) for name, way in ways().items()})
     print(f"{'lanes':>5} {'images':>10} {'batch':>5}  " + "".join(f"{name:>13}" for name in ways()) + "   at most off")
     for situation in SITUATIONS:
