@@ -89,7 +89,7 @@ def error(params: dict[str, Tensor], x: Tensor) -> float:
 
 
 def launches() -> dict[str, int]:
-    """What a step asks of a GPU, by way, counted on a device that is not there; a process that has it can use no GPU."""
+    """What a step asks of a GPU, by way, counted on a device that is not there, beside which no GPU can be used."""
     import stub_device
 
     found = {}
