@@ -29,9 +29,9 @@ def worker(participants: int, repeats: int) -> None:
     from pflmpi import tree
     from pflmpi.learning.task import Task
     from pflmpi.learning.training import TrainingConfig
-    from pflmpi.messages import routes
     from pflmpi.messages.declared import Declared
     from pflmpi.messages.downlink import send_down
+    from pflmpi.messages.folding import routes
     from pflmpi.messages.kinds import Mean, Shared
     from pflmpi.messages.uplink import send_up, up_calls
     from pflmpi.models import MODELS

@@ -7,10 +7,10 @@ import numpy as np
 from pflmpi.messages import gathered
 from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.folding import Fold
+from pflmpi.messages.folding.fold import Fold
+from pflmpi.messages.folding.routes import Route, route
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all, clients_per_rank, rank_by_rank
 from pflmpi.messages.kinds import Messages, Sum, Uplink
-from pflmpi.messages.routes import Route, route
 from pflmpi.transports.base import Transport
 
 

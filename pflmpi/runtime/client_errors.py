@@ -11,7 +11,7 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
 from pflmpi.messages.calls import Call
-from pflmpi.messages.exact_fold import magnitudes
+from pflmpi.messages.folding.exact import magnitudes
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.executors.base import Executor

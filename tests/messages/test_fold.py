@@ -13,9 +13,9 @@ import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
 from pflmpi.forecast.bytes import wire_bytes
-from pflmpi.messages import routes
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Entries
+from pflmpi.messages.folding import routes
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Mean, Messages, Rows, Sum, tensor
 from pflmpi.messages.packing import to_numpy

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pflmpi.messages.exact_fold import add_fixed, common_shift, finish, magnitudes
+from pflmpi.messages.folding.exact import add_fixed, common_shift, finish, magnitudes
 from pflmpi.messages.kinds import (
     ClassMeans,
     Mean,

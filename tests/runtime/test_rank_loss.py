@@ -17,7 +17,8 @@ from pflmpi.config import load as configuration
 from pflmpi.experiment import build
 from pflmpi.experiment import start as starting
 from pflmpi.experiment.execute import RankContext
-from pflmpi.messages import leaf_owners, routes
+from pflmpi.messages import leaf_owners
+from pflmpi.messages.folding import routes
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import run_folder

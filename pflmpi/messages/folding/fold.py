@@ -11,11 +11,11 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Piece
-from pflmpi.messages.exact_fold import Terms, add_fixed, common_shift, finish, fold_exactly, magnitudes
+from pflmpi.messages.folding.exact import Terms, add_fixed, common_shift, finish, fold_exactly, magnitudes
+from pflmpi.messages.folding.routes import Route
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all
 from pflmpi.messages.kinds import Mean, Messages, Sum
 from pflmpi.messages.packing import NOTHING, to_numpy
-from pflmpi.messages.routes import Route
 from pflmpi.transports.base import Transport
 
 Updates = list[tuple[ClientGroup, Messages]]  # of each group, its clients and their messages with a leading client axis
