@@ -59,11 +59,7 @@ class Declared:
     @cached_property
     def folded(self) -> dict[str, Sum]:
         """The messages up of which rank 0 needs sums, by sorted names."""
-        return {
-            name: kind
-            for name, kind in sorted(self.up.items())
-            if isinstance(kind, Sum) and not isinstance(kind, Rows | Compared | Centres | Offered)
-        }
+        return {name: kind for name, kind in sorted(self.up.items()) if isinstance(kind, Sum) and kinds.is_folded(kind)}
 
     @cached_property
     def kept(self) -> dict[str, Uplink]:

@@ -182,6 +182,11 @@ Uplink = Sum | ClassMeans
 Downlink = Shared
 
 
+def is_folded(kind: "Uplink") -> bool:
+    """Whether rank 0 needs only the sum of such messages."""
+    return isinstance(kind, Sum) and not isinstance(kind, Rows | Compared | Centres | Offered)
+
+
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A template leaf for a declaration: a shape and dtype without memory."""
     return torch.empty(shape, dtype=dtype, device="meta")

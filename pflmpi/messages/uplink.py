@@ -8,6 +8,7 @@ from pflmpi.messages import gathered
 from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.folding.fold import Fold
+from pflmpi.messages.folding.on_device import on_host
 from pflmpi.messages.folding.routes import Route, route
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all, clients_per_rank, rank_by_rank
 from pflmpi.messages.kinds import Messages, Sum, Uplink
@@ -23,7 +24,8 @@ def send_up(
     """Fold the participants' messages on rank 0, in client order, but those compared or offered; None on other ranks.
 
     Args:
-        ups: for each group computed here, the clients and their messages with a leading client axis.
+        ups: for each group computed here, the clients and their messages with a leading client axis; those that are
+            folded may be on a GPU.
         assigned: the groups of participants of each rank.
 
     Raises:
@@ -33,6 +35,8 @@ def send_up(
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
     folded, kept, way = _by_way(declared, assigned)
+    if way.way == "gather":
+        ups = [(clients, on_host(messages)) for clients, messages in ups]
     result: Messages = {}
     fold = Fold(declared, folded, way, assigned)
     if folded and way.way != "gather":

@@ -12,6 +12,7 @@ from pflmpi import tree
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
 from pflmpi.messages.calls import Call
 from pflmpi.messages.folding.exact import magnitudes
+from pflmpi.messages.folding.on_device import on_host
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.executors.base import Executor
@@ -36,7 +37,7 @@ class GroupUpdate:
     Attributes:
         clients: [m] ascending ids of those that succeeded.
         states: tree of [m, ...], their new states; `{}` where m is 0.
-        up: messages with a leading axis m; `{}` where m is 0.
+        up: messages with a leading axis m, on the host or on the device; `{}` where m is 0.
         loss: [m] float64, their mean training loss.
         failed: of the others, why.
     """
@@ -79,13 +80,16 @@ def update(
 
 def _checked(clients: ClientGroup, states: Tree, done: Update, round: int, skip: bool) -> GroupUpdate:
     """An update of clients with such states before, without those that have diverged."""
-    failed = _diverged(clients, states, done.states, done.up, round, "client_update")
+    if done.is_finite:
+        return GroupUpdate(clients, done.states, done.up, done.loss, {})
+    sent = on_host(done.up)
+    failed = _diverged(clients, states, done.states, sent, round, "client_update")
     if failed and not skip:
         raise RunError(f"{next(iter(failed.values()))}; {_REMEDY}, or set runtime.client_errors to skip")
     if not failed:
-        return GroupUpdate(clients, done.states, done.up, done.loss, {})
+        return GroupUpdate(clients, done.states, sent, done.loss, {})
     good = np.flatnonzero(~np.isin(clients, list(failed))).tolist()
-    states, up = _rows(done.states, good), _rows({**done.up}, good)
+    states, up = _rows(done.states, good), _rows({**sent}, good)
     return GroupUpdate(clients[good], states, up, done.loss[good], failed)  # type: ignore[arg-type]
 
 
@@ -155,7 +159,10 @@ def _diverged(clients: ClientGroup, before: Tree, after: Tree, up: Messages, rou
 
 
 def _rows(value: Tree, positions: list[int]) -> Tree:
-    return tree.map(lambda leaf: leaf.index_select(0, torch.tensor(positions)), value) if positions else {}
+    def chosen(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.index_select(0, torch.tensor(positions, device=leaf.device))
+
+    return tree.map(chosen, value) if positions else {}
 
 
 def _joined(parts: list[GroupUpdate]) -> GroupUpdate:
@@ -168,6 +175,6 @@ def _joined(parts: list[GroupUpdate]) -> GroupUpdate:
         return tree.map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])
 
     clients = np.concatenate([one.clients for one in good])
-    ups = cat([{**one.up} for one in good])
+    ups = cat([{**on_host(one.up)} for one in good])
     loss = torch.cat([one.loss for one in good])
     return GroupUpdate(clients, cat([one.states for one in good]), ups, loss, failed)  # type: ignore[arg-type]

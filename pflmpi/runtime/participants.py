@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pflmpi import tree
 from pflmpi.messages.downlink import Reply
+from pflmpi.messages.folding.on_device import on_host
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.executors.transfers import pipelined
+from pflmpi.runtime.executors.transfers import pipelined, room_on
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopwatch import Stopwatch
@@ -39,7 +41,7 @@ class Trained:
 
 def train(setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Trained:
     """Train the participants of this rank."""
-    found, watch = Trained(), Stopwatch()
+    found, watch, room = Trained(), Stopwatch(), room_on(setup.executor.device)
 
     def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
         states, down = population.to_train(group), {**reply.for_clients(group), **population.mixed(group)}
@@ -49,7 +51,8 @@ def train(setup: Setup, population: Population, reply: Reply, groups: list[Clien
         found.failed.update(done.failed)
         if len(done.clients):
             population.put(done.clients, done.states)
-            found.ups.append((done.clients, done.up))
+            room -= tree.num_bytes({**done.up})
+            found.ups.append((done.clients, done.up if room > 0 else on_host(done.up)))
             found.losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
         work = setup.placement.work[group]
         seconds = watch.lap() * work / max(work.sum(), 1.0)

@@ -4,6 +4,7 @@ import itertools
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from pflmpi import tree
 from pflmpi.forecast.bytes import wire_bytes
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Entries
-from pflmpi.messages.folding import routes
+from pflmpi.messages.folding import fold, on_device, routes
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Mean, Messages, Rows, Sum, tensor
 from pflmpi.messages.packing import to_numpy
@@ -136,6 +137,25 @@ def test_likewise_with_many_participants_on_a_rank(way: str, ranks: int, monkeyp
     assert route.way == way
     assert route.sums.any() == (way == "slices") and not route.sums.all()  # some send entries, some sums
     check(declared(), MANY[ranks])
+
+
+@pytest.mark.parametrize("some", [False, True], ids=["all there", "some there"])
+@pytest.mark.parametrize("way", LIMITS)
+@pytest.mark.parametrize("layout", [*ASSIGNED.values(), *MANY.values()], ids=str)
+def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(
+    way: str, layout: list[list[list[int]]], some: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_on_host(messages: Messages) -> bool:  # those of the groups of several clients
+        return some and len(tree.leaf(messages["sum"], "float")) > 1
+
+    lead(monkeypatch, way)
+    monkeypatch.setattr(fold, "is_on_host", is_on_host)
+    monkeypatch.setattr(on_device, "_ENTRIES", 50_000)  # so that a leaf has several blocks
+    summed = mock.Mock(side_effect=on_device.There)
+    monkeypatch.setattr(fold, "There", summed)
+    check(declared(), layout)
+    sends_all = not taken_by(declared(), layout).sums.any() and way == "slices" and len(layout) > 1
+    assert summed.called or some or sends_all
 
 
 @pytest.mark.parametrize("way", LIMITS)

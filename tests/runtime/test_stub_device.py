@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+import failing_clients
 import stub_costs
 import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
+from pflmpi import tree
 from pflmpi.errors import AlgorithmError
 from pflmpi.learning import client, recording, replay
 from pflmpi.learning.recording import Program
+from pflmpi.messages.kinds import Messages
+from pflmpi.runtime import client_errors, participants
+from pflmpi.runtime.executors.update import Update
+from pflmpi.tree import Tree
 from stub_device import DEVICE, stub_device
 
 _ALSO_IN_A_LOOP = {*MESSAGE_KINDS, "fedcp", "pfedme", "perfedavg"}  # noise, inner steps, an adaptation
@@ -77,6 +83,52 @@ def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case: str, 
     )
     mine, theirs = found.counts["update"], taken.counts["update"]
     assert mine.syncs == 0 and mine.launches <= theirs.launches and mine.uploads == theirs.uploads
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_messages_for_which_a_device_has_no_room_are_summed_on_the_host(
+    executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", executor)
+    there = stub_run.run(raw, True)
+    size = 4 * sum(leaf.numel() for path, leaf in there.values.items() if path.startswith("server/"))
+    monkeypatch.setattr(participants, "room_on", lambda device: 1.5 * size)  # for one client of a loop, for no lanes
+    some = stub_run.run(raw, True)
+    for path, leaf in stub_run.run(raw, False).values.items():
+        torch.testing.assert_close(there.values[path], leaf, rtol=0, atol=0)
+        torch.testing.assert_close(some.values[path], leaf, rtol=0, atol=0)
+    more = some.counts[""].downloads - there.counts[""].downloads
+    assert more == (2 if executor == "loop" else -1), "one copy for each, and the two of the sum"
+
+
+@pytest.mark.parametrize("how", ["bad_message", "bad_state"])
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_a_client_that_diverges_on_a_device_is_left_out(
+    executor: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = failing_clients.registered(monkeypatch, round=1, **{how: 1})
+    raw = stub_run.settings({"algorithm": section}, "mlp", executor)
+    raw["runtime"] |= {"client_errors": "skip"}
+    found, right = stub_run.run(raw, True).values, stub_run.run(raw, False).values
+    whole = stub_run.run(stub_run.settings(every_algorithm()["fedavg"], "mlp", executor), False).values
+    for path, leaf in right.items():
+        torch.testing.assert_close(found[path], leaf, rtol=0, atol=0)
+    assert any(not torch.equal(right[path], leaf) for path, leaf in whole.items() if path.startswith("server/"))
+
+
+def test_clients_are_computed_one_by_one_after_an_error_with_what_they_received_on_a_device() -> None:
+    def update(clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Update]:
+        if len(clients) > 1 or clients[0] == 5:
+            raise AlgorithmError("client_update") from ValueError("its data is odd")
+        up = {"model": {"w": tree.leaf(down["model"], "w") + 1}}
+        return lambda: Update({}, up, torch.zeros(1, dtype=torch.float64), True)
+
+    with stub_device():
+        down: Messages = {"model": {"w": torch.arange(6.0, device=DEVICE).view(3, 2)}}
+        executor = mock.Mock(update=update)
+        done = client_errors.update(executor, np.array([3, 5, 8]), {}, down, 1, skip=True)()
+    assert done.clients.tolist() == [3, 8] and [*done.failed] == [5]
+    assert tree.leaf(done.up["model"], "w").tolist() == [[1, 2], [5, 6]]
 
 
 def _costs(executor: str) -> stub_costs.Costs:

@@ -18,7 +18,7 @@ from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.learning.transforms import Transform
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, is_folded
 from pflmpi.rng import stream
 from pflmpi.runtime.contract import check_state
 from pflmpi.runtime.evaluation.measures import Counts
@@ -98,6 +98,10 @@ class Executor(ABC):
     @abstractmethod
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         """The introductions, with a leading client axis, of the clients of one group; see `update`."""
+
+    def folded(self, task: Task) -> frozenset[str]:
+        """The messages up of which rank 0 needs the sum alone."""
+        return frozenset(name for name, kind in self.algorithm.uplink(task).items() if is_folded(kind))
 
     def passes(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
         """The passes that the clients of a group train with."""

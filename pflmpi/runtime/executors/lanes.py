@@ -20,8 +20,8 @@ from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import LaneBatches, LanePass, LaneTensors, in_order, lane_pass, lane_tensors
 from pflmpi.runtime.executors.lane_convolutions import convolutions
 from pflmpi.runtime.executors.tally import counts
-from pflmpi.runtime.executors.transfers import download, download_all, upload
-from pflmpi.runtime.executors.update import Update, as_messages, as_update
+from pflmpi.runtime.executors.transfers import download_all, upload
+from pflmpi.runtime.executors.update import Update, as_messages, bring
 from pflmpi.tree import Tree
 
 
@@ -39,8 +39,8 @@ class Lanes(Executor):
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
     ) -> Callable[[], Update]:
         passes, one = self.passes(clients, round), self.of_one_client(method)
-        done = download(self._with_data(one, clients, states, (down,), round, passes), self.device)
-        return lambda: as_update(done())
+        found = self._with_data(one, clients, states, (down,), round, passes)
+        return bring(found, self.folded(self.task(clients)), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))

@@ -15,8 +15,8 @@ from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.runtime.executors.tally import counts, predictions
-from pflmpi.runtime.executors.transfers import download, download_all, upload
-from pflmpi.runtime.executors.update import Update, as_messages, as_update
+from pflmpi.runtime.executors.transfers import download_all, upload
+from pflmpi.runtime.executors.update import Update, as_messages, bring
 from pflmpi.tree import Tree
 
 _NOTHING = np.empty(0, np.int64)
@@ -69,8 +69,7 @@ class Loop(Executor):
             data = self._data(int(client), round, passes, _row(states, i))
             with calling(self.algorithm, method.__name__, round, [client]):
                 results.append(one(task, state, received, data))
-        done = download(_stacked(results), self.device)
-        return lambda: as_update(done())
+        return bring(_stacked(results), self.folded(task), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         task = self.task(clients)

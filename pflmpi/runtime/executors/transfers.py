@@ -1,5 +1,6 @@
 """Copies between the host and a GPU that overlap with its computing: on their own streams, ordered by events."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -46,6 +47,14 @@ def streams_of(device: torch.device) -> Streams | None:
     """The streams of a device; None where copies need none."""
     found = STREAMS.get(device.type)
     return None if found is None else found(device)
+
+
+def room_on(device: torch.device) -> float:
+    """Bytes of a device that the messages of a round may take: an eighth of what this process may take of a GPU."""
+    if device.type != "cuda":
+        return math.inf
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return memory * torch.cuda.get_per_process_memory_fraction(device) / 8
 
 
 def upload(value: Tree, device: torch.device) -> Tree:
