@@ -15,10 +15,12 @@ from pflmpi.learning.task import HOST
 from pflmpi.messages import mixing
 from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import send_down
+from pflmpi.messages.folding.on_device import on_host
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.executors import shared_model
+from pflmpi.runtime.executors.transfers import room_on
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.inprocess import InProcessTransport
@@ -110,11 +112,13 @@ def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
     """Cost of folding the messages of a round, with the seconds of one, and of updating the server and publishing."""
     setup, algorithm, participants, sent = one.setup, one.setup.algorithm, first.participants, one.train()
     rows = torch.arange(len(participants)) % len(one.clients)  # the clients' own messages, again and again
+    if tree.num_bytes({**sent}) * len(rows) > room_on(setup.executor.device) * len(one.clients):
+        sent = on_host(sent)
     others = replace(
         setup.declared,
         up={name: kind for name, kind in setup.declared.returned.items() if name not in setup.declared.compared},
     )
-    up = {name: tree.map(lambda leaf: leaf.index_select(0, rows), sent[name]) for name in others.up}
+    up = {name: tree.map(lambda leaf: leaf.index_select(0, rows.to(leaf.device)), sent[name]) for name in others.up}
     few = LeafOwners.of(setup.declared, [[one.clients]])
 
     def fold() -> Messages:

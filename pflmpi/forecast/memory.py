@@ -10,6 +10,7 @@ from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.calls import Call
+from pflmpi.runtime.executors.transfers import MOST_THERE
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.gpu.memory import LEAST
@@ -75,6 +76,7 @@ def rank_memory(
     for rank, gpu in enumerate(ranks.gpu):
         moments = [(0.0, 0.0), *(_fullest(one, rank, up, costs, gpu is not None) for one in rounds)]
         in_transit = 0.0 if gpu is None else _in_transit(rounds, rank, up + sizes.client)
+        summed = 0.0 if gpu is None else _summed_there(setup, rounds, rank)
         work, device = (max(values) for values in zip(*moments, strict=True))
         nccl = ranks.messages.memory(rank, len(ranks.of_node[ranks.node[rank]]), parts)
         computes = any(one.training[rank] or one.testing[rank] for one in rounds)
@@ -90,7 +92,7 @@ def rank_memory(
                 work=_FRAGMENTS * work + in_transit,
                 checkpoint=checkpoint,
                 shared=process.shared,
-                device=0.0 if gpu is None else _CONTEXT + pool_bytes(setup, rank) + device + in_transit + nccl,
+                device=0.0 if gpu is None else _CONTEXT + pool_bytes(setup, rank) + device + in_transit + summed + nccl,
                 nccl=nccl,
             )
         )
@@ -100,6 +102,13 @@ def rank_memory(
 def _in_transit(rounds: Sequence[RoundSchedule], rank: int, moved: np.ndarray) -> float:
     """Bytes of the groups that are copied while a GPU computes another; `moved` [N] of each client. See `transfers`."""
     return 2.0 * max((float(moved[group].sum()) for one in rounds for group in one.training[rank]), default=0.0)
+
+
+def _summed_there(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> float:
+    """Bytes of a GPU for the messages that stay there until they are summed, and for their sum, in int64."""
+    entries = setup.declared.entries
+    most = max((sum(map(len, one.training[rank])) for one in rounds), default=0)
+    return min(most * entries.size, MOST_THERE) + 8.0 * entries.count if most else 0.0
 
 
 def _sends_parts(call: Call) -> bool:

@@ -116,7 +116,7 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without
     torch.cuda.set_device(device)
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # `use_deterministic_algorithms` imports torch's compiler: 2 to 4 s
     # No result depends on it, and every empty tensor would be filled by an operation of its own.
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

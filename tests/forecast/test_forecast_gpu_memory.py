@@ -25,12 +25,16 @@ def of_one_rank(world: Planned, gpus: int) -> RankMemory:
 
 
 @pytest.mark.parametrize(("algorithm", "kept"), [("fedavg", 0), ("ditto", 1)])  # models that a client keeps
-def test_the_groups_before_and_after_are_on_their_way(algorithm: str, kept: int) -> None:
+def test_the_groups_before_and_after_are_on_their_way_and_messages_stay_until_they_are_summed(algorithm: str, kept: int) -> None:
     raw = quick_run.settings(algorithm={"name": algorithm}, runtime={"executor": "loop", "device": "auto"})
     raw["evaluation"] = {"absent": "latest"}  # so that no reply is kept
     world = planned(raw, 1)
     on_gpu, on_cpu, model = of_one_rank(world, 1), of_one_rank(world, 0), tree.num_bytes(world.setup.task.like())
-    assert (on_gpu.device - memory._CONTEXT - pool_bytes(world.setup, 0), on_cpu.device) == (2 * (1 + kept) * model, 0)
+    summed = 3 * model + 8 * model // 4  # of three participants, and the sum in int64
+    beside = on_gpu.device - memory._CONTEXT - pool_bytes(world.setup, 0)
+    assert (beside, on_cpu.device) == (2 * (1 + kept) * model + summed, 0)
+    with mock.patch.object(memory, "MOST_THERE", 2 * model):
+        assert of_one_rank(world, 1).device == on_gpu.device - model
     assert on_gpu.work - on_cpu.work == 2 * (1 + kept) * model, "in pinned memory of the host"
 
 

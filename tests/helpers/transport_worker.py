@@ -189,6 +189,8 @@ def stop_at_the_start(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     what, folder = sys.argv[1], Path(sys.argv[2])
+    if what == "nccl":
+        os.environ["NCCL_HOSTID"] = f"host-of-{os.environ['RANK']}"
     (folder / str(os.getpid())).touch()
     launch, early = detect(os.environ), what == "connected"
     if early:

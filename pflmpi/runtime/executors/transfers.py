@@ -14,6 +14,8 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.tree import Tree
 
+MOST_THERE = 4 * 2**30  # bytes of a GPU that messages take until they are summed
+
 T = TypeVar("T")
 
 
@@ -50,11 +52,11 @@ def streams_of(device: torch.device) -> Streams | None:
 
 
 def room_on(device: torch.device) -> float:
-    """Bytes of a device that the messages of a round may take: an eighth of what this process may take of a GPU."""
+    """Bytes of a device that the messages of a round may take: at most an eighth of this process's part of a GPU."""
     if device.type != "cuda":
         return math.inf
     memory = torch.cuda.get_device_properties(device).total_memory
-    return memory * torch.cuda.get_per_process_memory_fraction(device) / 8
+    return min(MOST_THERE, memory * torch.cuda.get_per_process_memory_fraction(device) / 8)
 
 
 def upload(value: Tree, device: torch.device) -> Tree:
