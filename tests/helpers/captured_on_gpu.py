@@ -7,7 +7,7 @@ process that has the stub device gets no pinned memory from PyTorch.
 
 import logging
 import sys
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -63,9 +63,8 @@ def check(case: Sections, model: str, executor: str, device: torch.device) -> st
     far = _distance(_numbers(captured), host)
     line = f"{len(captures)} captures, {len(launches)} launches, {far:.1e} from the host; {'; '.join(said.lines)}"
     if far >= CLOSE:
-        with mock.patch.object(Task, "init", _with_other_last_bits(Task.init)):
-            moved = _distance(_numbers(stub_run.run(raw, False).values), host)
-        line += f"{moved:.1e} between runs of the host that begin with other last bits"
+        moved = max(_distance(_numbers(values), host) for values in map(partial(_with_other_last_bits, raw), range(3)))
+        line += f"up to {moved:.1e} between runs of the host that begin with other last bits"
         assert far < 4 * moved, line
     expected = 0 if case["algorithm"]["name"] in OWN_STEPS else 2
     assert len(captures) >= expected and bool(launches) == bool(expected) and not said.lines, line
@@ -99,16 +98,20 @@ def _distance(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
     return max(float((some[path] - leaf).abs().max()) for path, leaf in others.items())
 
 
-def _with_other_last_bits(init: Callable[..., Tree]) -> Callable[..., Tree]:
+def _with_other_last_bits(raw: dict[str, Any], seed: int) -> dict[str, Tensor]:
+    """What a run on the host comes to that begins with a model whose numbers differ by about 1e-7 of them."""
+    init, generator = Task.init, torch.Generator()
+
     def moved(task: Task, client: int = -1) -> Tree:
-        generator = torch.Generator().manual_seed(0)
-
-        def move(leaf: Tensor) -> Tensor:
-            return leaf * (1 + 1e-7 * torch.randn(leaf.shape, generator=generator)) if leaf.is_floating_point() else leaf
-
+        generator.manual_seed(seed)
         return tree.map(move, init(task, client))
 
-    return moved
+    def move(leaf: Tensor) -> Tensor:
+        factor = 1 + 1e-7 * torch.randn(leaf.shape, generator=generator)
+        return leaf * factor if leaf.is_floating_point() else leaf
+
+    with mock.patch.object(Task, "init", moved):
+        return stub_run.run(raw, False).values
 
 
 if __name__ == "__main__":
