@@ -25,7 +25,7 @@ def of_one_rank(world: Planned, gpus: int) -> RankMemory:
 
 
 @pytest.mark.parametrize(("algorithm", "kept"), [("fedavg", 0), ("ditto", 1)])  # models that a client keeps
-def test_the_groups_before_and_after_are_on_their_way_and_messages_stay_until_they_are_summed(algorithm: str, kept: int) -> None:
+def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm: str, kept: int) -> None:
     raw = quick_run.settings(algorithm={"name": algorithm}, runtime={"executor": "loop", "device": "auto"})
     raw["evaluation"] = {"absent": "latest"}  # so that no reply is kept
     world = planned(raw, 1)
