@@ -15,15 +15,15 @@ from pflmpi.tree import Tree
 
 def gradients(
     task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
-) -> tuple[list[Tensor], Tensor, Tensor | None]:
-    """The gradient of each leaf, the loss, and its derivative by itself: one, which the next step can begin with.
+) -> tuple[list[Tensor], Tensor]:
+    """The gradient of each leaf, and the loss.
 
     On a CPU PyTorch begins with a one of its own: to be given one, or to pull back, it imports its compiler or sympy, a
     second or two of processor time. Elsewhere that saves an operation of every step.
 
     Args:
         trained: the leaves, which `params` has too; outside a vmapped call they require a gradient.
-        one: from the step before, which saves an operation; None: made anew.
+        one: the derivative of the loss by itself, by `first_slope`; None: made anew.
     """
     if task.architecture.draws_noise and batch.key is not None:
         params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
@@ -31,14 +31,26 @@ def gradients(
         return _in_a_lane(task, params, trained, loss, batch, one)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     value = loss(params, batch)
-    if one is None and value.device.type != "cpu":
-        one = torch.ones_like(value)
-    return list(torch.autograd.grad(value, leaves, one, materialize_grads=True)), value, one
+    begin = None if value.device.type == "cpu" else _as_loss(one, value)
+    return list(torch.autograd.grad(value, leaves, begin, materialize_grads=True)), value
+
+
+def first_slope(like: Tensor) -> Tensor | None:
+    """Where the backward passes of some steps begin; None on a CPU.
+
+    Args:
+        like: a leaf that is trained, which differs between lanes if there are any.
+    """
+    return None if like.device.type == "cpu" else torch.ones_like(like.detach().reshape(-1)[0])
+
+
+def _as_loss(one: Tensor | None, loss: Tensor) -> Tensor:
+    return torch.ones_like(loss) if one is None or one.dtype != loss.dtype else one
 
 
 def _in_a_lane(
     task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None
-) -> tuple[list[Tensor], Tensor, Tensor | None]:
+) -> tuple[list[Tensor], Tensor]:
     leaves = [leaf for _, leaf in tree.leaves(trained)]
 
     def of(leaves: list[Tensor]) -> Tensor:
@@ -58,9 +70,8 @@ def _in_a_lane(
     # not by `torch.func.grad`, which keeps all it does for second derivatives.
     if leaves[0].device.type == "cpu":
         value, _, found = torch.func.vjp(with_gradients, leaves, has_aux=True)  # type: ignore[misc]
-        return found, value, None
+        return found, value
     value, pull_back = torch.func.vjp(of, leaves)[:2]
     with torch.no_grad():
-        one = torch.ones_like(value) if one is None else one
-        pulled: list[Tensor] = pull_back(one)[0]
-    return pulled, value, one
+        pulled: list[Tensor] = pull_back(_as_loss(one, value))[0]
+    return pulled, value

@@ -26,6 +26,7 @@ from pflmpi.learning.recording import Program, Recording, same
 
 _WORTH = 8  # steps of a pass: to record one takes as long as two or three
 _replays = True
+_times: dict[Hashable, int] = {}  # by the kind of the steps and the form of their batches, how many the last pass had
 
 
 @dataclass
@@ -34,6 +35,7 @@ class _Form:
 
     program: Program | None = None
     kept: list[Any] = field(default_factory=list)
+    taken: int = 0
     recorded: int = 0
     repeats: bool | None = None  # None: not yet known
 
@@ -78,10 +80,13 @@ class Steps:
             return self._step(batch)
         tensors, key = _behind_lanes(batch)
         form = self._forms.setdefault(key, _Form())
+        form.taken += 1
+        if form.taken == 1 and _times.get((self._kind, key)) == 1:  # a last batch that is smaller, as in the last pass
+            form.repeats = False
         if form.repeats and form.program:
             with outside_vmap(), torch.no_grad():
                 return self._runs.run(form.program, key, tensors, form.kept)
-        self.end()
+        self._put_back()
         if form.repeats is False:
             return self._step(batch)
         with Recording(tensors) as recording:
@@ -92,6 +97,11 @@ class Steps:
 
     def end(self) -> None:
         """Leave to what stays in place what the steps have made of it; `take` may be late with that."""
+        self._put_back()
+        if self._kind is not None:
+            _times.update({(self._kind, key): form.taken for key, form in self._forms.items()})
+
+    def _put_back(self) -> None:
         with outside_vmap(), torch.no_grad():
             self._runs.put_back()
 

@@ -91,7 +91,7 @@ def gradient(
     weights = tree.map(Tensor.detach, trained(params, parts))
     if not task.batched:
         weights = tree.map(lambda leaf: leaf.clone().requires_grad_(True), weights)
-    slopes, value, _ = gradients(task, overlay(params, weights), weights, loss, batch)
+    slopes, value = gradients(task, overlay(params, weights), weights, loss, batch)
     if counts_as and task.local is not None and (total := task.local.loss_sum(counts_as, value)) is not None:
         total.add_(value.detach())
         task.local.count(batch.active)

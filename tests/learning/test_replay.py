@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -162,6 +163,23 @@ def test_the_next_pass_records_a_step_less(kind: type[Unlike], name: str, record
         replayed.clear()
         plain, other = _both(kind, name)
         assert torch.equal(plain.weight, other.weight) and len(replayed) == expected
+
+
+def test_a_batch_that_is_alone_of_its_form_in_every_pass_is_recorded_once(replayed: list[Any]) -> None:
+    recording._program.cache_clear()
+    recorded = []
+    for _ in range(3):
+        plain, other = Alike(), Alike()
+        taken = replay.Steps(other.places, "a smaller last batch", 12)
+        with mock.patch.object(replay, "Recording", side_effect=replay.Recording) as recordings:
+            for seed in range(12):
+                batch = small_task.batch(seed, size=6 if seed < 11 else 4)
+                plain.places(batch)
+                taken.take(batch)
+            taken.end()
+        recorded.append(recordings.call_count)
+        assert torch.equal(plain.weight, other.weight)
+    assert recorded == [3, 1, 1] and len(replayed) == 9 + 10 + 10
 
 
 def test_batches_of_another_form_have_a_recording_of_their_own(replayed: list[Any]) -> None:
