@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def cuda_graph(work: Work) -> Work:
-    """What some work launches on the current GPU, as one launch. It has not run yet: no GPU was at hand."""
+    """What some work launches on the current GPU, as one launch."""
     shared = _shared()
     return _graph(work, shared.stream, shared.pool).replay
 
