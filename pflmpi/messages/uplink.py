@@ -8,7 +8,6 @@ from pflmpi.messages import gathered
 from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.folding.fold import Fold
-from pflmpi.messages.folding.on_device import on_host
 from pflmpi.messages.folding.routes import Route, route
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all, clients_per_rank, rank_by_rank
 from pflmpi.messages.kinds import Messages, Sum, Uplink
@@ -35,8 +34,6 @@ def send_up(
     for clients, messages in ups:
         declared.check_up(messages, len(clients))
     folded, kept, way = _by_way(declared, assigned)
-    if way.way == "gather":
-        ups = [(clients, on_host(messages)) for clients, messages in ups]
     result: Messages = {}
     fold = Fold(declared, folded, way, assigned)
     if folded and way.way != "gather":
