@@ -1,7 +1,6 @@
 """Large messages from GPU to GPU: ranks that have one each exchange them by NCCL, whether or not the server has one.
 
-NCCL has run between ranks that share a GPU, not yet between GPUs. Tests without one put gloo in its place, with the same
-calls.
+NCCL has run between ranks that share a GPU, not yet between GPUs. Tests without a GPU put gloo in its place.
 """
 
 from collections.abc import Callable, Sequence
