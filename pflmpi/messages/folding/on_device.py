@@ -52,6 +52,8 @@ def is_on_host(messages: Messages) -> bool:
 
 def on_host(messages: Messages) -> Messages:
     """The messages, all of them on the host."""
+    if is_on_host(messages):
+        return messages
     here = tree.to_host({**messages})
     return {name: tree.part(here, name) for name in here}
 

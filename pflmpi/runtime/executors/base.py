@@ -99,9 +99,10 @@ class Executor(ABC):
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         """The introductions, with a leading client axis, of the clients of one group; see `update`."""
 
-    def folded(self, task: Task) -> frozenset[str]:
-        """The messages up of which rank 0 needs the sum alone."""
-        return frozenset(name for name, kind in self.algorithm.uplink(task).items() if is_folded(kind))
+    def stay(self, task: Task) -> frozenset[str]:
+        """The messages up that stay on the device until they are summed; none on a CPU."""
+        up = {} if self.device.type == "cpu" else self.algorithm.uplink(task)
+        return frozenset(name for name, kind in up.items() if is_folded(kind))
 
     def passes(self, clients: np.ndarray, round: int) -> dict[str, Pass]:
         """The passes that the clients of a group train with."""

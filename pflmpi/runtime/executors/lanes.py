@@ -40,7 +40,7 @@ class Lanes(Executor):
     ) -> Callable[[], Update]:
         passes, one = self.passes(clients, round), self.of_one_client(method)
         found = self._with_data(one, clients, states, (down,), round, passes)
-        return bring(found, self.folded(self.task(clients)), self.device)
+        return bring(found, self.stay(self.task(clients)), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))

@@ -69,7 +69,7 @@ class Loop(Executor):
             data = self._data(int(client), round, passes, _row(states, i))
             with calling(self.algorithm, method.__name__, round, [client]):
                 results.append(one(task, state, received, data))
-        return bring(_stacked(results), self.folded(task), self.device)
+        return bring(_stacked(results), self.stay(task), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         task = self.task(clients)

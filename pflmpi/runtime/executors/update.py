@@ -11,6 +11,8 @@ from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.executors.transfers import download
 from pflmpi.tree import Tree
 
+_NOT_KNOWN = torch.tensor(torch.nan)
+
 
 @dataclass(frozen=True)
 class Update:
@@ -60,7 +62,7 @@ def bring(found: Tree, stay: Collection[str], device: torch.device) -> Callable[
 def _zero(found: Tree) -> Tensor:
     """0, if all numbers of states and messages are finite; NaN otherwise, and where some are on the host."""
     leaves = [leaf for part in ("state", "up") for _, leaf in tree.leaves(tree.part(found, part))]
-    numbers = [leaf.detach().reshape(-1) for leaf in leaves if leaf.is_floating_point()]
+    numbers = [leaf for leaf in leaves if leaf.is_floating_point()]
     if not numbers or any(leaf.is_cpu for leaf in numbers):
-        return torch.tensor(torch.nan)
-    return torch.cat(numbers).mul_(0).sum()
+        return _NOT_KNOWN
+    return torch.cat([leaf.detach().reshape(-1) for leaf in numbers]).mul_(0).sum()
