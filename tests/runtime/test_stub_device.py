@@ -17,6 +17,7 @@ from pflmpi.learning import client, recording, replay
 from pflmpi.learning.recording import Program
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors, participants
+from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.executors.update import Update
 from pflmpi.tree import Tree
 from stub_device import DEVICE, stub_device
@@ -99,6 +100,18 @@ def test_messages_for_which_a_device_has_no_room_are_summed_on_the_host(
         torch.testing.assert_close(some.values[path], leaf, rtol=0, atol=0)
     more = some.counts[""].downloads - there.counts[""].downloads
     assert more == (2 if executor == "loop" else -1), "one copy for each, and the two of the sum"
+
+
+def test_a_device_tests_a_shared_model_on_as_many_samples_at_a_time_as_are_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", "loop")
+    once = stub_run.run(raw, True).counts["evaluate"]
+    monkeypatch.setattr(shared_model, "_LEAST", 8)  # a third of all, as many as a client has
+    found, host = stub_run.run(raw, True), stub_run.run(raw, False)
+    assert found.counts["evaluate"] == once and torch.equal(found.values["correct"], host.values["correct"])
+    raw["evaluation"] = {"batch_size": 8}
+    assert stub_run.run(raw, True).counts["evaluate"].launches > once.launches
 
 
 @pytest.mark.parametrize("how", ["bad_message", "bad_state"])

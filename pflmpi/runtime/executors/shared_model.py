@@ -63,6 +63,11 @@ def evaluate(executor: Executor, clients: np.ndarray, received: Messages, round:
 
 
 def _width(executor: Executor) -> int:
-    """Samples of a batch: as many as clients have on average, so that a rank with one of them computes few in vain."""
+    """Samples of a batch: on a CPU as many as clients have on average, so that a rank with one computes few in vain.
+
+    A GPU takes as long for one sample as for many.
+    """
+    if executor.device.type != "cpu":
+        return executor.eval_batch
     average = int(np.ceil(executor.federation.num_test.mean()))
     return min(executor.eval_batch, max(_LEAST, average))
