@@ -9,7 +9,7 @@ for a run that was stopped and continued; and scores close to the CPU's.
 Workloads: sizes and models as their sources say, on random images (seconds do not depend on them), one rank. Floor: the
 same SGD steps and test forwards in a loop of torch.autograd.grad over the same network, with the samples on the device
 and nothing else. Ratio = product / floor, of the medians of interleaved repetitions. Busy: the share of time with a
-kernel on the GPU, as nvidia-smi samples it.
+kernel on the GPU while the product runs, its start included, as nvidia-smi samples it.
 
 On a machine without a GPU, `--device cpu --tiny` shows that all of this runs.
 """
@@ -183,11 +183,13 @@ def measure(name: str, workload: Workload, device: torch.device) -> None:
     """Print seconds per round of the product and of the floor."""
     experiment = prepared(workload, device)
     context = RankContext(InProcessTransport(), device, 1, ("GPU",) if device.type == "cuda" else ())
-    floors, rounds = [bare(experiment, workload)], []  # the first of each warms up
-    with tempfile.TemporaryDirectory() as folder, busy(device) as shares:
+    floors, rounds, shares = [bare(experiment, workload)], [], list[float]()  # the first of each warms up
+    with tempfile.TemporaryDirectory() as folder:
         for repeat in range(REPEATS):
             seen: list[Progress] = []
-            start_prepared(experiment, Path(folder) / str(repeat), context, seen.append)
+            with busy(device) as sampled:
+                start_prepared(experiment, Path(folder) / str(repeat), context, seen.append)
+            shares += sampled
             rounds += [one.seconds["round"] for one in seen[1:] or seen]
             floors.append(bare(experiment, workload))
     product, floor = statistics.median(rounds), statistics.median(floors[1:])
