@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class Declared:
     @cached_property
     def folded(self) -> dict[str, Sum]:
         """The messages up of which rank 0 needs sums, by sorted names."""
-        return {name: kind for name, kind in sorted(self.up.items()) if isinstance(kind, Sum) and kinds.is_folded(kind)}
+        return {name: kind for name, kind in sorted(self.up.items()) if is_folded(kind)}
 
     @cached_property
     def kept(self) -> dict[str, Uplink]:
@@ -136,6 +136,11 @@ class Declared:
         if with_one != without:  # each class that a client holds adds as much
             found += (with_one - without) * self.holds[clients].sum(1)
         return found
+
+
+def is_folded(kind: Uplink) -> TypeGuard[Sum]:
+    """Whether rank 0 needs only the sum of such messages."""
+    return isinstance(kind, Sum) and not isinstance(kind, Rows | Compared | Centres | Offered)
 
 
 def _one_uplink(kind: Uplink, classes: int) -> Tree:

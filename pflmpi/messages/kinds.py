@@ -182,9 +182,9 @@ Uplink = Sum | ClassMeans
 Downlink = Shared
 
 
-def is_folded(kind: "Uplink") -> bool:
-    """Whether rank 0 needs only the sum of such messages."""
-    return isinstance(kind, Sum) and not isinstance(kind, Rows | Compared | Centres | Offered)
+def as_messages(value: Tree) -> Messages:
+    """A tree of messages by name."""
+    return {name: tree.part(value, name) for name in value}
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, as_messages
 
 _ENTRIES = 2**22  # at a time: some 140 MB of a GPU
 
@@ -54,8 +54,7 @@ def on_host(messages: Messages) -> Messages:
     """The messages, all of them on the host."""
     if is_on_host(messages):
         return messages
-    here = tree.to_host({**messages})
-    return {name: tree.part(here, name) for name in here}
+    return as_messages(tree.to_host({**messages}))
 
 
 def _magnitudes(rows: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,8 @@ from pflmpi.learning.local_training import OPTIMIZER, LocalTraining
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.learning.transforms import Transform
-from pflmpi.messages.kinds import Messages, is_folded
+from pflmpi.messages.declared import is_folded
+from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
 from pflmpi.runtime.contract import check_state
 from pflmpi.runtime.evaluation.measures import Counts

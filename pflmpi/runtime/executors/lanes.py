@@ -12,7 +12,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.models.base import Architecture
 from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
@@ -21,7 +21,7 @@ from pflmpi.runtime.executors.batches import LaneBatches, LanePass, LaneTensors,
 from pflmpi.runtime.executors.lane_convolutions import convolutions
 from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import download_all, upload
-from pflmpi.runtime.executors.update import Update, as_messages, bring
+from pflmpi.runtime.executors.update import Update, bring
 from pflmpi.tree import Tree
 
 

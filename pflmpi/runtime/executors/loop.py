@@ -9,14 +9,14 @@ from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.runtime.executors.tally import counts, predictions
 from pflmpi.runtime.executors.transfers import download_all, upload
-from pflmpi.runtime.executors.update import Update, as_messages, bring
+from pflmpi.runtime.executors.update import Update, bring
 from pflmpi.tree import Tree
 
 _NOTHING = np.empty(0, np.int64)

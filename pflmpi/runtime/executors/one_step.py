@@ -9,11 +9,11 @@ from pflmpi.data.unseen import Division
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.task import HOST
 from pflmpi.learning.training import Pass
+from pflmpi.messages.kinds import as_messages
 from pflmpi.rng import stream
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.executors.padding_check import example
-from pflmpi.runtime.executors.update import as_messages
 from pflmpi.tree import Tree
 
 

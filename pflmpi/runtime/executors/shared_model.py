@@ -11,14 +11,13 @@ import torch
 
 from pflmpi import tree
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import Executor
 from pflmpi.runtime.executors.batches import ClientBatches
 from pflmpi.runtime.executors.tally import counts, predictions
 from pflmpi.runtime.executors.transfers import download_all, upload
-from pflmpi.runtime.executors.update import as_messages
 
 _LEAST = 32  # samples of a batch; more where clients have more on average
 _MOST = 2**15  # samples whose scores are on the host at a time

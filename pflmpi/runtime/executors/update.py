@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.runtime.executors.transfers import download
 from pflmpi.tree import Tree
 
@@ -29,11 +29,6 @@ class Update:
     up: Messages
     loss: Tensor
     is_finite: bool
-
-
-def as_messages(value: Tree) -> Messages:
-    """A tree of messages by name."""
-    return {name: tree.part(value, name) for name in value}
 
 
 def bring(found: Tree, stay: Collection[str], device: torch.device) -> Callable[[], Update]:
