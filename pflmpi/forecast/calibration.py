@@ -20,7 +20,7 @@ from pflmpi.messages.kinds import Messages
 from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.executors import shared_model
-from pflmpi.runtime.executors.transfers import room_on
+from pflmpi.runtime.executors.transfers import device_message_limit
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.inprocess import InProcessTransport
@@ -112,7 +112,7 @@ def _server_costs(one: _Trial, first: RoundSchedule) -> tuple[Cost, Cost]:
     """Cost of folding the messages of a round, with the seconds of one, and of updating the server and publishing."""
     setup, algorithm, participants, sent = one.setup, one.setup.algorithm, first.participants, one.train()
     rows = torch.arange(len(participants)) % len(one.clients)  # the clients' own messages, again and again
-    if tree.num_bytes({**sent}) * len(rows) > room_on(setup.executor.device) * len(one.clients):
+    if tree.num_bytes({**sent}) * len(rows) > device_message_limit(setup.executor.device) * len(one.clients):
         sent = on_host(sent)
     others = replace(
         setup.declared,

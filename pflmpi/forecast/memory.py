@@ -10,7 +10,7 @@ from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.calls import Call
-from pflmpi.runtime.executors.transfers import MOST_THERE
+from pflmpi.runtime.executors.transfers import MOST_MESSAGE_BYTES
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.gpu.memory import LEAST
@@ -108,7 +108,7 @@ def _summed_there(setup: Setup, rounds: Sequence[RoundSchedule], rank: int) -> f
     """Bytes of a GPU for the messages that stay there until they are summed, and for their sum, in int64."""
     entries = setup.declared.entries
     most = max((sum(map(len, one.training[rank])) for one in rounds), default=0)
-    return min(most * entries.size, MOST_THERE) + 8.0 * entries.count if most else 0.0
+    return min(most * entries.size, MOST_MESSAGE_BYTES) + 8.0 * entries.count if most else 0.0
 
 
 def _sends_parts(call: Call) -> bool:

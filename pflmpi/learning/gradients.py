@@ -14,7 +14,7 @@ from pflmpi.tree import Tree
 
 
 def gradients(
-    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None = None
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor]:
     """The gradient of each leaf, and the loss.
 
@@ -23,20 +23,20 @@ def gradients(
 
     Args:
         trained: the leaves, which `params` has too; outside a vmapped call they require a gradient.
-        one: the derivative of the loss by itself, by `first_slope`; None: made anew.
+        grad_output: where the backward pass begins, by `unit_grad_output`; None: made anew.
     """
     if task.architecture.draws_noise and batch.key is not None:
         params = {**params, "noise": {"key": batch.key}}  # for `Architecture.noise_key`
     if task.batched:
-        return _in_a_lane(task, params, trained, loss, batch, one)
+        return _in_a_lane(task, params, trained, loss, batch, grad_output)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
     value = loss(params, batch)
-    begin = None if value.device.type == "cpu" else _as_loss(one, value)
+    begin = None if value.device.type == "cpu" else _fitting(grad_output, value)
     return list(torch.autograd.grad(value, leaves, begin, materialize_grads=True)), value
 
 
-def first_slope(like: Tensor) -> Tensor | None:
-    """Where the backward passes of some steps begin; None on a CPU.
+def unit_grad_output(like: Tensor) -> Tensor | None:
+    """The one that backward passes begin with, for all steps of a pass; None on a CPU.
 
     Args:
         like: a leaf that is trained, which differs between lanes if there are any.
@@ -44,12 +44,12 @@ def first_slope(like: Tensor) -> Tensor | None:
     return None if like.device.type == "cpu" else torch.ones_like(like.detach().reshape(-1)[0])
 
 
-def _as_loss(one: Tensor | None, loss: Tensor) -> Tensor:
-    return torch.ones_like(loss) if one is None or one.dtype != loss.dtype else one
+def _fitting(grad_output: Tensor | None, loss: Tensor) -> Tensor:
+    return torch.ones_like(loss) if grad_output is None or grad_output.dtype != loss.dtype else grad_output
 
 
 def _in_a_lane(
-    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, one: Tensor | None
+    task: Task, params: Tree, trained: Tree, loss: Loss, batch: Batch, grad_output: Tensor | None
 ) -> tuple[list[Tensor], Tensor]:
     leaves = [leaf for _, leaf in tree.leaves(trained)]
 
@@ -73,5 +73,5 @@ def _in_a_lane(
         return found, value
     value, pull_back = torch.func.vjp(of, leaves)[:2]
     with torch.no_grad():
-        pulled: list[Tensor] = pull_back(_as_loss(one, value))[0]
+        pulled: list[Tensor] = pull_back(_fitting(grad_output, value))[0]
     return pulled, value

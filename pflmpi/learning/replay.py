@@ -26,7 +26,7 @@ from pflmpi.learning.recording import Program, Recording, same
 
 _WORTH = 8  # steps of a pass: to record one takes as long as two or three
 _replays = True
-_times: dict[Hashable, int] = {}  # by the kind of the steps and the form of their batches, how many the last pass had
+_last_pass: dict[Hashable, int] = {}  # how many steps it had, by their kind and the form of their batches
 
 
 @dataclass
@@ -81,8 +81,8 @@ class Steps:
         tensors, key = _behind_lanes(batch)
         form = self._forms.setdefault(key, _Form())
         form.taken += 1
-        if form.taken == 1 and _times.get((self._kind, key)) == 1:  # a last batch that is smaller, as in the last pass
-            form.repeats = False
+        if form.taken == 1 and _last_pass.get((self._kind, key)) == 1:
+            form.repeats = False  # it came once, as a smaller last batch does
         if form.repeats and form.program:
             with outside_vmap(), torch.no_grad():
                 return self._runs.run(form.program, key, tensors, form.kept)
@@ -99,7 +99,7 @@ class Steps:
         """Leave to what stays in place what the steps have made of it; `take` may be late with that."""
         self._put_back()
         if self._kind is not None:
-            _times.update({(self._kind, key): form.taken for key, form in self._forms.items()})
+            _last_pass.update({(self._kind, key): form.taken for key, form in self._forms.items()})
 
     def _put_back(self) -> None:
         with outside_vmap(), torch.no_grad():

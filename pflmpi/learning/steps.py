@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
-from pflmpi.learning.gradients import first_slope, gradients
+from pflmpi.learning.gradients import gradients, unit_grad_output
 from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
 from pflmpi.learning.parts import trained
 from pflmpi.learning.task import Task
@@ -49,7 +49,7 @@ class PhaseStep:
         self._adam = training.optimizer != "sgd" and not phase.plain
         self._local = None if phase.plain else task.local
         self._loss_sum: Tensor | None = None
-        self._first_slope = first_slope(self._leaves[0])
+        self._grad_output = unit_grad_output(self._leaves[0])
         self._state: Tree = {} if phase.plain else initial_state(training, self._trained)
         if self._local is not None:
             self._state = self._local.begin(phase.name, self._state)
@@ -62,7 +62,7 @@ class PhaseStep:
         for leaf in by_autograd:
             leaf.requires_grad_(True)
         given = self._params, self._trained, self._phase.loss
-        slopes, loss = gradients(self._task, *given, batch, self._first_slope)
+        slopes, loss = gradients(self._task, *given, batch, self._grad_output)
         for leaf in by_autograd:
             leaf.requires_grad_(False)
         with torch.no_grad():

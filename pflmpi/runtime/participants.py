@@ -13,7 +13,7 @@ from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.executors.transfers import pipelined, room_on
+from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopwatch import Stopwatch
@@ -41,7 +41,7 @@ class Trained:
 
 def train(setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Trained:
     """Train the participants of this rank."""
-    found, watch, room = Trained(), Stopwatch(), room_on(setup.executor.device)
+    found, watch, room = Trained(), Stopwatch(), device_message_limit(setup.executor.device)
 
     def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
         states, down = population.to_train(group), {**reply.for_clients(group), **population.mixed(group)}

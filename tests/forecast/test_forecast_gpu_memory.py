@@ -33,7 +33,7 @@ def test_other_groups_are_on_their_way_and_messages_wait_to_be_summed(algorithm:
     summed = 3 * model + 8 * model // 4  # of three participants, and the sum in int64
     beside = on_gpu.device - memory._CONTEXT - pool_bytes(world.setup, 0)
     assert (beside, on_cpu.device) == (2 * (1 + kept) * model + summed, 0)
-    with mock.patch.object(memory, "MOST_THERE", 2 * model):
+    with mock.patch.object(memory, "MOST_MESSAGE_BYTES", 2 * model):
         assert of_one_rank(world, 1).device == on_gpu.device - model
     assert on_gpu.work - on_cpu.work == 2 * (1 + kept) * model, "in pinned memory of the host"
 

@@ -1,6 +1,6 @@
 """One rank of a real launch: `mpirun -n 3 python transport_worker.py WHAT`, or torchrun; rank 1 goes wrong, or 0.
 
-`nccl` needs a GPU, which the ranks share; see `own_gpu_each`.
+`nccl` needs a GPU, which the ranks share; see `nccl_on_one_gpu`.
 """
 
 import os

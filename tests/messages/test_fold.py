@@ -151,8 +151,8 @@ def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(
     lead(monkeypatch, way)
     monkeypatch.setattr(fold, "is_on_host", is_on_host)
     monkeypatch.setattr(on_device, "_ENTRIES", 50_000)  # so that a leaf has several blocks
-    summed = mock.Mock(side_effect=on_device.There)
-    monkeypatch.setattr(fold, "There", summed)
+    summed = mock.Mock(side_effect=on_device.DeviceSum)
+    monkeypatch.setattr(fold, "DeviceSum", summed)
     check(declared(), layout)
     sends_all = not taken_by(declared(), layout).sums.any() and way == "slices" and len(layout) > 1
     assert summed.called or some or sends_all

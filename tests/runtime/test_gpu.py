@@ -61,7 +61,7 @@ def test_a_model_with_batch_norm_has_one_result_captured_or_not(executor: str) -
 
 
 def check(*words: str) -> None:
-    done = processes.call([sys.executable, str(HELPERS / "captured_on_gpu.py"), *words], timeout=500)
+    done = processes.call([sys.executable, str(HELPERS / "gpu_conformance.py"), *words], timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -82,7 +82,7 @@ def test_a_run_has_the_same_bits_over_nccl(algorithm: str, server: str, tmp_path
     blind = {} if server == "shared" else {"SERVER_WITHOUT_GPU": "1"}
     out = tmp_path / "three"
     words = ["run", tmp_path / "one" / "config.yaml", "--out", out, "--debug"]
-    done = torchrun(3, HELPERS / "own_gpu_each.py", *words, **blind)
+    done = torchrun(3, HELPERS / "nccl_on_one_gpu.py", *words, **blind)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "large messages: NCCL" in done.stderr, done.stderr
     assert quick_run.digest(out) == alone

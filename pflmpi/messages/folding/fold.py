@@ -12,7 +12,7 @@ from pflmpi import tree
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Piece
 from pflmpi.messages.folding.exact import Terms, add_fixed, common_shift, finish, fold_exactly, magnitudes
-from pflmpi.messages.folding.on_device import There, is_on_host, on_host
+from pflmpi.messages.folding.on_device import DeviceSum, is_on_host, on_host
 from pflmpi.messages.folding.routes import Route
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all
 from pflmpi.messages.kinds import Mean, Messages, Sum
@@ -49,7 +49,7 @@ class Fold:
             way = self._from_sum if self.route.way == "sum" else self._from_parts
             return self._finished(transport, way(transport, *self._split(ups, transport.rank)))
 
-    def _split(self, ups: Updates, rank: int) -> tuple[Updates, There | None]:
+    def _split(self, ups: Updates, rank: int) -> tuple[Updates, DeviceSum | None]:
         """The messages on the host, and those on the GPU; all on the host where other ranks get them as they are."""
         mine = [(clients, {name: messages[name] for name in self.kinds}) for clients, messages in ups]
         if not self.route.sums[rank] and any(owner != rank for owner in self.route.exchanged.sent_by(rank)):
@@ -60,12 +60,12 @@ class Fold:
             return here, None
         clients = np.concatenate([ids for ids, _ in there])
         weights = np.stack([self._weights(leaf, clients) for leaf in range(len(self.route.entries.paths))])
-        return here, There([leaves for _, leaves in there], weights)
+        return here, DeviceSum([leaves for _, leaves in there], weights)
 
-    def _from_parts(self, transport: Transport, ups: Updates, there: There | None) -> Write:
+    def _from_parts(self, transport: Transport, ups: Updates, on_gpu: DeviceSum | None) -> Write:
         """What folds pieces of this rank's slice, of which the other ranks have sent it entries or sums."""
         route, entries, exchanged = self.route, self.route.entries, self.route.exchanged
-        rows, largest, head = self._rows(ups), self._largest(ups, there), route.head
+        rows, largest, head = self._rows(ups), self._largest(ups, on_gpu), route.head
         if route.sums.any():
             largest = transport.maximum(largest)
         entered: list[tuple[np.ndarray, np.ndarray]] = []
@@ -73,7 +73,7 @@ class Fold:
         if exchanged.moved:
             here = transport.rank
             sums, owners = bool(route.sums[here]), (rank for rank in exchanged.sent_by(here) if rank != here)
-            parts = {rank: self._part(rows, there, largest, rank, sums) for rank in owners}
+            parts = {rank: self._part(rows, on_gpu, largest, rank, sums) for rank in owners}
             sizes = {rank: size for rank, size in exchanged.received_by(here).items() if rank != here}
             for rank, part in transport.all_to_all(parts, sizes, exchanged.moved).items():
                 if route.sums[rank]:
@@ -84,8 +84,8 @@ class Fold:
                     if head:
                         largest = np.maximum(largest, part[:head].view(np.float64))
         shifts, (start, stop) = self._shifts(largest), route.slice(transport.rank)
-        if there:
-            summed.append(there.total(shifts)[start:stop])
+        if on_gpu:
+            summed.append(on_gpu.total(shifts)[start:stop])
 
         def write(piece: Piece, out: np.ndarray) -> None:
             terms = self._terms(rows, piece)
@@ -96,11 +96,11 @@ class Fold:
 
         return write
 
-    def _from_sum(self, transport: Transport, ups: Updates, there: There | None) -> Write:
+    def _from_sum(self, transport: Transport, ups: Updates, on_gpu: DeviceSum | None) -> Write:
         """What finishes pieces on rank 0, which has the sum over all ranks."""
         entries = self.route.entries
-        largest = transport.maximum(self._largest(ups, there))
-        total, shifts = self._total(self._rows(ups), there, largest, 0, entries.count), self._shifts(largest)
+        largest = transport.maximum(self._largest(ups, on_gpu))
+        total, shifts = self._total(self._rows(ups), on_gpu, largest, 0, entries.count), self._shifts(largest)
         transport.sum_int64(total)
 
         def write(piece: Piece, out: np.ndarray) -> None:
@@ -130,18 +130,18 @@ class Fold:
                     flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffers[rank], piece)
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
 
-    def _total(self, rows: Rows, there: There | None, largest: np.ndarray, start: int, stop: int) -> np.ndarray:
+    def _total(self, rows: Rows, on_gpu: DeviceSum | None, largest: np.ndarray, start: int, stop: int) -> np.ndarray:
         """int64 sums of a slice, over the participants here."""
         entries, shifts = self.route.entries, self._shifts(largest)
-        total = np.zeros(stop - start, np.int64) if there is None else there.total(shifts)[start:stop].copy()
+        total = np.zeros(stop - start, np.int64) if on_gpu is None else on_gpu.total(shifts)[start:stop].copy()
         for piece in entries.pieces(start, stop):
             add_fixed(entries.cut(total, piece, start), self._terms(rows, piece), shifts[piece.leaf])
         return total
 
-    def _part(self, rows: Rows, there: There | None, largest: np.ndarray, rank: int, sums: bool) -> np.ndarray:
+    def _part(self, rows: Rows, on_gpu: DeviceSum | None, largest: np.ndarray, rank: int, sums: bool) -> np.ndarray:
         """What the owner of a slice gets: sums, or largest magnitudes and the participants' entries, one by one."""
         if sums:
-            return self._total(rows, there, largest, *self.route.slice(rank)).view(np.uint8)
+            return self._total(rows, on_gpu, largest, *self.route.slice(rank)).view(np.uint8)
         entries, head = self.route.entries, self.route.head
         clients, pieces = np.sort(np.concatenate([ids for ids, _ in rows])), entries.pieces(*self.route.slice(rank))
         part = np.empty(head + len(clients) * int(self.route.slice_bytes[rank]), np.uint8)
@@ -165,9 +165,9 @@ class Fold:
             for clients, values in rows
         ]
 
-    def _largest(self, ups: Updates, there: There | None) -> np.ndarray:
+    def _largest(self, ups: Updates, on_gpu: DeviceSum | None) -> np.ndarray:
         """[M] the largest magnitude in each leaf of the participants here, times their weights."""
-        largest = np.zeros(len(self.route.entries.paths)) if there is None else there.largest()
+        largest = np.zeros(len(self.route.entries.paths)) if on_gpu is None else on_gpu.largest()
         for clients, messages in ups:
             for i, leaf in enumerate(self._leaves(messages)):
                 largest[i] = max(largest[i], (magnitudes(leaf) * self._weights(i, clients)).max())

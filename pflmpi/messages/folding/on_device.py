@@ -15,7 +15,7 @@ from pflmpi.messages.kinds import Messages, as_messages
 _ENTRIES = 2**22  # at a time: some 140 MB of a GPU
 
 
-class There:
+class DeviceSum:
     """Messages of clients that are on one device.
 
     Args:
@@ -26,7 +26,7 @@ class There:
     def __init__(self, groups: Sequence[Sequence[Tensor]], weights: np.ndarray) -> None:
         self._leaves = [[*map(tree.flat_rows, parts)] for parts in zip(*groups, strict=True)]
         self._weights = weights
-        self._total: np.ndarray | None = None
+        self._totals: dict[tuple[int, ...], np.ndarray] = {}
 
     def largest(self) -> np.ndarray:
         """[M] float64, the largest magnitude in each leaf, times the weights; not finite where a value is not."""
@@ -36,13 +36,18 @@ class There:
 
     def total(self, shifts: Sequence[int]) -> np.ndarray:
         """[n] int64 sums of all leaves, one after another, in multiples of 2**-shift of each leaf; computed once."""
-        if self._total is None:
-            device = self._leaves[0][0].device
-            factors = torch.from_numpy(np.ldexp(self._weights, np.array(shifts)[:, np.newaxis])).to(device)
-            sums = [_sum_fixed(rows, factor) for rows, factor in zip(self._leaves, factors.unsqueeze(2), strict=True)]
-            total = torch.cat(sums)
-            self._total = torch.empty(total.shape, dtype=total.dtype, pin_memory=total.is_cuda).copy_(total).numpy()
-        return self._total
+        key = tuple(shifts)
+        if key not in self._totals:
+            self._totals[key] = self._sum(shifts)
+        return self._totals[key]
+
+    def _sum(self, shifts: Sequence[int]) -> np.ndarray:
+        device = self._leaves[0][0].device
+        factors = torch.from_numpy(np.ldexp(self._weights, np.array(shifts)[:, np.newaxis])).to(device)
+        sums = [_sum_fixed(rows, factor) for rows, factor in zip(self._leaves, factors.unsqueeze(2), strict=True)]
+        total = torch.cat(sums)
+        summed: np.ndarray = torch.empty(total.shape, dtype=total.dtype, pin_memory=total.is_cuda).copy_(total).numpy()
+        return summed
 
 
 def is_on_host(messages: Messages) -> bool:

@@ -100,7 +100,7 @@ class Executor(ABC):
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         """The introductions, with a leading client axis, of the clients of one group; see `update`."""
 
-    def stay(self, task: Task) -> frozenset[str]:
+    def kept_on_device(self, task: Task) -> frozenset[str]:
         """The messages up that stay on the device until they are summed; none on a CPU."""
         up = {} if self.device.type == "cpu" else self.algorithm.uplink(task)
         return frozenset(name for name, kind in up.items() if is_folded(kind))

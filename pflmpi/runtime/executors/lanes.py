@@ -21,7 +21,7 @@ from pflmpi.runtime.executors.batches import LaneBatches, LanePass, LaneTensors,
 from pflmpi.runtime.executors.lane_convolutions import convolutions
 from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import download_all, upload
-from pflmpi.runtime.executors.update import Update, bring
+from pflmpi.runtime.executors.update import Update, download_update
 from pflmpi.tree import Tree
 
 
@@ -40,7 +40,7 @@ class Lanes(Executor):
     ) -> Callable[[], Update]:
         passes, one = self.passes(clients, round), self.of_one_client(method)
         found = self._with_data(one, clients, states, (down,), round, passes)
-        return bring(found, self.stay(self.task(clients)), self.device)
+        return download_update(found, self.kept_on_device(self.task(clients)), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         return as_messages(tree.to_host(self._with_data(self.algorithm.introduce, clients, states, (), 0, {})))

@@ -16,7 +16,7 @@ from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
 from pflmpi.runtime.executors.tally import counts, predictions
 from pflmpi.runtime.executors.transfers import download_all, upload
-from pflmpi.runtime.executors.update import Update, bring
+from pflmpi.runtime.executors.update import Update, download_update
 from pflmpi.tree import Tree
 
 _NOTHING = np.empty(0, np.int64)
@@ -69,7 +69,7 @@ class Loop(Executor):
             data = self._data(int(client), round, passes, _row(states, i))
             with calling(self.algorithm, method.__name__, round, [client]):
                 results.append(one(task, state, received, data))
-        return bring(_stacked(results), self.stay(task), self.device)
+        return download_update(_stacked(results), self.kept_on_device(task), self.device)
 
     def introduce(self, clients: np.ndarray, states: Tree) -> Messages:
         task = self.task(clients)

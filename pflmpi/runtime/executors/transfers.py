@@ -14,7 +14,7 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.tree import Tree
 
-MOST_THERE = 4 * 2**30  # bytes of a GPU that messages take until they are summed
+MOST_MESSAGE_BYTES = 4 * 2**30  # bytes of a GPU that messages take until they are summed
 
 T = TypeVar("T")
 
@@ -51,12 +51,12 @@ def streams_of(device: torch.device) -> Streams | None:
     return None if found is None else found(device)
 
 
-def room_on(device: torch.device) -> float:
+def device_message_limit(device: torch.device) -> float:
     """Bytes of a device that the messages of a round may take: at most an eighth of this process's part of a GPU."""
     if device.type != "cuda":
         return math.inf
     memory = torch.cuda.get_device_properties(device).total_memory
-    return min(MOST_THERE, memory * torch.cuda.get_per_process_memory_fraction(device) / 8)
+    return min(MOST_MESSAGE_BYTES, memory * torch.cuda.get_per_process_memory_fraction(device) / 8)
 
 
 def upload(value: Tree, device: torch.device) -> Tree:

@@ -31,30 +31,30 @@ class Update:
     is_finite: bool
 
 
-def bring(found: Tree, stay: Collection[str], device: torch.device) -> Callable[[], Update]:
+def download_update(found: Tree, kept: Collection[str], device: torch.device) -> Callable[[], Update]:
     """Begin to bring to the host what the clients of a group come to, but for the messages that stay on a device.
 
     Args:
         found: "state", "up" and "loss", with a leading client axis.
-        stay: the names of these messages.
+        kept: the names of these messages.
     """
     up = as_messages(tree.part(found, "up"))
-    there = {name: tree.map(Tensor.detach, message) for name, message in up.items() if name in stay}
+    there = {name: tree.map(Tensor.detach, message) for name, message in up.items() if name in kept}
     if any(leaf.is_cpu for _, leaf in tree.leaves({**there})):
         there = {}
     sent: Tree = {**found, "up": {name: message for name, message in up.items() if name not in there}}
-    done = download({**sent, "zero": _zero(found)}, device)
+    done = download({**sent, "finiteness": _finiteness(found)}, device)
 
     def wait() -> Update:
         here = done()
         brought = as_messages(tree.part(here, "up"))
-        is_finite = bool(tree.leaf(here, "zero") == 0)
+        is_finite = bool(tree.leaf(here, "finiteness") == 0)
         return Update(tree.part(here, "state"), {**brought, **there}, tree.leaf(here, "loss"), is_finite)
 
     return wait
 
 
-def _zero(found: Tree) -> Tensor:
+def _finiteness(found: Tree) -> Tensor:
     """0, if all numbers of states and messages are finite; NaN otherwise, and where some are on the host."""
     leaves = [leaf for part in ("state", "up") for _, leaf in tree.leaves(tree.part(found, part))]
     numbers = [leaf for leaf in leaves if leaf.is_floating_point()]

@@ -1,4 +1,4 @@
-"""`torchrun ... own_gpu_each.py WORDS`: `pflmpi WORDS` on ranks that share a GPU, and take it for one of their own.
+"""`torchrun ... nccl_on_one_gpu.py WORDS`: `pflmpi WORDS` on ranks that share a GPU, and take it for one of their own.
 
 NCCL refuses two ranks on one GPU, unless it takes them for ranks of two hosts.
 """

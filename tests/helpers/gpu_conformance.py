@@ -1,4 +1,4 @@
-"""`captured_on_gpu.py MODEL EXECUTOR [CASE ...]`: what algorithms come to on a GPU, without cases all of them.
+"""`gpu_conformance.py MODEL EXECUTOR [CASE ...]`: what algorithms come to on a GPU, without cases all of them.
 
 Captured steps must have the bits of plain ones, and those of a second run; they must be close to the host's, or not
 much further from it than the host is from itself when it starts with other last bits. In a process of its own, since a
