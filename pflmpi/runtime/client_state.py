@@ -53,8 +53,7 @@ class Population:
         rows = self._rows(group)
         if ANSWERED not in rows.rows:
             return {}
-        names = [name for name in rows.rows if name != ANSWERED]
-        return tree.part(rows.get(group, without=names), ANSWERED)  # type: ignore[return-value]
+        return rows.part(group, ANSWERED)  # type: ignore[return-value]
 
     def put(self, group: np.ndarray, state: Tree) -> None:
         """Overwrite the state of the clients of a group."""
@@ -81,7 +80,7 @@ class Population:
         rows = self._rows(group)
         if RECEIVED not in rows.rows:
             return reply.for_clients(group, names)
-        return tree.part(rows.get(group), RECEIVED)  # type: ignore[return-value]
+        return rows.part(group, RECEIVED)  # type: ignore[return-value]
 
     def leaf(self, path: str, clients: np.ndarray) -> torch.Tensor:
         """A copy of one leaf [m, ...] of clients that live here, in ascending order; all cohorts have it."""

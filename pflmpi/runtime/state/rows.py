@@ -14,6 +14,7 @@ from pflmpi.runtime.state.storage import Storage
 from pflmpi.tree import Tree
 
 _ALIGNED = 64  # bytes
+_LARGE = 1 << 22  # bytes of an array from which on NumPy asks for huge pages
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class Rows:
 
     def get(self, clients: np.ndarray, without: Collection[str] = ()) -> Tree:
         """A copy of the rows [c, ...] of the given clients, but for the named parts."""
-        named: Tree = {name: value for name, value in self.rows.items() if name not in without}
-        positions = self._positions(clients)
-        leaves = iter([self._leaf(path, leaf, positions) for path, leaf in tree.leaves(named)])
-        return tree.map(lambda _: next(leaves), named)
+        return self._copy({name: value for name, value in self.rows.items() if name not in without}, clients)
+
+    def part(self, clients: np.ndarray, name: str) -> Tree:
+        """A copy of the named part of the rows [c, ...] of the given clients."""
+        return tree.part(self._copy({name: self.rows[name]}, clients), name)
 
     def one(self, clients: np.ndarray, path: str) -> Tensor:
         """A copy of the rows [c, ...] of one leaf of the given clients."""
@@ -79,6 +81,11 @@ class Rows:
                 found[path] = np.broadcast_to(row, (len(clients), *row.shape[1:]))
         return found
 
+    def _copy(self, named: Tree, clients: np.ndarray) -> Tree:
+        positions = self._positions(clients)
+        leaves = iter([self._leaf(path, leaf, positions) for path, leaf in tree.leaves(named)])
+        return tree.map(lambda _: next(leaves), named)
+
     def _positions(self, clients: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.clients, clients)
 
@@ -88,7 +95,7 @@ class Rows:
     def _leaf(self, path: str, leaf: Tensor, positions: np.ndarray) -> Tensor:
         own = self.changed[path][positions]
         if own.all():
-            return leaf.index_select(0, torch.from_numpy(positions))
+            return torch.index_select(leaf, 0, torch.from_numpy(positions), out=_uninitialised(len(positions), leaf))
         found = self._common(path, leaf).repeat(len(positions), *[1] * (leaf.ndim - 1))
         if own.any():
             found[torch.from_numpy(own)] = leaf.index_select(0, torch.from_numpy(positions[own]))
@@ -108,6 +115,16 @@ def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) 
     )
     changed = {path: np.zeros(len(clients), bool) for path in leaves}
     return Rows(clients, tree.map(lambda _: next(rows), template), storage, changed, places)
+
+
+def _uninitialised(rows: int, leaf: Tensor) -> Tensor:
+    """Room for so many rows of a leaf; a large one is NumPy's, whose huge pages make new memory a third as dear."""
+    size = rows * leaf[:1].nbytes
+    if size < _LARGE:
+        return leaf.new_empty(rows, *leaf.shape[1:])
+    room = np.empty(size + _ALIGNED, np.uint8)
+    start = -room.ctypes.data % _ALIGNED
+    return torch.from_numpy(room[start : start + size]).view(leaf.dtype).view(rows, *leaf.shape[1:])
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
