@@ -22,12 +22,12 @@ class Joined(NamedTuple):
 
     Attributes:
         members: number of its clients.
-        parts: for each shard with rows of it the name, how many rows it has at least, and its consecutive rows:
-            (first row of the cohort, first row of the shard, number).
+        parts: for each shard with rows of it the name, how many rows it has at least, and the ranges of rows, those of
+            the cohort and those of the shard that hold them: (first row, number).
     """
 
     members: int
-    parts: list[tuple[str, int, list[tuple[int, int, int]]]]
+    parts: list[tuple[str, int, list[tuple[int, int]], list[tuple[int, int]]]]
 
     @classmethod
     def of(cls, cohort: str, layout: Layout) -> "Joined":
@@ -35,10 +35,13 @@ class Joined(NamedTuple):
         members, parts = layout.cohorts[cohort], []
         for name, clients in layout.shards(cohort):
             positions, rows = np.searchsorted(members, clients), layout.row[clients]
-            runs = consecutive(positions, rows)
-            starts = [(int(positions[run.start]), int(rows[run.start]), run.stop - run.start) for run in runs]
-            parts.append((name, int(rows[-1]) + 1, starts))
+            parts.append((name, int(rows[-1]) + 1, _ranges(positions), _ranges(rows)))
         return cls(len(members), parts)
+
+
+def _ranges(rows: np.ndarray) -> list[tuple[int, int]]:
+    """First row and number of each range of ascending rows [m]."""
+    return [(int(rows[run.start]), run.stop - run.start) for run in consecutive(rows)]
 
 
 def join(
@@ -47,20 +50,19 @@ def join(
     """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards.
 
     One mapping per shard: a cohort's rows in a shard are in client order, so a union of row ranges on each side pairs
-    them correctly, and a thousand scattered clients do not become a thousand mappings.
+    them correctly, however they are cut, and a thousand scattered clients do not become a thousand mappings.
     """
     if 0 in shape:  # nothing to map
         return checked_hdf5.put(group, path, np.empty((joined.members, *shape), dtype))
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
     whole = h5py.h5s.create_simple((joined.members, *shape))
     creation = untimed(h5py.h5p.DATASET_CREATE)
-    for name, extent, runs in joined.parts:
+    for name, extent, *ranges in joined.parts:
         source = h5py.h5s.create_simple((extent, *shape))  # any that includes the last row: only the selection matters
-        whole.select_none()
-        source.select_none()
-        for position, row, number in runs:
-            for space, start in ((whole, position), (source, row)):
-                space.select_hyperslab((start, *rest), ones, block=(number, *shape), op=h5py.h5s.SELECT_OR)
+        for space, rows in zip((whole, source), ranges, strict=True):
+            space.select_none()
+            for first, number in rows:
+                space.select_hyperslab((first, *rest), ones, block=(number, *shape), op=h5py.h5s.SELECT_OR)
         creation.set_virtual(whole, name.encode(), source_path.encode(), source)
     stored, (missing, called) = _stored_dtype(dtype), _missing(dtype)
     creation.set_fill_value(np.array(missing, stored))
