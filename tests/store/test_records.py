@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,24 @@ def test_of_many_rounds_only_those_that_the_run_keeps_become_hdf5(tmp_path: Path
     assert run_folder.verify(world.run, 7) == run_folder.verify(world.run, 8) == []
     assert run_folder.digest(world.run, 8) == world.digest()
     assert pending(world.run) == []
+
+
+def test_a_record_is_read_to_look_and_to_write_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path / "run", COHORTS, 0)
+    for round in range(3):
+        world.train(np.array([round]))
+        world.record(round, ranks=2)
+    times, read = Counter[tuple[int, int]](), segments.Segment.read
+
+    def counted(self: segments.Segment, place: record.Place) -> Record | None:
+        times[self.rank, place.round] += 1
+        return read(self, place)
+
+    monkeypatch.setattr(segments.Segment, "read", counted)
+    convert(world.run)
+    assert run_folder.rounds(world.run) == [0, 1, 2]
+    assert max(times[0, round] for round in range(3)) == 3  # to look, for the round file, and for the shard
+    assert max(times[1, round] for round in range(3)) == 2
 
 
 def test_a_round_is_complete_when_all_ranks_have_recorded_it(tmp_path: Path) -> None:

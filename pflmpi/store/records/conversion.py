@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from pflmpi import atomic
 from pflmpi.errors import RunError
@@ -78,6 +79,24 @@ def explained(run: Path, error: OSError) -> str:
     return f"{what} while writing {error.filename or run}; {last}; {atomic.remedy(error)} and {again}"
 
 
+class _Described(NamedTuple):
+    """What a checkpoint says of others.
+
+    Attributes:
+        files: names of the shards that it needs.
+        ranks: whose records hold the rows of a shard of its round, by name.
+        keep: checkpoints that the run keeps; 0 for all.
+    """
+
+    files: tuple[str, ...]
+    ranks: Mapping[str, Sequence[int]]
+    keep: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "_Described":
+        return cls(checkpoint.layout.files, checkpoint.ranks, checkpoint.keep)
+
+
 class _Recorded:
     """The records of a run at one moment."""
 
@@ -87,13 +106,13 @@ class _Recorded:
         self._run, self._segments = run, segments(run) if self._waiting else []
         self._places = {(one.rank, place.round): (one, place) for one in self._segments for place in one.places}
         self._whole: dict[tuple[int, int], bool] = {}  # whether the record of a rank and round is undamaged
-        self._ranks: dict[int, Mapping[str, Sequence[int]]] = {}  # whose records hold the shards of a round, by name
+        self._described: dict[int, _Described | None] = {}
         self._checksums: Mapping[str, Checksum] = {}
         self._files: dict[int, tuple[str, ...]] = {}  # the shards that a round needs
 
     def due(self) -> list[int]:
         """The complete rounds that the run keeps, ascending."""
-        keep = next((found.keep for round in reversed(self._waiting) if (found := self._checkpoint(round))), 0)
+        keep = next((found.keep for round in reversed(self._waiting) if (found := self._about(round))), 0)
         return self.complete(keep or None)
 
     def complete(self, most: int | None = None) -> list[int]:
@@ -101,14 +120,15 @@ class _Recorded:
         there = (
             round
             for round in reversed(self._waiting)
-            if (found := self._checkpoint(round)) and all(self._has(name) for name in found.layout.files)
+            if (found := self._about(round)) and all(self._has(name) for name in found.files)
         )
         return list(islice(there, most))[::-1]
 
     def write(self, round: int) -> None:
         """Write the shards that a complete round needs and that are not there, its round file, and delete old ones."""
-        checkpoint = self._checkpoint(round)
-        assert checkpoint is not None, round
+        record = self._read(0, round)
+        assert record is not None, round
+        checkpoint = content.checkpoint_of(record)
         for name in checkpoint.layout.files:
             if not (self._run / name).exists():
                 self._write_shard(name, checkpoint.attributes["run"])
@@ -140,10 +160,8 @@ class _Recorded:
         """Rank and round of the records that hold the rows of a shard; none where they are lost."""
         round = round_of(Path(name).name)
         assert round is not None, name
-        if round not in self._ranks:
-            found = self._checkpoint(round)
-            self._ranks[round] = found.ranks if found else {}
-        return [(rank, round) for rank in self._ranks[round].get(name, ())]
+        found = self._about(round)
+        return [(rank, round) for rank in found.ranks.get(name, ())] if found else []
 
     def _write_shard(self, name: str, run_id: str | int) -> None:
         keys = self._keys(name)
@@ -152,9 +170,13 @@ class _Recorded:
         rows = content.merged([content.rows_of(record) for record in records])
         write_shard(self._run / name, rows, {"run": run_id, "round": keys[0][1], "rank": keys[0][0]})
 
-    def _checkpoint(self, round: int) -> Checkpoint | None:
-        record = self._read(0, round)
-        return None if record is None else content.checkpoint_of(record)
+    def _about(self, round: int) -> _Described | None:
+        """What the record of rank 0 says; None where it is damaged or gone. It is large, and read once for this."""
+        if round not in self._described:
+            record = self._read(0, round)
+            self._whole[0, round] = record is not None
+            self._described[round] = None if record is None else _Described.of(content.checkpoint_of(record))
+        return self._described[round]
 
     def _read(self, rank: int, round: int) -> Record | None:
         found = self._places.get((rank, round))

@@ -63,7 +63,6 @@ def pack(record: Record) -> list[memoryview]:
     for name, array in record.arrays.items():
         if id(array) not in seen:
             seen[id(array)] = len(table)
-            array = np.asarray(array)
             repeated = array.ndim > 0 and is_repeated(array)
             table.append([array.dtype.str, list(array.shape), repeated, length])
             for part in _padded(_bytes(array[:1] if repeated else array)):
