@@ -134,13 +134,7 @@ class TrainingConfig(BaseModel):
 
     def participations(self, seed: int, round: int, num_clients: int) -> np.ndarray:
         """[N] int64, for how many of the rounds 1 to `round` each client is drawn."""
-        blocks, rest = divmod(round, _BLOCK)
-        counts = sum(
-            (_drawn(self, seed, block, num_clients) for block in range(blocks)), np.zeros(num_clients, np.int64)
-        )
-        for late in range(round - rest + 1, round + 1):
-            counts[self.participants(seed, late, num_clients)] += 1
-        return counts
+        return _participations(self, seed, round, num_clients).copy()
 
     def num_steps(self, samples: int, length: Pass = CONFIGURED) -> int:
         """How many minibatches one pass over that many samples has."""
@@ -151,10 +145,23 @@ class TrainingConfig(BaseModel):
         return per_epoch * (self.epochs if length.epochs is None else length.epochs)
 
 
+@functools.lru_cache(maxsize=2)
+def _participations(training: TrainingConfig, seed: int, round: int, num_clients: int) -> np.ndarray:
+    blocks, rest = divmod(round, _BLOCK)
+    counts = _counted(training, seed, range(round - rest + 1, round + 1), num_clients)
+    for block in range(blocks):
+        counts += _drawn(training, seed, block, num_clients)
+    return counts
+
+
 @functools.cache
 def _drawn(training: TrainingConfig, seed: int, block: int, num_clients: int) -> np.ndarray:
+    return _counted(training, seed, range(block * _BLOCK + 1, (block + 1) * _BLOCK + 1), num_clients)
+
+
+def _counted(training: TrainingConfig, seed: int, rounds: range, num_clients: int) -> np.ndarray:
     counts = np.zeros(num_clients, np.int64)
-    for round in range(block * _BLOCK + 1, (block + 1) * _BLOCK + 1):
+    for round in rounds:
         counts[training.participants(seed, round, num_clients)] += 1
     return counts
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,3 +168,18 @@ def test_the_fall_of_cosine_ends_after_its_rounds_and_participations_are_counted
     for round in (1, 99, 100, 205):
         expected = [sum(client in one for one in drawn[:round]) for client in range(6)]
         assert training.participations(3, round, 6).tolist() == expected
+
+
+def test_participations_are_drawn_once_for_the_clients_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, drawn = TrainingConfig(participation=0.5, batch_size=77), list[int]()
+    draw = TrainingConfig.participants
+
+    def counted(self: TrainingConfig, seed: int, round: int, num_clients: int) -> np.ndarray:
+        drawn.append(round)
+        return draw(self, seed, round, num_clients)
+
+    monkeypatch.setattr(TrainingConfig, "participants", counted)
+    first = training.participations(3, 150, 6)
+    first += 1  # the caller's own
+    assert training.participations(3, 150, 6).tolist() == (first - 1).tolist()
+    assert sorted(drawn) == list(range(1, 151))
