@@ -30,3 +30,4 @@ def test_ranks_are_as_many_as_gpus_or_else_cores(
     monkeypatch.setattr(launch, "cores", lambda: set(range(6)))
     assert launch.default_ranks(RuntimeConfig(gpus=gpus), jobs) == expected
     assert launch.default_ranks(RuntimeConfig(gpus=gpus, device="cpu"), jobs) == max(1, 6 // jobs)
+    assert launch.default_ranks(RuntimeConfig(device="cpu", threads=2), jobs) == max(1, 3 // jobs)

@@ -25,13 +25,13 @@ def check_ranks(ranks: int | None) -> None:
 
 
 def default_ranks(runtime: "RuntimeConfig", jobs: int = 1) -> int:
-    """Ranks of a run started alone: one per GPU that it may use, otherwise one per core.
+    """Ranks of a run started alone: one per GPU that it may use, otherwise one per `threads` cores.
 
     Args:
         jobs: runs at a time, which share them.
     """
     gpus = num_gpus(runtime, jobs)
-    return max(1, len(cores()) // jobs if gpus is None else gpus)
+    return max(1, len(cores()) // (jobs * runtime.threads) if gpus is None else gpus)
 
 
 def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:
