@@ -1,5 +1,6 @@
 """Trackers show what metrics.csv says, each round once, also after a continuation; none can stop a run."""
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -192,6 +193,25 @@ def test_weights_and_biases_has_one_run_with_each_round_once(tmp_path: Path, mon
     first = fake.begun[0]
     assert (first["mode"], first["resume"], first["dir"]) == ("offline", "allow", str(run))
     assert first["config"]["algorithm.name"] == "fedgmh"
+
+
+def test_weights_and_biases_goes_on_after_its_last_round_was_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, run, write = FakeWandb(), tmp_path / "run", Path.write_text
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+
+    def cut_short(self: Path, text: str) -> int:
+        write(self, "" if text == "3" else text)
+        if text == "3":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", cut_short)
+        quick_run.run(quick_run.settings(output={"wandb": "offline"}), run)
+    quick_run.resume(run, ("training.rounds=5",))
+    assert [step for _, step in fake.logged] == [1, 2, 3, 3, 4, 5]
 
 
 class FakeMLflow(ModuleType):

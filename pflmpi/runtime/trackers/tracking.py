@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from time import time
 
@@ -100,4 +101,5 @@ def _wanted(output: OutputConfig) -> list[str]:
 def _times(run: Path, seconds: Sequence[float]) -> list[float]:
     """When rounds of these lengths ended, without pauses, the last at the time of metrics.csv."""
     ended = metrics_file.path(run).stat().st_mtime if seconds else 0.0
-    return [ended - sum(seconds[i + 1 :]) for i in range(len(seconds))]
+    later = list(accumulate(reversed(seconds[1:]), initial=0.0))  # of each round, the last first
+    return [ended - each for each in reversed(later)][: len(seconds)]

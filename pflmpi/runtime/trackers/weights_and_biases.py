@@ -30,7 +30,9 @@ class WeightsAndBiases(Tracker):
 
     def add(self, line: Line, at: float) -> None:
         self._run.log({**values(line), "_timestamp": at}, step=int(line["round"]))
-        self._file.write_text(str(line["round"]))
+        new = self._file.with_suffix(".new")
+        new.write_text(str(line["round"]))
+        new.replace(self._file)  # a killed run leaves a whole number
 
     def close(self, completed: bool) -> None:
         self._run.finish(exit_code=0 if completed else 1)
