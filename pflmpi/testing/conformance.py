@@ -168,7 +168,9 @@ def _global_seed(seed: int) -> Iterator[None]:
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
-    yield
-    torch.set_rng_state(before[0])
-    np.random.set_state(before[1])
-    random.setstate(before[2])
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
