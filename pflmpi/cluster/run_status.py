@@ -122,9 +122,10 @@ def _per_round(
 ) -> float | None:
     """Seconds per round: the longer of the median of the metrics and the median time between checkpoints.
 
-    The metrics exclude the time that a round waits for the checkpoint before it. Checkpoints of an earlier job do not
-    count: between them and the newer ones the run stood still. A median, because the first round of each process
-    warms up and may take many times as long.
+    Medians, because the first round of each process warms up and may take many times as long. That of the metrics
+    leaves out what only some rounds do as well, such as a checkpoint or a test every tenth, which the time between
+    checkpoints includes. Checkpoints of an earlier job do not count: between them and the newer ones the run stood
+    still.
     """
     seconds = [value for line in lines if (value := _number(line.get("seconds", ""))) is not None]
     if not seconds:
