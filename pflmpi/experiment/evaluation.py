@@ -19,7 +19,6 @@ from pflmpi.experiment.restore import other_array
 from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
-from pflmpi.runtime.client_state import allocate, from_flat
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.clients import evaluate, evaluate_trained
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
@@ -27,7 +26,6 @@ from pflmpi.runtime.evaluation.unseen import evaluate_unseen
 from pflmpi.runtime.exchange.newcomers import mean_of_mixed
 from pflmpi.runtime.participants import train
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import run_folder
 from pflmpi.transports.inprocess import InProcessTransport
 
 Split = Literal["test", "train"]
@@ -55,9 +53,7 @@ def count_trained(
     receivers = everyone if own else everyone[:0]
     reply = _reply(ready, run, round, receivers)
     for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit the memory
-        population = allocate(experiment.cohort, group, ready.templates)
-        for clients, arrays in run_folder.read_clients(run, round, group).values():
-            population.put(clients, from_flat(arrays))
+        population = stored_state.population(ready, run, round, group)
         if after_training:
             ups = train(ready, population, reply, [group], round + 1).ups
             found.append(evaluate_trained(ready.executor, population, reply, ups, round + 1))
