@@ -154,7 +154,7 @@ class Algorithm(ABC):
         if own and type(self).publish_to_newcomers is Algorithm.publish_to_newcomers:
             what = f"{type(self).__name__} sends every client its own {' and '.join(own)}"
             return CannotJoin(f"{what}, and does not say what a newcomer receives (publish_to_newcomers)")
-        return Newcomer(tuple(down), trains=any(tree.leaves(self.init_client(task.replace(device=HOST), 0))))
+        return Newcomer(trains=any(tree.leaves(self.init_client(task.replace(device=HOST), 0))))
 
     def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
         """What newcomers receive; `Own` messages have one row per newcomer, whose ids are N and more."""

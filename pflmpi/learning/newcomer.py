@@ -8,11 +8,9 @@ class Newcomer:
     """How a client that has never taken part joins; it predicts as the others do.
 
     Attributes:
-        receives: names of the messages that it gets.
         trains: whether it makes local updates; otherwise it predicts with what it receives.
     """
 
-    receives: tuple[str, ...]
     trains: bool
 
 
