@@ -15,9 +15,7 @@ from pflmpi.store.reading import read_layout
 from pflmpi.store.records.segments import clear
 
 
-def prune(
-    run: Path, keep: int, protect: Collection[int] = (), joined: Mapping[int, Collection[str]] | None = None
-) -> None:
+def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = None) -> None:
     """Delete all round files but the newest `keep`, and the shards that none of the rest needs.
 
     Safe while other ranks write the shards of later rounds. A round file that cannot be read, or that lacks a shard,
@@ -25,7 +23,6 @@ def prune(
 
     Args:
         keep: number of rounds; 0 for all.
-        protect: rounds to keep in any case.
         joined: the shards of rounds, by name, as far as known; of the others the round file is read.
 
     Raises:
@@ -39,7 +36,7 @@ def prune(
     needed: set[str] = set()
     certain = True  # whether the shards that the remaining round files need are all known
     for round in reversed(present):
-        if usable >= keep and round not in protect:
+        if usable >= keep:
             old.append(round_path(run, round))
             continue
         try:

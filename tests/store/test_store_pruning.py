@@ -39,7 +39,7 @@ def test_pruning_leaves_the_newest_rounds_whole_and_nothing_else(run: Path, keep
         world.train(world.some())
 
 
-def test_pruning_keeps_all_rounds_with_zero_and_protected_ones_always(run: Path) -> None:
+def test_pruning_with_zero_keeps_all_rounds(run: Path) -> None:
     world = World(run, ONE, 0)
     for round in range(4):
         world.save(round, ranks=2)
@@ -47,9 +47,6 @@ def test_pruning_keeps_all_rounds_with_zero_and_protected_ones_always(run: Path)
     before = sorted(path.name for path in run.rglob("*"))
     run_folder.prune(run, 0)
     assert sorted(path.name for path in run.rglob("*")) == before
-    run_folder.prune(run, 1, protect=[1])
-    assert run_folder.rounds(run) == [1, 3]
-    assert run_folder.verify(run, 1) == run_folder.verify(run, 3) == []
 
 
 def test_pruning_spares_what_other_ranks_are_writing(run: Path) -> None:
