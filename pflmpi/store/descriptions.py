@@ -84,7 +84,6 @@ _FIGURES = {
     "normalisation": NORMALISATION,
     "layout": LAYOUT,
 }
-_CLIENTS = "ascending ids of the clients of a cohort"
 _PLACES = ("server", "kept")  # where a diagnostic says that its values are
 
 
