@@ -35,21 +35,17 @@ def digest(run: Path, round: int) -> str:
     return digest_of_blocks(read_server(run, round), (rows_of(run, layout, block) for block in blocks))
 
 
-def digest_of(server: Arrays, clients: ClientRows) -> str:
+def digest_of_blocks(server: Arrays, blocks: Iterable[ClientRows]) -> str:
     """Digest of a state in memory.
 
     Args:
         server: arrays by path.
-        clients: for each cohort ids [m], in any order, and by path rows [m, ...].
+        blocks: each with higher ids than the one before; for each cohort ids [m], in any order, and by path rows
+            [m, ...].
 
-    >>> digest_of({"step": np.array(3)}, {})[:16]
+    >>> digest_of_blocks({"step": np.array(3)}, [])[:16]
     'b9732152f3f51d95'
     """
-    return digest_of_blocks(server, [clients])
-
-
-def digest_of_blocks(server: Arrays, blocks: Iterable[ClientRows]) -> str:
-    """Digest of the server and then the blocks, each with higher ids than the one before."""
     content = hashlib.sha256()
     for path in sorted(server):
         _update(content, f"server {path}", server[path])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.digest import digest, digest_of
+from pflmpi.store.digest import digest
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS, round_path, rounds
 from pflmpi.store.one_file.reading import elsewhere
@@ -30,7 +30,6 @@ from pflmpi.store.shard import rows_problem
 
 __all__ = [
     "digest",
-    "digest_of",
     "discard_after",
     "newest_good",
     "prune",

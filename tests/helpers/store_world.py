@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pflmpi.store import run_folder
+from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
 from pflmpi.store.records.content import Checkpoint, pack
 from pflmpi.store.records.segments import RecordFile
@@ -110,7 +110,7 @@ class World:
         return np.flatnonzero(self.rng.random(self.n) < 0.4)
 
     def digest(self) -> str:
-        return run_folder.digest_of(self.server, self.flat(np.arange(self.n)))
+        return digest_of_blocks(self.server, [self.flat(np.arange(self.n))])
 
 
 def alike(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:

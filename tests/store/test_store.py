@@ -14,6 +14,7 @@ import pytest
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import joined, run_folder
+from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
 from pflmpi.store.round_file import Layout
 from pflmpi.store.shard import read_rows, write_shard
@@ -238,9 +239,9 @@ def test_digest_is_the_sha256_of_its_definition() -> None:
     content.update(b"client 0 w int32 1x1\n" + (4).to_bytes(4, "little"))
     content.update(b"client 1 flag bool 2\n" + b"\1\0")
     content.update(b"client 2 w int32 1x1\n" + (3).to_bytes(4, "little"))
-    assert run_folder.digest_of(server, clients) == content.hexdigest()
+    assert digest_of_blocks(server, [clients]) == content.hexdigest()
     big_endian = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in server.items()}
-    assert run_folder.digest_of(big_endian, clients) == content.hexdigest()
+    assert digest_of_blocks(big_endian, [clients]) == content.hexdigest()
 
 
 def test_digest_does_not_depend_on_ranks_rounds_or_the_number_of_clients_at_once(tmp_path: Path) -> None:
@@ -267,7 +268,7 @@ def test_digest_detects_any_difference() -> None:
         (server, {"cohort0": (ids(0, 2), clients["cohort0"][1])}),
         (server, {}),
     ]
-    digests = {run_folder.digest_of(*state) for state in [(server, clients), *others]}
+    digests = {digest_of_blocks(state, [rows]) for state, rows in [(server, clients), *others]}
     assert len(digests) == 1 + len(others)
 
 
