@@ -51,7 +51,7 @@ def check(case: Sections, model: str, executor: str, device: torch.device) -> st
         launch = graphs.cuda_graph(work)
         return lambda: (launches.append(1), launch())
 
-    with graphs.captured_by("cuda", counted):
+    with mock.patch.dict(graphs.BY_DEVICE, {"cuda": counted}):
         captured = stub_run.run(raw, False, device).values
         again = stub_run.run(raw, False, device).values
     with replay.step_by_step():

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.learning import recording, replay
 from pflmpi.learning.capture import graphs, memory
-from pflmpi.learning.capture.graphs import captured_by
+from pflmpi.learning.capture.graphs import BY_DEVICE
 from pflmpi.learning.client import Batch
 from pflmpi.testing import conformance
 from pflmpi.testing.conformance import Runs
@@ -53,7 +54,7 @@ def _nothing_known() -> None:
 @pytest.fixture
 def graph() -> Iterator[Recorder]:
     recorder = Recorder()
-    with captured_by("cpu", recorder):
+    with mock.patch.dict(BY_DEVICE, {"cpu": recorder}):
         yield recorder
 
 
@@ -126,7 +127,7 @@ def test_a_capture_that_goes_wrong_is_not_used_and_said_once(wrong: str, caplog:
         return lambda: [work(), work()]
 
     capture = {"raises": raises, "does nothing": lambda work: lambda: None, "is stale": is_stale}[wrong]
-    with caplog.at_level(logging.WARNING), captured_by("cpu", capture):
+    with caplog.at_level(logging.WARNING), mock.patch.dict(BY_DEVICE, {"cpu": capture}):
         passes("whole_sum", [(Weights(), batches(40)), (Weights(2.0), batches(40))])
     said = [record.message for record in caplog.records]
     assert len(said) == 1 and said[0].startswith("a training step is not captured in a CUDA graph")
@@ -202,7 +203,7 @@ def test_an_algorithm_captured_gives_the_same_bits(name: str, graph: Recorder, t
 )
 def test_a_device_launches_captured_steps_without_waits_and_copies(case: str, model: str, executor: str) -> None:
     recorder, raw = Recorder(), stub_run.settings(every_algorithm()[case], model, executor, steps=20)
-    with captured_by("stub", recorder):
+    with mock.patch.dict(BY_DEVICE, {"stub": recorder}):
         found = stub_run.run(raw, True)
     plain = stub_run.run(raw, True)
     for path, leaf in plain.values.items():

@@ -1,8 +1,7 @@
 """What captures the launches of a step, by kind of device: CUDA graphs."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -34,24 +33,12 @@ def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAG
     return graph
 
 
-_BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}
+BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}
 
 
 def capture_on(device: torch.device) -> Capture | None:
     """What captures steps on a device; None if nothing does."""
-    return _BY_DEVICE.get(device.type)
-
-
-@contextmanager
-def captured_by(device: str, capture: Capture) -> Iterator[None]:
-    """Capture steps on a kind of device that way meanwhile, as tests do without a GPU."""
-    before = dict(_BY_DEVICE)
-    _BY_DEVICE[device] = capture
-    try:
-        yield
-    finally:
-        _BY_DEVICE.clear()
-        _BY_DEVICE.update(before)
+    return BY_DEVICE.get(device.type)
 
 
 @cache  # one line for each reason in a process
