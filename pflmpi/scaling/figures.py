@@ -39,7 +39,6 @@ def _seconds(among: dict[str, Results]) -> Curves:
         "Median over repeats of the median round; the band is between the quartiles of all rounds. Dotted: what "
         "`pflmpi plan` predicted.",
         "seconds per round",
-        zero=True,
     )
 
 
@@ -71,7 +70,7 @@ def _relative(
         curves.append(Curve(label, _ranks(points), middle, middle * low, middle * high, style=style, source=label))
         best = np.array([ideal(found, point) for point in points])
         curves.append(Curve("ideal", _ranks(points), best, style=7, thin=True, source=label))
-    return _over_ranks(among, curves, name, title, caption, title.lower(), zero=True)
+    return _over_ranks(among, curves, name, title, caption, title.lower())
 
 
 def _split(name: str, found: Results, ending: str) -> Stack:
@@ -104,7 +103,7 @@ def _memory(among: dict[str, Results]) -> Curves | Missing:
             curves.append(Curve(_named(among, name, kind), _ranks(points), values / divisor, style=style, source=name))
             curves += _predicted(among, name, column, divisor, style)
     caption = "The most that processes had resident at any time. Dotted: what `pflmpi plan` predicted."
-    return _over_ranks(among, curves, "memory", "Memory", caption, f"memory ({unit})", zero=True)
+    return _over_ranks(among, curves, "memory", "Memory", caption, f"memory ({unit})")
 
 
 def _bytes(among: dict[str, Results]) -> Curves | Missing:
@@ -118,7 +117,7 @@ def _bytes(among: dict[str, Results]) -> Curves | Missing:
         curves.append(Curve(_named(among, name, "measured"), _ranks(found.measured), values, style=style, source=name))
         curves += _predicted(among, name, "wire_bytes", divisor, style)
     caption = "What all ranks together sent each other in a round. Dotted: what `pflmpi plan` predicted."
-    return _over_ranks(among, curves, "bytes", "Bytes between ranks", caption, f"sent in a round ({unit})", zero=True)
+    return _over_ranks(among, curves, "bytes", "Bytes between ranks", caption, f"sent in a round ({unit})")
 
 
 def _predicted(among: dict[str, Results], name: str, key: str, divisor: float, style: int) -> list[Curve]:
@@ -135,7 +134,6 @@ def _over_ranks(
     title: str,
     caption: str,
     y_label: str,
-    zero: bool = False,
 ) -> Curves:
     ticks = sorted({point.ranks for found in among.values() for point in found.points})
     return Curves(
@@ -147,7 +145,7 @@ def _over_ranks(
         curves=tuple(curves),
         x_log=ticks[-1] >= _WIDE * ticks[0],
         x_ticks=tuple(ticks),
-        zero=zero,
+        zero=True,
     )
 
 
