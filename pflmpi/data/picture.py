@@ -8,16 +8,16 @@ from pflmpi.data.federation import Federation
 
 SHADES = " ░▒▓█"  # nothing, up to a quarter of the largest cell, ... ; readable without colour
 MARGIN = "{:>6} {:>6} {:>5} {:>4}  "  # client, training samples, test samples, classes held
-MAX_CLIENTS = 20
+MAX_CLIENTS = 20  # drawn; of the others only the number is given
 
 
-def picture(federation: Federation, width: int, max_clients: int = MAX_CLIENTS) -> RenderableType:
+def picture(federation: Federation, width: int) -> RenderableType:
     """Training samples of each client and class, drawn at most `width` columns wide, but at least 40.
 
-    Only the first `max_clients` are drawn.
+    Only the first `MAX_CLIENTS` are drawn.
     """
     counts = federation.class_counts
-    shown = min(federation.num_clients, max_clients)
+    shown = min(federation.num_clients, MAX_CLIENTS)
     cells = _Cells(counts, max(width, 40) - len(MARGIN.format("", "", "", "")))
     lines = [Text(MARGIN.format("client", "train", "test", "cls") + cells.header(), style="bold")]
     for client in range(shown):
