@@ -36,7 +36,7 @@ from pflmpi.runtime.executors.padding_check import check_padding
 from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.placement import Placement, place
 from pflmpi.runtime.setup import Setup
-from pflmpi.store.partition_file import Counts
+from pflmpi.store.partition_file import SampleCounts
 from pflmpi.tree import Tree
 
 E = TypeVar("E", bound=Executor)
@@ -82,9 +82,9 @@ class Experiment:
         return Pool.of(self.federation.dataset, self.tasks[0].device)
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> SampleCounts:
         """Samples of each client and class."""
-        return Counts(self.federation.class_counts, self.federation.test_class_counts)
+        return SampleCounts(self.federation.class_counts, self.federation.test_class_counts)
 
     @cached_property
     def code(self) -> dict[str, str]:

@@ -15,7 +15,7 @@ _HEADER = ("client", "class", "train", "test")
 
 
 @dataclass(frozen=True, eq=False)
-class Counts:
+class SampleCounts:
     """Samples by client and class.
 
     Attributes:
@@ -32,7 +32,7 @@ def path(run: Path) -> Path:
     return run / "partition.csv"
 
 
-def write(run: Path, counts: Counts) -> None:
+def write(run: Path, counts: SampleCounts) -> None:
     """Write a line for every client and class with samples.
 
     The line of the last client and class is always written, so that the numbers of both can be read back.
@@ -40,7 +40,7 @@ def write(run: Path, counts: Counts) -> None:
     atomic.write(path(run), _content(counts))
 
 
-def checksum(counts: Counts) -> str:
+def checksum(counts: SampleCounts) -> str:
     """CRC-32 of the file with these counts."""
     return _checksum(_content(counts))
 
@@ -56,7 +56,7 @@ def damage(run: Path, expected: str) -> str | None:
     return f"{path(run)} is not as it was written: its CRC-32 is another; `pflmpi resume {run}` writes it anew"
 
 
-def read(run: Path) -> Counts | None:
+def read(run: Path) -> SampleCounts | None:
     """Samples of each client and class; None for a run without the file.
 
     Raises:
@@ -75,14 +75,14 @@ def read(run: Path) -> Counts | None:
         train[table[:, 0], table[:, 1]], test[table[:, 0], table[:, 1]] = table[:, 2], table[:, 3]
     except (OSError, ValueError, IndexError) as error:
         raise CheckpointError(f"{path(run)} is damaged: {error}; copy it again, or delete it") from error
-    return Counts(train, test)
+    return SampleCounts(train, test)
 
 
 def _checksum(content: bytes) -> str:
     return f"crc32 {zlib.crc32(content):08x}"  # digits alone could be read as a number
 
 
-def _content(counts: Counts) -> bytes:
+def _content(counts: SampleCounts) -> bytes:
     held = (counts.train + counts.test) > 0
     held[-1, -1] = True
     text = io.StringIO(newline="")

@@ -24,7 +24,7 @@ from pflmpi.analysis.series.partition import partitions
 from pflmpi.analysis.series.selection import NamedRun, named
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
-from pflmpi.store.partition_file import Counts
+from pflmpi.store.partition_file import SampleCounts
 
 
 def run(folder: Path, seed: int, name: str = "fedavg", **training: float) -> Run:
@@ -113,7 +113,7 @@ def pairs(name: str, values: np.ndarray) -> Matrices:
 
 def test_clients_with_one_main_class_are_side_by_side(tmp_path: Path) -> None:
     train = np.array([[0, 9], [9, 1], [1, 9], [9, 0]])
-    partition_file.write(tmp_path, Counts(train, train))
+    partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = pairs("a", np.arange(16.0).reshape(4, 4))
     found = by_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices)
@@ -125,7 +125,7 @@ def test_clients_with_one_main_class_are_side_by_side(tmp_path: Path) -> None:
 
 def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_path: Path) -> None:
     train = np.array([[0, 9], [9, 1], [1, 9]])
-    partition_file.write(tmp_path, Counts(train, train))
+    partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = pairs("critical_overlap", np.arange(9.0).reshape(3, 3))
     found = without_single_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices) and found.panels[0].rows == [1, 2]
@@ -248,7 +248,7 @@ def test_what_single_runs_lack_is_said_in_one_line() -> None:
 def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path: Path) -> None:
     def held(folder: str, first: int) -> Run:
         one = run(tmp_path / folder, 0)
-        partition_file.write(one.path, Counts(np.array([[first, 1]]), np.array([[0, 1]])))
+        partition_file.write(one.path, SampleCounts(np.array([[first, 1]]), np.array([[0, 1]])))
         return one
 
     (one,) = partitions(named([held("a", 3), held("b", 3)]), 1)

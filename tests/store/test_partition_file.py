@@ -10,12 +10,12 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import load_federation
 from pflmpi.store import partition_file
-from pflmpi.store.partition_file import Counts
+from pflmpi.store.partition_file import SampleCounts
 
 
 def test_counts_come_back_as_they_were_written(tmp_path: Path) -> None:
     train, test = np.array([[3, 0, 0], [0, 2, 0]]), np.array([[1, 0, 4], [0, 0, 0]])
-    partition_file.write(tmp_path, Counts(train, test))
+    partition_file.write(tmp_path, SampleCounts(train, test))
     lines = partition_file.path(tmp_path).read_text().splitlines()
     assert lines == ["client,class,train,test", "0,0,3,1", "0,2,0,4", "1,1,2,0", "1,2,0,0"]
     found = partition_file.read(tmp_path)

@@ -13,10 +13,10 @@ from pflmpi.text import size
 _NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")
 _UNKNOWN = "-"
 
-Rows = dict[str, list[str]]  # name -> a text for each run
+TextsByName = dict[str, list[str]]  # name -> a text for each run
 
 
-def differing(runs: Sequence[Run]) -> Rows:
+def differing(runs: Sequence[Run]) -> TextsByName:
     """The options in which the configurations of runs differ, with the value of each."""
     options = [_options(run) for run in runs]
     keys = dict.fromkeys(key for each in options for key in each)
@@ -27,7 +27,7 @@ def differing(runs: Sequence[Run]) -> Rows:
     }
 
 
-def compared_options(runs: Sequence[Run]) -> Rows:
+def compared_options(runs: Sequence[Run]) -> TextsByName:
     """The options that have unlike values in runs, "" in those that lack them; not those that single runs have."""
     found = differing(runs)
     return {
@@ -37,7 +37,7 @@ def compared_options(runs: Sequence[Run]) -> Rows:
     }
 
 
-def results(runs: Sequence[Run]) -> Rows:
+def results(runs: Sequence[Run]) -> TextsByName:
     """What the metrics of runs say of accuracy, losses, seconds and bytes; "-" where one has no such figure.
 
     Raises:

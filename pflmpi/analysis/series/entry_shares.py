@@ -7,7 +7,7 @@ import numpy as np
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.series.pairs import pairs
-from pflmpi.analysis.series.values import Rows, rows, sentences
+from pflmpi.analysis.series.values import ClientValues, rows, sentences
 from pflmpi.learning.diagnostics import EntryShare
 
 _OVERLAP = "The overlap is Jaccard's: entries in both over entries in either"
@@ -46,7 +46,7 @@ def over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryS
         "overlap with the checkpoint before, of clients whose choice changed": [],
         "overlap between two clients": [],
     }
-    before: Rows | None = None  # one at a time in memory
+    before: ClientValues | None = None  # one at a time in memory
     for checkpoint in checkpoints:
         found = rows(checkpoint, name, diagnostic)
         chosen = np.zeros((0, 1), bool) if found is None else found[1]
@@ -87,7 +87,7 @@ def between_clients(chosen: np.ndarray) -> np.ndarray:
     return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=known))
 
 
-def _of_changed(before: Rows, after: Rows) -> np.ndarray:
+def _of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
     """The overlaps of the clients that are in both checkpoints and chose differently."""
     _, then, now = np.intersect1d(before[0], after[0], return_indices=True)
     first, second = before[1][then], after[1][now]

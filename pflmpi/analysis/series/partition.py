@@ -11,13 +11,13 @@ from pflmpi.analysis.run import Run
 from pflmpi.analysis.series.selection import NamedRun
 from pflmpi.errors import CheckpointError
 from pflmpi.store import partition_file
-from pflmpi.store.partition_file import Counts
+from pflmpi.store.partition_file import SampleCounts
 from pflmpi.text import some
 
 _TITLE = "The partition"
 
 
-def counts_of(run: Run) -> Counts | None:
+def counts_of(run: Run) -> SampleCounts | None:
     """Samples of each client and class; None where the run has not recorded them, or cannot be read."""
     try:
         return partition_file.read(run.path)

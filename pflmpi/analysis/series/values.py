@@ -5,10 +5,10 @@ import numpy as np
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.learning.diagnostics import Diagnostic
 
-Rows = tuple[np.ndarray, np.ndarray]  # the ascending ids [m] of clients, and the values of each, [m, ...]
+ClientValues = tuple[np.ndarray, np.ndarray]  # the ascending ids [m] of clients, and the values of each, [m, ...]
 
 
-def rows(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> Rows | None:
+def rows(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> ClientValues | None:
     """A diagnostic's values by client, flattened to [m, n]; None where the checkpoint has none."""
     if diagnostic.kept:
         return kept_rows(checkpoint, diagnostic.kept)
@@ -19,7 +19,7 @@ def rows(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> Rows | No
     return None if clients is None or values is None else (clients, values.reshape(len(clients), -1))
 
 
-def kept_rows(checkpoint: Checkpoint, path: str) -> Rows | None:
+def kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
     """What clients keep at or below a path, flattened to [m, n]; None where nobody does."""
     one = len(checkpoint.cohorts) == 1
     leaves = dict.fromkeys(leaf if one else leaf.partition("/")[2] for leaf in checkpoint.clients)
@@ -30,7 +30,7 @@ def kept_rows(checkpoint: Checkpoint, path: str) -> Rows | None:
     return found[0][0], np.concatenate([values.reshape(len(clients), -1) for clients, values in found], axis=1)
 
 
-def kept_array(checkpoint: Checkpoint, path: str) -> Rows | None:
+def kept_array(checkpoint: Checkpoint, path: str) -> ClientValues | None:
     """One array of the clients of all cohorts, [m, ...]; None where nobody keeps it."""
     one = len(checkpoint.cohorts) == 1
     found = [

@@ -20,7 +20,7 @@ from pflmpi.messages.packing import NOTHING, to_numpy
 from pflmpi.transports.base import Transport
 
 Updates = list[tuple[ClientGroup, Messages]]  # of each group, its clients and their messages with a leading client axis
-Rows = list[tuple[ClientGroup, list[np.ndarray]]]  # of each group, its clients [m] and their values [m, n] by leaf
+Values = list[tuple[ClientGroup, list[np.ndarray]]]  # of each group, its clients [m] and their values [m, n] by leaf
 Write = Callable[[Piece, np.ndarray], None]  # what is folded of a piece to an array
 
 
@@ -130,7 +130,7 @@ class Fold:
                     flat[piece.leaf][piece.start : piece.stop] = entries.cut_bytes(buffers[rank], piece)
         return tree.unflatten(dict(zip(entries.paths, leaves, strict=True)))  # type: ignore[return-value]
 
-    def _total(self, rows: Rows, on_gpu: DeviceSum | None, largest: np.ndarray, start: int, stop: int) -> np.ndarray:
+    def _total(self, rows: Values, on_gpu: DeviceSum | None, largest: np.ndarray, start: int, stop: int) -> np.ndarray:
         """int64 sums of a slice, over the participants here."""
         entries, shifts = self.route.entries, self._shifts(largest)
         total = np.zeros(stop - start, np.int64) if on_gpu is None else on_gpu.total(shifts)[start:stop].copy()
@@ -138,7 +138,7 @@ class Fold:
             add_fixed(entries.cut(total, piece, start), self._terms(rows, piece), shifts[piece.leaf])
         return total
 
-    def _part(self, rows: Rows, on_gpu: DeviceSum | None, largest: np.ndarray, rank: int, sums: bool) -> np.ndarray:
+    def _part(self, rows: Values, on_gpu: DeviceSum | None, largest: np.ndarray, rank: int, sums: bool) -> np.ndarray:
         """What the owner of a slice gets: sums, or largest magnitudes and the participants' entries, one by one."""
         if sums:
             return self._total(rows, on_gpu, largest, *self.route.slice(rank)).view(np.uint8)
@@ -154,12 +154,12 @@ class Fold:
                     entries.cut_bytes(body[at], piece)[:] = values[piece.leaf][row, piece.start : piece.stop]
         return part
 
-    def _rows(self, ups: Updates) -> Rows:
+    def _rows(self, ups: Updates) -> Values:
         return [
             (clients, [to_numpy(tree.flat_rows(leaf)) for leaf in self._leaves(messages)]) for clients, messages in ups
         ]
 
-    def _terms(self, rows: Rows, piece: Piece) -> list[Terms]:
+    def _terms(self, rows: Values, piece: Piece) -> list[Terms]:
         return [
             (values[piece.leaf][:, piece.start : piece.stop], self._weights(piece.leaf, clients))
             for clients, values in rows
