@@ -144,11 +144,11 @@ class RoundSchedule:
         failed = [client_errors.call(self.participants, ranks)] if self.setup.skips else []
         unseen = [*mean_calls(self.setup), *self.unseen.calls] if self.unseen else []
         reported = [*messages, *unseen, self._report] if self.evaluates else [self._report, *messages]
-        return [*failed, *reported, stopping.call(ranks, self.told)]
+        return [*failed, *reported, stopping.call(ranks, self.num_told)]
 
     @property
-    def told(self) -> int:
-        """The numbers that ranks are told beside whether to stop."""
+    def num_told(self) -> int:
+        """How many numbers ranks are told beside whether to stop."""
         return self.setup.task.num_clients if self.tells else 0
 
     @property

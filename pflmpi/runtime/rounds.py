@@ -104,7 +104,7 @@ def run(
             checkpoints.record(progress)
             observe(progress)
             stop.early.add(progress.columns)
-        told = np.zeros(now.told)
+        told = np.zeros(now.num_told)
         if now.tells and rank == 0:
             told += client_seconds.pace(seconds_of, setup.placement.work)
         asked = stop.agree(transport, watch.seconds, None if reported is None else reported.stop, others_wait, told)

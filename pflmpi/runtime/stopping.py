@@ -99,9 +99,9 @@ class Stop:
         return Stopped(f"{self.reason or 'another rank was asked to stop'}: stopped after round {round}")
 
 
-def call(ranks: int, told: int) -> Call:
+def call(ranks: int, num_told: int) -> Call:
     """The collective call of `Stop.agree` with so many numbers that are told."""
-    return Call("broadcast", ((2 + told) * 8,) * ranks)
+    return Call("broadcast", ((2 + num_told) * 8,) * ranks)
 
 
 @contextmanager
