@@ -167,10 +167,10 @@ def choose_hosts(server: str, ranks: int, clients: int, slots: int) -> tuple[int
 
     Args:
         server: `shared` (rank 0 computes too), `dedicated` (it serves only) or `auto`: dedicated in the classic
-            layout of one client per rank, and where there are more ranks on a node than cores or GPUs.
+            layout of one client per rank, and where there are more ranks than can compute at once.
         ranks: number of ranks.
         clients: N.
-        slots: cores or GPUs of rank 0's node, in ranks of this node that can compute at the same time.
+        slots: how many ranks can compute at once on all nodes.
     """
     dedicated = server == "dedicated" or (server == "auto" and (ranks == clients + 1 or ranks > slots))
     return tuple(range(1, ranks)) if dedicated and ranks > 1 else tuple(range(ranks))
