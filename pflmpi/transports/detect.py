@@ -1,4 +1,7 @@
-"""How this process was started, and its rank: the only place that reads the launchers' variables."""
+"""How this process was started, and its rank, as the launchers' variables say.
+
+What else they say is read where it is needed, such as Slurm's nodes in `transports.slurm`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
