@@ -18,7 +18,7 @@ class LeafRows:
     """One leaf of the clients of a cohort, [m, ...] in the order of `clients`; nothing is read until it is indexed.
 
     `rows[3]`, `rows[[0, 4]]`, `rows[2:5, 0]` read the rows of these clients alone, `np.asarray(rows)` reads all. What
-    is read is checked against its checksum where a file's rows are all read; `Round.verify` checks every byte.
+    is read is checked against its checksum where a file's rows are all read; `Checkpoint.verify` checks every byte.
 
     Attributes:
         clients: [m] ascending ids.

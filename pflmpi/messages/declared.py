@@ -113,7 +113,7 @@ class Declared:
         classes = self.holds.shape[1]
         expected = {name: kinds.with_rows(_one_uplink(kind, classes), clients) for name, kind in self.returned.items()}
         uncounted = [name for name, kind in self.up.items() if isinstance(kind, ClassMeans) and not kind.counts]
-        # `local.class_means` always gives counts; where they are not declared they stay with the client.
+        # `client.class_means` always gives counts; where they are not declared they stay with the client.
         found = {
             name: {key: leaf for key, leaf in value.items() if key != "counts"} if name in uncounted else value
             for name, value in messages.items()

@@ -1,4 +1,4 @@
-"""What may travel between the server and the clients: the kinds of messages, their size, and the exact sum.
+"""What may travel between the server and the clients: the kinds of messages, and their size.
 
 An algorithm declares its messages with these kinds; the runtime sends exactly that. Every kind knows the
 *logical* bytes of one client, which is what papers count: float32 = 4, a label = 4, a count = 4.

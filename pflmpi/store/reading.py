@@ -78,7 +78,7 @@ def read_layout(run: Path, round: int) -> Layout:
 
 
 def read_checksums(run: Path, round: int) -> dict[str, Checksum]:
-    """Seals of the shards that a round file joins, by name; empty for format 1."""
+    """Checksums of the shards that a round file joins, by name; empty for format 1."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         group: Group = file["layout"]
         if "crc32" not in group:

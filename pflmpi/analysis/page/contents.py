@@ -63,6 +63,6 @@ def _good(run: Run) -> list[Checkpoint]:
             checkpoint = run.round(number)
             checkpoint.attributes  # noqa: B018  the file is opened here
         except CheckpointError:
-            continue  # `comparing.damaged` has reported it
+            continue  # `comparable.damaged` has reported it
         found.append(checkpoint)
     return [one for one in found if one.describes_itself] or found
