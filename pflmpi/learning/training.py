@@ -76,7 +76,9 @@ class TrainingConfig(BaseModel):
     ] = "rounds"
     warmup: Annotated[int, Field(ge=0, description="rounds of linear rise before the schedule begins")] = 0
     optimizer: Annotated[Literal["sgd", "adam", "adamw"], Field(description="what takes the local steps")] = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1, description="of sgd; the buffer starts at zero every round")] = 0.0
+    momentum: Annotated[
+        float, Field(ge=0, lt=1, description="of sgd; the buffer starts at zero every round, unless keep_optimizer")
+    ] = 0.0
     beta1: Annotated[float, Field(ge=0, lt=1, description="of adam and adamw: decay of the mean of gradients")] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1, description="of adam and adamw: decay of the mean of their squares")] = (
         0.999
