@@ -1,6 +1,9 @@
 """Values as text: numbers, ranks, bytes, names, errors."""
 
-from collections.abc import Collection, Sequence
+import csv
+import io
+import math
+from collections.abc import Collection, Iterable, Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -113,3 +116,21 @@ def spreadsheet_safe(text: str) -> str:
     except ValueError:
         return f"'{text}"
     return text
+
+
+def comma_separated(lines: Iterable[Sequence[str | int | float]]) -> str:
+    """Lines as CSV; unknown values are empty.
+
+    >>> comma_separated([("name", "accuracy"), ("=a", 0.25), ("b", math.nan)])
+    "name,accuracy\\n'=a,0.25\\nb,\\n"
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([_cell(value) for value in line] for line in lines)
+    return file.getvalue()
+
+
+def _cell(value: str | int | float) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.10g}"
+    return spreadsheet_safe(str(value))

@@ -1,14 +1,12 @@
 """Figures as plain numbers: drawn by `analysis.drawing`, written as CSV, compared by tests."""
 
-import csv
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.text import spreadsheet_safe
+from pflmpi.text import comma_separated
 
 Line = Sequence[str | int | float]
 
@@ -182,17 +180,3 @@ class Clouds(Plot):
         for cloud in self.clouds:
             for (x, y), label, client in zip(cloud.points.tolist(), cloud.classes, cloud.clients, strict=True):
                 yield (cloud.title, int(label), int(client), x, y)
-
-
-def comma_separated(lines: Iterable[Line]) -> str:
-    """Lines as CSV; unknown values are empty."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerows([_text(value) for value in line] for line in lines)
-    return file.getvalue()
-
-
-def _text(value: str | int | float) -> str:
-    if isinstance(value, float):
-        return "" if np.isnan(value) else f"{value:.10g}"
-    return spreadsheet_safe(str(value))

@@ -6,11 +6,10 @@ from math import isnan
 import numpy as np
 
 from pflmpi import atomic
-from pflmpi.analysis.plots import comma_separated
 from pflmpi.errors import ConfigError
 from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.results import PARTS, MeasuredRun, Point, Results
-from pflmpi.text import size
+from pflmpi.text import comma_separated, size
 
 Value = str | int | float
 _ABOUT = ("device", "transport", "nodes", "host", "cpu", "cores", "gpus", "driver")

@@ -12,9 +12,9 @@ import yaml
 import processes
 import quick_run
 import table_file
-from pflmpi.analysis.plots import comma_separated
 from pflmpi.cli import main
 from pflmpi.store import run_folder
+from pflmpi.text import comma_separated
 
 MARKUP = "[/b] :smile: [red]x"
 

@@ -11,12 +11,13 @@ from pflmpi.analysis.page.clients import clients
 from pflmpi.analysis.page.figures import draw_figures
 from pflmpi.analysis.page.html import PageFigure, Section
 from pflmpi.analysis.page.runs_table import table
-from pflmpi.analysis.plots import Missing, comma_separated
+from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.series.across.multiples import Figures, side_by_side
 from pflmpi.analysis.series.final import Final, final
 from pflmpi.analysis.series.selection import NamedRun, named
 from pflmpi.analysis.series.summary import EXPLAINED, Line, cells, summaries, targets_of
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.text import comma_separated
 
 PAGE, _FIGURES = "report.html", "figures"
 _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
