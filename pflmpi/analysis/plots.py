@@ -78,6 +78,8 @@ class Curves(Plot):
         x_ticks: where the axis has its ticks; none for where they are best.
         zero: whether there is a line at y = 0.
         apart: whether each curve has a small drawing of its own, on common axes.
+        by_round: whether x is the number of a round.
+        percent: whether y is a share in percent, of at most 100.
     """
 
     x_label: str
@@ -88,6 +90,8 @@ class Curves(Plot):
     x_names: tuple[str, ...] = ()
     x_ticks: tuple[int, ...] = ()
     apart: bool = False
+    by_round: bool = False
+    percent: bool = False
 
     def lines(self) -> Iterable[Line]:
         yield ("curve", "point", self.x_label, self.y_label, "low", "high", "marked")
@@ -139,6 +143,7 @@ class Matrices(Plot):
         limits: values of the first and last colour; None for the smallest and largest.
         categories: what the values 0, 1, ... are called, where they are no quantities.
         hide_diagonal: whether the diagonal is left out of the drawing and of its scale, because it outshines the rest.
+        choices: whether it shows how far the choices of every two clients overlap.
     """
 
     row_label: str
@@ -148,6 +153,7 @@ class Matrices(Plot):
     limits: tuple[float, float] | None = None
     categories: tuple[str, ...] = ()
     hide_diagonal: bool = False
+    choices: bool = False
 
     def lines(self) -> Iterable[Line]:
         yield ("panel", self.row_label, self.column_label, self.value_label)

@@ -31,14 +31,14 @@ def run(folder: Path, seed: int, name: str = "fedavg", **training: float) -> Run
     return Run(folder, {"seed": seed, "algorithm": {"name": name}, "training": training}, name)
 
 
-def figure(among: list[NamedRun], values: list[list[float]], **options: str) -> Curves:
+def figure(among: list[NamedRun], values: list[list[float]], percent: bool = True) -> Curves:
     x = np.arange(1, 1 + max(map(len, values)))
     curves = tuple(
         Curve(one.legend, x[: len(y)], np.array(y, float), mark=0, style=one.style, source=one.label)
         for one, y in zip(among, values, strict=True)
     )
-    words = {"x_label": "round", "y_label": "accuracy (%)", "caption": "All.", **options}
-    return Curves(name="a", title="A", curves=curves, **words)  # type: ignore[arg-type]
+    words = {"name": "a", "title": "A", "caption": "All.", "x_label": "round", "y_label": "accuracy"}
+    return Curves(curves=curves, by_round=True, percent=percent, **words)  # type: ignore[arg-type]
 
 
 def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
 
 def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path: Path) -> None:
     runs = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
-    found = seeds.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], y_label="loss"), runs)
+    found = seeds.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
     assert isinstance(found, Curves)
     one = found.curves[0]
     assert one.y.tolist() == [np.inf, 3.0] and one.low is not None and np.isfinite(one.low).tolist() == [False, True]
@@ -126,11 +126,11 @@ def test_clients_with_one_main_class_are_side_by_side(tmp_path: Path) -> None:
 def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_path: Path) -> None:
     train = np.array([[0, 9], [9, 1], [1, 9]])
     partition_file.write(tmp_path, SampleCounts(train, train))
-    matrix = pairs("critical_overlap", np.arange(9.0).reshape(3, 3))
+    matrix = replace(pairs("critical", np.arange(9.0).reshape(3, 3)), choices=True)
     found = without_single_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices) and found.panels[0].rows == [1, 2]
     assert found.panels[0].values.tolist() == [[4, 5], [7, 8]] and "are left out (0)" in found.caption
-    other = replace(matrix, name="layer_cosines")
+    other = replace(matrix, choices=False)
     assert without_single_class(other, Run(tmp_path, {}, "a")) is other
 
 

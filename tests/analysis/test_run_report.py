@@ -47,6 +47,8 @@ PLOTS: list[Plot] = [
             )
             for i in range(20)
         ),
+        by_round=True,
+        percent=True,
     ),
     Curves(name="log", title="a", caption="b", x_label="x (s)", y_label="y", x_log=True, zero=True, curves=(POINT,)),
     Curves(

@@ -20,7 +20,7 @@ def axes(plot: Curves) -> tuple[Axis, Axis]:
     if plot.x_names:
         x = named(plot.x_label, plot.x_names)
     y = limits(plot.y_label, [*sides, np.zeros(1)] if plot.zero else sides)
-    return replace(x, whole=plot.x_label == "round", ticks=plot.x_ticks), y
+    return replace(x, whole=plot.by_round, ticks=plot.x_ticks), y
 
 
 def shapes(plot: Curves, drawn: Frame) -> list[Shape]:

@@ -35,6 +35,7 @@ def figures(checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare
         panels=(Panel("", 100 * between_clients(chosen), ids, ids),),
         limits=(0.0, 100.0),
         hide_diagonal=True,
+        choices=True,
     )
     return [over_rounds(checkpoints, name, diagnostic), overlap]
 
@@ -68,6 +69,8 @@ def over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryS
         x_label="round",
         y_label="share, overlap (%)",
         curves=tuple(Curve(text, rounds, np.array(values), style=i) for i, (text, values) in enumerate(curves.items())),
+        by_round=True,
+        percent=True,
     )
 
 

@@ -77,6 +77,7 @@ def distribution(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Cu
         x_label="share of the clients (%)",
         y_label="accuracy (%)",
         curves=tuple(_ascending(one, end.accuracy) for one, end in known),
+        percent=True,
     )
 
 

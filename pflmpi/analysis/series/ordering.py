@@ -25,7 +25,7 @@ def by_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
 
 def without_single_class(plot: Plot | Missing, run: Run) -> Plot | Missing:
     """The overlap of what clients choose without those of a single class, whose choice says nothing."""
-    if not isinstance(plot, Matrices) or not plot.name.endswith("_overlap") or (counts := counts_of(run)) is None:
+    if not isinstance(plot, Matrices) or not plot.choices or (counts := counts_of(run)) is None:
         return plot
     single = np.flatnonzero((counts.train > 0).sum(1) == 1).tolist()
     shown = [place for place, client in enumerate(plot.panels[0].rows) if client not in single]

@@ -35,6 +35,7 @@ def bytes_per_round(one: NamedRun) -> Curves | Missing:
             for style, (name, column) in enumerate(moved)
         ),
         zero=True,
+        by_round=True,
     )
 
 
@@ -89,5 +90,6 @@ def imbalance(one: NamedRun) -> list[Curves]:
             Curve("mean", columns["round"], slowest - waiting, style=1),
         ),
         zero=True,
+        by_round=True,
     )
     return [plot]

@@ -1,6 +1,7 @@
 """Accuracy over rounds, bytes and seconds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,6 +42,8 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
         x_label="round",
         y_label="accuracy, mean over clients (%)",
         curves=tuple(curves),
+        by_round=True,
+        percent=True,
     )
 
 
@@ -73,13 +76,13 @@ def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
     figures: list[Curves] = []
     for name, (title, caption, label) in _MEASURES.items():
         if curves := _by_round(runs, name, 100):
-            figures.append(_curves(name, title, caption, label, curves))
+            figures.append(replace(_curves(name, title, caption, label, curves), percent=True))
     return figures
 
 
 def _curves(name: str, title: str, caption: str, label: str, curves: tuple[Curve, ...]) -> Curves:
     name = f"{name}_over_rounds"
-    return Curves(name=name, title=title, caption=caption, x_label="round", y_label=label, curves=curves)
+    return Curves(name=name, title=title, caption=caption, x_label="round", y_label=label, curves=curves, by_round=True)
 
 
 def _by_round(runs: Sequence[NamedRun], name: str, scale: float) -> tuple[Curve, ...]:
@@ -130,6 +133,7 @@ def accuracy_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
         y_label="accuracy, mean over clients (%)",
         curves=tuple(_against(one, total / divisor) for one, total in chosen),
         x_log=most > 20 * least,
+        percent=True,
     )
 
 
@@ -150,6 +154,7 @@ def accuracy_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
         y_label="accuracy, mean over clients (%)",
         curves=tuple(_against(one, time) for one, time in zip(chosen, times, strict=True)),
         x_log=most > 20 * least,
+        percent=True,
     )
 
 

@@ -27,10 +27,10 @@ def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing
     for group in groups:
         labels = {one.label for one in group}
         theirs = [curve for curve in curves if curve.source in labels]
-        if len(theirs) < 2 or (count := _common(theirs, plot.x_label == "round")) is None:
+        if len(theirs) < 2 or (count := _common(theirs, plot.by_round)) is None:
             continue
         name = group[0].run.name if names[group[0].run.name] == 1 else group[0].label
-        one = _mean(f"{name}, {len(theirs)} seeds", theirs, count, plot.y_label.endswith("(%)"))
+        one = _mean(f"{name}, {len(theirs)} seeds", theirs, count, plot.percent)
         curves = [one if curve is theirs[0] else curve for curve in curves if curve not in theirs[1:]]
     if len(curves) == len(plot.curves):
         return plot

@@ -105,6 +105,7 @@ def over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str]) -> Curv
         curves=tuple(
             Curve(name, rounds, np.array(values), style=style) for style, (name, values) in enumerate(means.items())
         ),
+        by_round=True,
     )
 
 

@@ -23,5 +23,7 @@ def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
         y_label="accuracy (%)",
         curves=tuple(curves),
         apart=True,
+        by_round=True,
+        percent=True,
     )
     return [figure]
