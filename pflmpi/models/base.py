@@ -31,12 +31,15 @@ class Architecture(ABC):
         has_batch_norm: whether the weights have a part "stats".
         draws_noise: whether training draws noise, as dropout does: from `noise_key`.
         has_convolution: whether one call for many clients uses grouped convolutions.
+        suits_lanes: whether PyTorch can compute many clients in one call; recurrent layers can then only be trained,
+            and attention is computed client by client.
         trains_channels_last: whether weights of four axes have the second one innermost in memory while a CPU trains
             them, client by client: its convolutions may be faster then, and nothing may take a `view` of them.
     """
 
     has_batch_norm: ClassVar[bool] = False
     has_convolution: ClassVar[bool] = False
+    suits_lanes: ClassVar[bool] = True
     trains_channels_last: ClassVar[bool] = False
     draws_noise: ClassVar[bool] = False
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pflmpi import tree
+from pflmpi.errors import ConfigError
 from pflmpi.models.noise import dropped
 from pflmpi.tree import Tree
 
@@ -30,7 +31,11 @@ class KeyedDropout(nn.Module):
 
 
 def prepare(module: nn.Module, norm: str) -> None:
-    """Replace dropout, drop counters of batch norm, and replace it by group norm if `norm` is "group"; in place."""
+    """Replace dropout, drop counters of batch norm, and replace it by group norm if `norm` is "group"; in place.
+
+    Raises:
+        ConfigError: a layer would draw from the global generator of random numbers.
+    """
     number = 0
     for name, layer in list(module.named_modules()):
         if type(layer) is nn.Dropout:
@@ -41,6 +46,22 @@ def prepare(module: nn.Module, norm: str) -> None:
             if norm == "group":
                 channels = layer.num_features
                 module.set_submodule(name, nn.GroupNorm(math.gcd(channels, _GROUPS), channels, layer.eps))
+        elif cure := _without_draws(layer):
+            raise ConfigError(
+                f"{name} of the module, an nn.{type(layer).__name__}, draws from the global generator of random "
+                f"numbers, so that a run could not be repeated; {cure}"
+            )
+
+
+def _without_draws(layer: nn.Module) -> str:
+    """What to do with a layer that draws random numbers while it is trained; nothing with others."""
+    if isinstance(layer, nn.MultiheadAttention | nn.RNNBase) and layer.dropout > 0:
+        return "set its dropout to 0; the masks of nn.Dropout around it follow from the seed"
+    if isinstance(layer, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+        return "choose another layer"
+    if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+        return "use nn.Dropout, whose masks follow from the seed"
+    return ""
 
 
 def key_dropout(module: nn.Module, key: Tensor) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ class ModuleArchitecture(Architecture):
 
     has_batch_norm: bool  # type: ignore[misc]
     has_convolution: bool  # type: ignore[misc]
+    suits_lanes: bool  # type: ignore[misc]
     draws_noise: bool  # type: ignore[misc]
     kind: Callable[..., nn.Module]
     options: tuple[tuple[str, Any], ...]
@@ -106,6 +107,7 @@ class ModuleModel(Model):
             num_features=num_features,
             has_batch_norm="stats" in split(module),
             has_convolution=any(isinstance(one, nn.Conv1d | nn.Conv2d | nn.Conv3d) for one in modules),
+            suits_lanes=not any(isinstance(one, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for one in modules),
             draws_noise=any(isinstance(one, KeyedDropout) for one in modules),
             kind=type(self).kind,
             options=options,

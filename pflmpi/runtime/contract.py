@@ -24,15 +24,21 @@ from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
 RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
-_NO_KERNEL = "does not have a deterministic implementation"  # in PyTorch's error
-_NOT_REPEATED = (
-    "; with this operation a run on GPUs could not be repeated: choose another one (as pooling, that to 1 x 1 can), or "
-    "runtime.device = 'cpu'"
-)
 _IN_LANES = (
     "; many clients were computed at once, by torch.func.vmap, which not all code suits: runtime.executor = 'loop' "
     "computes one after the other"
 )
+_DRAWS = (
+    "in a module use nn.Dropout, in an algorithm `draws_noise` and `Batch.key` (pflmpi.learning.client.uniform), or "
+    "`Round.stream` on the server"
+)
+_ADVICE = {  # by what PyTorch's error says
+    "does not have a deterministic implementation": "; with this operation a run on GPUs could not be repeated: choose "
+    "another one (as pooling, that to 1 x 1 can), or runtime.device = 'cpu'",
+    "called random operation": f"; {_DRAWS}",
+    "Expected more than 1 value per channel": "; a batch has one sample, of which batch norm has no variance: "
+    "training.drop_last = true leaves out incomplete batches, and a module may have model.norm = 'group'",
+}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -133,13 +139,12 @@ def calling(
         raise
     except (Exception, SystemExit) as error:
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
-        advice = _NOT_REPEATED if _NO_KERNEL in str(error) else _IN_LANES * (in_lanes and type(error) is RuntimeError)
+        otherwise = _IN_LANES if in_lanes and type(error) is RuntimeError else ""
+        advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)
         raise AlgorithmError(what + advice) from error
     if before and global_generators.states(on_gpu) != before:
         raise AlgorithmError(
-            f"{where} draws random numbers from a global generator, so that a run could not be repeated; in a module "
-            "use nn.Dropout, in an algorithm `draws_noise` and `Batch.key` (pflmpi.learning.client.uniform), or "
-            "`Round.stream` on the server"
+            f"{where} draws random numbers from a global generator, so that a run could not be repeated; {_DRAWS}"
         )
 
 

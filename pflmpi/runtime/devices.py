@@ -77,6 +77,7 @@ def choose_executor(
         # On a CPU a batched convolution is slower than one after another; a matrix product is faster. Lanes of models
         # with batch norm have not been timed on a GPU.
         batchable = not batch_norm and (on_gpu or not any(a.has_convolution for a in architectures))
+        batchable = batchable and all(architecture.suits_lanes for architecture in architectures)
         executor = "lanes" if batchable else "loop"
     way = runtime.lane_convolutions
     if executor == "loop" or (way == "measured" and not any(a.has_convolution for a in architectures)):

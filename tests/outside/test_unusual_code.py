@@ -78,6 +78,40 @@ class Recurrent(nn.Module):
         return self.fc(self.rows(x.squeeze(1))[0][:, -1])
 
 
+class Attentive(nn.Module):
+    def __init__(self, num_classes, dropout=0.1):
+        super().__init__()
+        self.rows = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.rows(x.squeeze(1)).mean(1))
+
+
+class Deep(Recurrent):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.rows = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.1)
+
+
+class Spatial(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.first = nn.Sequential(nn.Linear(64, 6), nn.Dropout1d(0.1))
+
+
+class Leaky(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.first = nn.Sequential(nn.Linear(64, 6), nn.RReLU())
+
+
+class Normed(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.first = nn.Sequential(nn.Linear(64, 6), nn.BatchNorm1d(6))
+
+
 class Looking(Net):
     def forward(self, x):
         z = torch.relu(self.first(x.flatten(1)))
@@ -174,6 +208,10 @@ def settings(net: str = "", algorithm: str = "", partition: str = "", **sections
         ("Tied", "again.weight and the head fc of the module are one parameter"),
         ("Two", "model Two returns a tuple; forward must return scores"),
         ("Named", "Named: `model.name` is a key already; rename its argument 'name'"),
+        ("Attentive", "rows.self_attn of the module, an nn.MultiheadAttention, draws from .* set its dropout to 0"),
+        ("Deep", "rows of the module, an nn.LSTM, draws from .* set its dropout to 0"),
+        ("Spatial", "first.1 of the module, an nn.Dropout1d, draws from .* use nn.Dropout, whose masks follow"),
+        ("Leaky", "first.1 of the module, an nn.RReLU, draws from .* choose another layer"),
     ],
 )
 def test_a_module_that_is_no_model_is_refused(net: str, expected: str, tmp_path: Path) -> None:
@@ -197,6 +235,21 @@ def test_a_recurrent_module_is_the_same_in_lanes_and_in_a_loop(tmp_path: Path) -
     assert loop.keys() == lanes.keys() and loop
     for path, array in loop.items():
         np.testing.assert_allclose(array, lanes[path], atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("algorithm", ["fedper", "fedavg"])
+@pytest.mark.parametrize("net", ["Recurrent", "Attentive"])
+def test_modules_over_sequences_run_as_they_are(net: str, algorithm: str, tmp_path: Path) -> None:
+    raw = settings(net) | {"algorithm": {"name": algorithm}}
+    raw["model"] |= {"dropout": 0.0} if net == "Attentive" else {}
+    quick_run.run(raw, tmp_path / "run")
+    assert stored_config(tmp_path / "run", ()).runtime.executor == "loop"
+
+
+def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path: Path) -> None:
+    raw = settings("Normed", training={"batch_size": 1, "epochs": 1})
+    with pytest.raises(RunError, match=r"more than 1 value per channel.*training.drop_last = true .*model.norm"):
+        quick_run.run(raw, tmp_path / "run")
 
 
 def test_code_that_suits_no_lanes_is_told_of_the_loop(tmp_path: Path) -> None:
