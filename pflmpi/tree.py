@@ -102,7 +102,7 @@ def like(tree: Tree) -> Tree:
 
 def num_bytes(tree: Tree) -> int:
     """Bytes of all leaves."""
-    return sum(_bytes(leaf) for _, leaf in leaves(tree))
+    return sum(leaf.nbytes for _, leaf in leaves(tree))
 
 
 def stack(trees: list[Tree]) -> Tree:
@@ -136,7 +136,7 @@ def to(tree: Tree, device: torch.device) -> Tree:
     moving = [leaf for _, leaf in leaves(tree) if leaf.device.type != device.type]
     if not moving:
         return tree
-    ends = [*itertools.accumulate(-(-_bytes(leaf) // _ALIGNED) * _ALIGNED for leaf in moving)]
+    ends = [*itertools.accumulate(-(-leaf.nbytes // _ALIGNED) * _ALIGNED for leaf in moving)]
     packed = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
     for start, leaf in zip([0, *ends], moving, strict=False):
         _cut(packed, start, leaf).copy_(leaf)
@@ -152,7 +152,7 @@ def to_host(tree: Tree, copy: Callable[[Tensor], Tensor] = Tensor.cpu) -> Tree:
     if not moving:
         return map(lambda leaf: leaf.detach().contiguous(), tree)
     packed = copy(torch.cat([leaf.detach().reshape(-1).view(torch.uint8) for leaf in moving]))
-    ends = [*itertools.accumulate(_bytes(leaf) for leaf in moving)]
+    ends = [*itertools.accumulate(leaf.nbytes for leaf in moving)]
     arrived = {id(leaf): _cut(packed, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False)}
     return map(lambda leaf: leaf.detach().contiguous() if leaf.is_cpu else arrived[id(leaf)], tree)
 
@@ -160,10 +160,6 @@ def to_host(tree: Tree, copy: Callable[[Tensor], Tensor] = Tensor.cpu) -> Tree:
 _ALIGNED = 256  # bytes: where CUDA begins memory, so that its kernels choose as they do for leaves of their own
 
 
-def _bytes(leaf: Tensor) -> int:
-    return leaf.numel() * leaf.element_size()
-
-
 def _cut(packed: Tensor, start: int, like: Tensor) -> Tensor:
     """The part of packed bytes that begins there, with the shape and dtype of a leaf."""
-    return packed[start : start + _bytes(like)].view(like.dtype).view(like.shape)
+    return packed[start : start + like.nbytes].view(like.dtype).view(like.shape)

@@ -95,7 +95,7 @@ def _sections(buffer: np.ndarray, like: Tree) -> Iterator[tuple[str, np.ndarray]
     """The rows of each leaf in packed bytes; they may begin at an odd address."""
     offset = 0
     for path, leaf in tree.leaves(like):
-        size = leaf.numel() * leaf.element_size()
+        size = leaf.nbytes
         yield path, buffer[offset : offset + size].view(numpy_type(leaf)).reshape(leaf.shape)
         offset += size
     assert offset == len(buffer), f"buffer of {len(buffer)} bytes, template of {offset}"

@@ -74,7 +74,7 @@ class LeafOwners:
     @cached_property
     def bytes(self) -> np.ndarray:
         """[M] bytes of one row of each leaf."""
-        return np.array([leaf.numel() * leaf.element_size() for leaf in self.entries.like], np.int64)
+        return np.array([leaf.nbytes for leaf in self.entries.like], np.int64)
 
     @cached_property
     def centre_rows(self) -> np.ndarray:

@@ -41,7 +41,7 @@ def unpack(buffer: np.ndarray, like: Tree) -> Tree:
     """The tree shaped `like` whose leaves were packed into `buffer`; the leaves own their memory."""
     flat, offset = {}, 0
     for path, leaf in tree.leaves(like):
-        size = leaf.numel() * leaf.element_size()
+        size = leaf.nbytes
         # A copy: memory that starts at an odd address would change the bits of some kernels.
         values = buffer[offset : offset + size].copy().view(numpy_type(leaf))
         flat[path] = torch.from_numpy(values).reshape(leaf.shape)
@@ -54,7 +54,7 @@ def unpack_there(buffer: Tensor, like: Tree) -> Tree:
     """As `unpack`, of bytes [M] that stay on their device; all leaves are copied in one operation."""
     leaves, parts, offset = dict(tree.leaves(like)), dict[str, Tensor](), 0
     for path, leaf in leaves.items():
-        size = leaf.numel() * leaf.element_size()
+        size = leaf.nbytes
         parts[path] = buffer[offset : offset + size]
         offset += size
     copies = dict(tree.leaves(tree.clone({**parts})))

@@ -22,7 +22,7 @@ def mean_of_mixed(setup: Setup, transport: Transport, population: Population) ->
     with transport.channel("data"):
         for path, leaf in tree.leaves(like):
             here = pack({"leaf": population.leaf(f"{ANSWERED}/{path}", hosted[transport.rank])})
-            size = leaf.numel() * leaf.element_size()
+            size = leaf.nbytes
             parts = transport.gather(here, [size * len(clients) for clients in hosted])
             if parts is not None:
                 rows = torch.empty(setup.task.num_clients, *leaf.shape, dtype=leaf.dtype)
@@ -42,6 +42,6 @@ def mean_calls(setup: Setup) -> list[Call]:
         return []
     ranks = setup.placement.ranks
     counts = [len(setup.placement.hosted(rank)) for rank in range(ranks)]
-    sizes = (leaf.numel() * leaf.element_size() for _, leaf in tree.leaves(like))
+    sizes = (leaf.nbytes for _, leaf in tree.leaves(like))
     gathers = [Call("gather", tuple(size * count for count in counts)) for size in sizes]
     return [*gathers, Call("broadcast", (tree.num_bytes(like),) * ranks)]

@@ -115,7 +115,7 @@ def aligned(parts: Iterable[Tensor]) -> Iterator[Tensor]:
     begin = 0
     for part in parts:
         yield part if part.is_cpu or begin % ALIGNED == 0 else part.clone()
-        begin += part.numel() * part.element_size()
+        begin += part.nbytes
 
 
 @dataclass(frozen=True)

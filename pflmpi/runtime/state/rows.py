@@ -106,7 +106,7 @@ def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) 
     """Rows not yet filled, for clients that each keep what the template says; see `Storage`."""
     leaves, places, end = dict(tree.leaves(template)), dict[str, tuple[int, int]](), 0
     for path, leaf in leaves.items():
-        places[path] = end, end + leaf.numel() * leaf.element_size()
+        places[path] = end, end + leaf.nbytes
         end = -(-places[path][1] // _ALIGNED) * _ALIGNED
     storage = Storage(len(clients), max(end, _ALIGNED), folder)
     rows = (
