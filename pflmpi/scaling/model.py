@@ -10,8 +10,9 @@ that would be negative is left out.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from math import sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,13 +131,10 @@ class Model:
 
 
 def _quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution (Cornish and Fisher's expansion from 3 degrees on).
+    """The 97.5 % quantile of Student's t distribution.
 
     >>> [round(_quantile(freedom), 2) for freedom in (1, 4, 10, 1000)]
-    [12.71, 2.77, 2.23, 1.96]
+    [12.71, 2.78, 2.23, 1.96]
     """
-    if freedom < 3:
-        return {1: 12.706, 2: 4.303}[freedom]
-    z: float = 1.959964
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return z + sum(term / float(freedom) ** power for power, term in enumerate(terms, 1))
+    special: Any = import_module("scipy.special")  # here: few commands need it
+    return float(special.stdtrit(freedom, 0.975))
