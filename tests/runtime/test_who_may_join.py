@@ -105,7 +105,7 @@ def test_who_is_gone_is_forgotten(run: Path, experiment: Experiment) -> None:
         sleeping.kill()
     dead = ask(run, experiment, process=owner)
     silent = ask(run, experiment)
-    long_ago = time.time() - join_requests.SILENCE - 10
+    long_ago = time.time() - join_requests.REQUEST_SILENCE - 10
     os.utime(run / "join" / f"{silent.token}.json", (long_ago, long_ago))
     (run / "join" / "odd.json").write_text("{}")
     assert not look(run, experiment)

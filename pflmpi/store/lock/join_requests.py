@@ -15,7 +15,7 @@ from pflmpi import atomic
 from pflmpi.store.lock import run_lock
 from pflmpi.store.lock.owner import Owner
 
-SILENCE = 20.0  # seconds after which a process that does not touch its file is taken for gone
+REQUEST_SILENCE = 20.0  # seconds after which a process that does not touch its file is taken for gone
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def touch(run: Path, token: str) -> float:
         FileNotFoundError: the request, or the run's lock, is gone.
     """
     os.utime(_path(run, token))
-    return _touched(_path(run, token)) - _touched(run_lock.path(run))
+    return run_lock.touched(_path(run, token)) - run_lock.touched(run_lock.path(run))
 
 
 def withdraw(run: Path, token: str) -> None:
@@ -102,8 +102,8 @@ def waiting(run: Path) -> list[list[Request]]:
     for token in sorted(path.stem for path in _folder(run).glob("*.json")):
         with contextlib.suppress(FileNotFoundError):  # withdrawn at this moment
             request = read(run, token)
-            silence = _touched(run_lock.path(run)) - _touched(_path(run, token))
-            if request is None or silence > SILENCE or request.process.gone(run):
+            silence = run_lock.touched(run_lock.path(run)) - run_lock.touched(_path(run, token))
+            if request is None or silence > REQUEST_SILENCE or request.process.gone(run):
                 withdraw(run, token)
             elif not (request.address or request.refused):
                 launches.setdefault(request.launch, []).append(request)
@@ -123,8 +123,3 @@ def _folder(run: Path) -> Path:
 
 def _path(run: Path, token: str) -> Path:
     return _folder(run) / f"{token}.json"
-
-
-def _touched(path: Path) -> float:
-    with path.open("rb") as file:  # a network file system asks its server again when a file is opened
-        return os.fstat(file.fileno()).st_mtime

@@ -94,6 +94,12 @@ def path(run: Path) -> Path:
     return run / "lock.json"
 
 
+def touched(file: Path) -> float:
+    """When a file was last touched, in seconds since the epoch, by the clock of the file system."""
+    with file.open("rb") as opened:  # a network file system asks its server again when a file is opened
+        return os.fstat(opened.fileno()).st_mtime
+
+
 def owner(run: Path) -> Owner | None:
     """Who writes the run, as its lock says; None without one, and if that process is known to have ended."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pflmpi.atomic import TEMPORARY, remedy
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store.lock.owner import Owner, read, write
-from pflmpi.store.lock.run_lock import RunLock, path, token_of
+from pflmpi.store.lock.run_lock import RunLock, path, token_of, touched
 
 SILENCE = 60.0  # seconds after which an owner on another host is taken for gone
 _SETTLED = 0.5  # seconds after which two that take over at once see each other
@@ -90,13 +90,13 @@ def _gone(run: Path, found: Owner | None, me: Owner, mine: Path) -> str:
     if found is not None and ((reason := found.gone(run, me.jobs)) or found.near()):
         return reason
     lock = path(run)
-    heard, silence = _touched(lock), _silence(lock, mine)
+    heard, silence = touched(lock), _silence(lock, mine)
     end = time.monotonic() + SILENCE - silence
     if silence < SILENCE:
         _log.warning("waiting up to %.0f s for a sign of %s, which writes %s", SILENCE - silence, found, run)
     while time.monotonic() < end:
         time.sleep(_SETTLED)
-        if _touched(lock) != heard:
+        if touched(lock) != heard:
             return ""
     return f"nothing was heard of it for {max(silence, SILENCE):.0f} s"
 
@@ -104,12 +104,7 @@ def _gone(run: Path, found: Owner | None, me: Owner, mine: Path) -> str:
 def _silence(lock: Path, mine: Path) -> float:
     """Seconds since the owner touched its lock, by the clock of the file system."""
     os.utime(mine)
-    return max(_touched(mine) - _touched(lock), 0.0)
-
-
-def _touched(lock: Path) -> float:
-    with lock.open("rb") as file:  # a network file system asks its server again when a file is opened
-        return os.fstat(file.fileno()).st_mtime
+    return max(touched(mine) - touched(lock), 0.0)
 
 
 def _refusal(run: Path, found: Owner | None, silence: float) -> CheckpointError:
