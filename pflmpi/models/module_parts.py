@@ -74,8 +74,14 @@ def split(module: nn.Module) -> Tree:
     weights = {name: value.detach().clone() for name, value in module.named_parameters()}
     keys = key_dropout(module, torch.tensor(0))
     stats = {name: value.detach().clone() for name, value in module.named_buffers() if name not in keys}
-    return {"body": _nested(weights), **({"stats": _nested(stats)} if stats else {})}
+    return {"body": nested(weights), **({"stats": nested(stats)} if stats else {})}
 
 
-def _nested(flat: dict[str, Tensor]) -> Tree:
+def flat(values: Tree) -> dict[str, Tensor]:
+    """The tensors of a tree by the names that they have in a module."""
+    return {path.replace("/", "."): value for path, value in tree.leaves(values)}
+
+
+def nested(flat: dict[str, Tensor]) -> Tree:
+    """The tree of tensors that have these names in a module."""
     return tree.unflatten({name.replace(".", "/"): value for name, value in flat.items()})

@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pflmpi import tree
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.conv_net import channels_last
 from pflmpi.models.initial import kaiming_normal, linear, uniform
+from pflmpi.models.module_parts import flat, nested
 from pflmpi.tree import Tree, part
 
 POOLED_FEATURES = 512
@@ -61,9 +61,9 @@ class ResidualNetwork(Architecture):
             for name, buffer in self._training.named_buffers()
         }
         return {
-            "body": _nested(weights),
+            "body": nested(weights),
             "head": linear(rng, self.num_features, self.num_classes),
-            "stats": _nested(stats),
+            "stats": nested(stats),
         }
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
@@ -76,7 +76,7 @@ class ResidualNetwork(Architecture):
         # vmap has no batching rule for the average pool of images with channels last (PyTorch 2.14): it warns.
         in_lanes = torch._C._functorch.is_functorch_wrapped_tensor(x)
         x = channels_last(x) if x.is_cpu and not in_lanes else x
-        weights = {**_flat(part(params, "body")), **_flat(part(params, "stats"))}
+        weights = {**flat(part(params, "body")), **flat(part(params, "stats"))}
         z = torch.func.functional_call(self._training if training else self._evaluation, weights, (x,), strict=True)
         assert isinstance(z, Tensor)
         return z
@@ -151,11 +151,3 @@ def _initial(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Ten
     if len(shape) == 4:
         return kaiming_normal(rng, shape)
     return torch.full(shape, float(name.endswith("weight")))  # batch norm: scale 1, shift 0
-
-
-def _flat(nested: Tree) -> dict[str, Tensor]:
-    return {path.replace("/", "."): value for path, value in tree.leaves(nested)}
-
-
-def _nested(flat: dict[str, Tensor]) -> Tree:
-    return tree.unflatten({name.replace(".", "/"): value for name, value in flat.items()})

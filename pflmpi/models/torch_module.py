@@ -1,7 +1,7 @@
 """Any torch module whose last layer is linear, as a model: its head by name, the rest as the body."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -12,12 +12,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pflmpi import tree
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.built_module import build, num_features_of
 from pflmpi.models.initial import linear
-from pflmpi.models.module_parts import KeyedDropout, key_dropout, split
+from pflmpi.models.module_parts import KeyedDropout, flat, key_dropout, split
 from pflmpi.models.weights_file import read_weights
 from pflmpi.tree import Tree, part
 
@@ -70,7 +69,7 @@ class ModuleArchitecture(Architecture):
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
         module = self._training if training else self._evaluation
-        weights = {**_flat(part(params, "body")), **(_flat(part(params, "stats")) if self.has_batch_norm else {})}
+        weights = {**flat(part(params, "body")), **(flat(part(params, "stats")) if self.has_batch_norm else {})}
         if self.draws_noise:
             weights |= key_dropout(module, self.noise_key(params) if training else torch.tensor(0))
         z = torch.func.functional_call(module, weights, (x,), strict=True)
@@ -146,7 +145,3 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
     )
     found.__module__ = kind.__module__
     return found
-
-
-def _flat(nested: Tree) -> Mapping[str, Tensor]:
-    return {path.replace("/", "."): value for path, value in tree.leaves(nested)}
