@@ -103,6 +103,15 @@ def shown(value: object, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
+def short_name(name: str) -> str:
+    """The class of a name from outside the package; the name itself else.
+
+    >>> short_name("./mine.py:FedMine"), short_name("fedavg")
+    ('FedMine', 'fedavg')
+    """
+    return name.rpartition(":")[2]
+
+
 def spreadsheet_safe(text: str) -> str:
     """Text for a cell of a CSV file that no spreadsheet takes for a formula; numbers stay as they are.
 

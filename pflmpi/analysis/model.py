@@ -13,6 +13,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.learning.personal import ModelExpression, NotAModel, assemble, messages
 from pflmpi.store import run_folder
+from pflmpi.text import short_name
 
 Flat = dict[str, np.ndarray]
 
@@ -65,7 +66,7 @@ def personal_model(checkpoint: Checkpoint, state: ClientState) -> Flat:
     """
     personal = checkpoint.personal
     if isinstance(personal, NotAModel):
-        name = str(checkpoint.attributes["algorithm_class"]).rpartition(":")[2]
+        name = short_name(str(checkpoint.attributes["algorithm_class"]))
         raise ConfigError(f"a client of {name} predicts with {personal.why}, which is not one model; choose a part")
     return assembled(checkpoint, personal, state)
 

@@ -20,7 +20,7 @@ from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.store.metrics import metrics_file
 from pflmpi.store.one_file.reading import elsewhere
 from pflmpi.store.records.recovery import recover_records
-from pflmpi.text import spans
+from pflmpi.text import short_name, spans
 
 if TYPE_CHECKING:  # which need torch
     from torch import nn
@@ -185,7 +185,7 @@ def open_run(path: str | PathLike[str]) -> Run:
     config = stored.read(folder)
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
-    return Run(folder, config, str(name or folder.name).rpartition(":")[2])
+    return Run(folder, config, short_name(str(name or folder.name)))
 
 
 def _check_format(run: Path) -> None:

@@ -13,6 +13,7 @@ from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import names
 from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.segments import recorded
+from pflmpi.text import short_name
 
 _UNSEEN = "unseen_accuracy_mean"
 _WINDOW = 10  # rounds over which the speed is measured
@@ -70,7 +71,7 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
     try:
         config = yaml_file.read(run / "config.yaml")
         rounds = int(config["training"]["rounds"])
-        title = f"{str(config['algorithm']['name']).rpartition(':')[2]} on {config['data']['name']}"
+        title = f"{short_name(str(config['algorithm']['name']))} on {config['data']['name']}"
         ranks = int(config.get("recorded", {}).get("ranks", 0)) or None
         lines = _lines(run)
         early = EarlyStop.of(config["training"], lines).why

@@ -12,6 +12,7 @@ from pflmpi.config.load import Config as Checked
 from pflmpi.errors import ConfigError
 from pflmpi.python import processes, this_rank
 from pflmpi.python.rounds import OnRound
+from pflmpi.text import short_name
 from pflmpi.transports.detect import detect
 
 __all__ = ["run"]
@@ -54,12 +55,7 @@ def run(
         raise ConfigError("resume=True without out: give the folder of the run to go on with")
     checked = config if isinstance(config, Checked) else Config.load(config)
     name = checked.resolved()["algorithm"]["name"] if isinstance(config, Checked) else Path(config).stem
-    folder = Path(out) if out is not None else Path("runs") / f"{_short(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(out) if out is not None else Path("runs") / f"{short_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     launch = detect(os.environ)
     start: Callable[..., Path] = processes.run if launch.kind == "alone" else this_rank.run
     return open_run(start(checked, folder, ranks, on_round, resume, quiet))
-
-
-def _short(name: str) -> str:
-    """The name of an algorithm as a part of a file's: of `./mine.py:FedMine` the class."""
-    return name.rpartition(":")[2]

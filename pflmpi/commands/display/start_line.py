@@ -6,16 +6,16 @@ from pflmpi.commands.ranks.launch import num_gpus
 from pflmpi.config.load import Config
 from pflmpi.store import run_folder
 from pflmpi.store.records.recovery import recover_records
-from pflmpi.text import counted, some
+from pflmpi.text import counted, short_name, some
 
 
 def start_line(config: Config, folder: Path, ranks: int) -> str:
     """The run in one line; a folder with checkpoints is one that goes on."""
     sections = config.resolved()
     models = sections["model"] if isinstance(sections["model"], list) else [sections["model"]]
-    algorithm, *names = (_short(section["name"]) for section in (sections["algorithm"], *models))
+    algorithm, *names = (short_name(section["name"]) for section in (sections["algorithm"], *models))
     clients = [counted(config.partition.clients, "client")] if config.partition.clients else []
-    what = [f"{algorithm} with {some(list(dict.fromkeys(names)))} on {_short(config.data.name)}", *clients]
+    what = [f"{algorithm} with {some(list(dict.fromkeys(names)))} on {short_name(config.data.name)}", *clients]
     what.append(counted(config.training.rounds, "round"))
     recover_records(folder)
     if done := run_folder.rounds(folder)[-1:]:
@@ -23,8 +23,3 @@ def start_line(config: Config, folder: Path, ranks: int) -> str:
     gpus = num_gpus(config.runtime)
     where = f"with {counted(gpus, 'GPU')} on this node" if gpus else "on CPU"
     return f"{', '.join(what)}; {counted(ranks, 'rank')}, {where}; writes {folder}"
-
-
-def _short(name: str) -> str:
-    """The class of a name from outside the package; the name itself else."""
-    return name.rpartition(":")[2]
