@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports.slurm import in_step, num_tasks, rendezvous_address
+from pflmpi.transports.slurm import in_step, num_tasks, rendezvous_address, tasks_variable
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,7 @@ def _innermost(environ: Mapping[str, str]) -> Launch:
 
 
 def _step(environ: Mapping[str, str], kind: Literal["mpi", "slurm"], rank: str) -> Launch:
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    return replace(_launch(environ, kind, rank, size), address=rendezvous_address(environ))
+    return replace(_launch(environ, kind, rank, tasks_variable(environ)), address=rendezvous_address(environ))
 
 
 def _launch(

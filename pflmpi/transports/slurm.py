@@ -17,9 +17,14 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return "SLURM_PROCID" in environ and step.isdecimal() and int(step) < _NOT_STARTED_BY_SRUN
 
 
+def tasks_variable(environ: Mapping[str, str]) -> str:
+    """Name of the variable with the number of tasks of the step; that of the job where the step's own is missing."""
+    return "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+
+
 def num_tasks(environ: Mapping[str, str]) -> str | None:
     """Number of tasks of the step, as Slurm writes it; None if it does not say."""
-    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS")
+    return environ.get(tasks_variable(environ))
 
 
 def first_host(nodelist: str) -> str:

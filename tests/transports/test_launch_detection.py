@@ -60,6 +60,9 @@ THERE = "node1:22345"
         pytest.param({**STEP, "PMIX_RANK": "3"}, Launch("mpi", 3, 4, address=THERE), id="srun --mpi=pmix"),
         pytest.param({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"}, Launch("mpi", 3, 4), id="srun --mpi=pmi2"),
         pytest.param(STEP, Launch("slurm", 3, 4, address=THERE), id="srun without MPI"),
+        pytest.param(
+            {**STEP, "SLURM_STEP_NUM_TASKS": ""}, Launch("slurm", 3, 4, address=THERE), id="an empty variable"
+        ),
         pytest.param(BATCH, ALONE, id="a batch script"),
         pytest.param({**BATCH, "SLURM_STEP_ID": "4294967291"}, ALONE, id="a batch script that has a step id"),
         pytest.param({**BATCH, "SLURM_STEP_ID": "4294967290"}, ALONE, id="the shell of salloc"),
