@@ -13,7 +13,7 @@ import numpy as np
 from pflmpi.analysis.series.target import CostTo, cost_to
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, section
-from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.learning.early_stop import EarlyStop, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store.metrics import metrics_file
@@ -33,7 +33,7 @@ class Metric:
         unit: in words; "" for a loss.
         scale: what a value of the column is multiplied by.
         judge: the column that decides which round is best; "": this one.
-        lowest: whether that round is the one with the lowest value.
+        lowest: whether that round is the one with the lowest value, though it is no loss.
     """
 
     name: str
@@ -51,8 +51,8 @@ METRICS = {
     "bottom": Metric("accuracy of the lowest 10 % of clients, mean", "accuracy_bottom"),
     "f1": Metric("macro F1, mean over clients", "f1_macro"),
     "unseen": Metric("accuracy of unseen clients, mean", "unseen_accuracy_mean"),
-    "train_loss": Metric("training loss, mean over participants", "train_loss", "", 1.0, lowest=True),
-    "test_loss": Metric("test loss, mean over clients", "test_loss", "", 1.0, lowest=True),
+    "train_loss": Metric("training loss, mean over participants", "train_loss", "", 1.0),
+    "test_loss": Metric("test loss, mean over clients", "test_loss", "", 1.0),
     "parameters": Metric(
         "values that all participants send in a round", "up_bytes", "thousands", 1 / 4000, lowest=True
     ),
@@ -136,8 +136,9 @@ def pick(lines: Sequence[Mapping[str, str]], metric: str, figure: str) -> float:
         return math.nan
     values = [shown.scale * float(line[shown.column]) for line in tested]
     if figure == "best":
-        judged = [float(line[shown.judge or shown.column]) for line in tested]
-        return values[judged.index(min(judged) if shown.lowest else max(judged))]
+        judge = shown.judge or shown.column
+        judged, best = [float(line[judge]) for line in tested], min if shown.lowest or lower_is_better(judge) else max
+        return values[judged.index(best(judged))]
     return values[-1] if figure == "last" else statistics.fmean(values[-LAST:])
 
 

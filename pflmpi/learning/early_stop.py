@@ -6,8 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_LOSSES = ("train_loss", "test_loss")  # which are better when lower
 _DECIMALS = 6  # of the metrics
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a column of metrics.csv is a loss; of the measures of all others, higher ones are better.
+
+    >>> lower_is_better("test_loss"), lower_is_better("accuracy_mean")
+    (True, False)
+    """
+    return metric.endswith("loss")
 
 
 class EarlyStopConfig(BaseModel):
@@ -84,5 +92,5 @@ class EarlyStop:
         assert self._config is not None
         if not math.isfinite(value) or not math.isfinite(self._best):
             return math.isfinite(value)
-        gain = self._best - value if self._config.metric in _LOSSES else value - self._best
+        gain = self._best - value if lower_is_better(self._config.metric) else value - self._best
         return round(gain, _DECIMALS) > self._config.min_delta

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.errors import ConfigError
+from pflmpi.learning.early_stop import lower_is_better
 from pflmpi.registry import unknown
 
 
@@ -39,7 +40,7 @@ def cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "acc
     if metric not in columns:
         raise ConfigError(unknown("column of metrics.csv", metric, list(columns)))
     values = columns[metric]
-    reached = np.flatnonzero(values <= target if metric.endswith("loss") else values >= target)  # never NaN
+    reached = np.flatnonzero(values <= target if lower_is_better(metric) else values >= target)  # never NaN
     if not len(reached):
         return None
     until = slice(0, int(reached[0]) + 1)
