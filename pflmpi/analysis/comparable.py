@@ -12,6 +12,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.names import round_path
 
+NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")  # sections that results do not depend on
 WHERE_ONLY = ("data.root", "data.download")  # these do not change what a run learns from
 
 

@@ -8,13 +8,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, overload
 
+from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import config_file
 from pflmpi.store.metrics import metrics_file
 
 _ALWAYS = ("algorithm.name", "data.name", "seed")
-_NOT_COMPARED = ("recorded", "runtime", "output")
 
 
 class Runs(Sequence[Run]):
@@ -37,16 +37,14 @@ class Runs(Sequence[Run]):
         """One pandas.DataFrame with a line for each run and round.
 
         Its columns are `run` (the folder), the algorithm, the dataset and the seed, every other key of the
-        configurations that is not the same in all runs, and then those of metrics.csv.
+        configurations that results depend on and that is not the same in all runs, and then those of metrics.csv.
 
         Raises:
             UserError: pandas is not installed.
             CheckpointError: a metrics file is damaged.
         """
         pandas = _pandas("frame")
-        flat = [
-            dict(_flat({key: each.config[key] for key in each.config if key not in _NOT_COMPARED})) for each in self
-        ]
+        flat = [dict(_flat({key: each.config[key] for key in each.config if key not in NOT_COMPARED})) for each in self]
         first = flat[0] if flat else {}
         everywhere = sorted(set().union(*flat))
         keys = [key for key in everywhere if any(one.get(key) != first.get(key) for one in flat)]

@@ -13,8 +13,9 @@ from pflmpi.errors import CheckpointError, UserError
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("fedavg", "fedgmh"):
-        quick_run.run(quick_run.settings(algorithm={"name": name}, training={"rounds": 2}), folder / name)
+    for every, name in enumerate(("fedavg", "fedgmh"), 1):
+        settings = {"algorithm": {"name": name}, "training": {"rounds": 2}, "checkpoint": {"every": every}}
+        quick_run.run(quick_run.settings(**settings), folder / name)
     (folder / "notes").mkdir()
     return folder
 
@@ -25,6 +26,7 @@ def test_a_line_for_each_run_and_round_with_what_the_runs_differ_in(folder: Path
     assert frame["run"].tolist() == [str(folder / "fedavg")] * 2 + [str(folder / "fedgmh")] * 2
     assert list(frame.columns[:4]) == ["run", "algorithm.name", "data.name", "seed"]
     assert "algorithm.critical_share" in frame and "training.rounds" not in frame, "only keys that differ"
+    assert "checkpoint.every" not in frame, "results do not depend on it"
     assert frame["round"].tolist() == [1, 2, 1, 2]
     assert frame["accuracy_mean"].tolist() == [float(v) for run in runs for v in run.columns["accuracy_mean"]]
 

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pflmpi.analysis.columns import best, last
-from pflmpi.analysis.comparable import WHERE_ONLY
+from pflmpi.analysis.comparable import NOT_COMPARED, WHERE_ONLY
 from pflmpi.analysis.run import Run
 from pflmpi.config.sections import by_key
 from pflmpi.text import size
 
-_NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")
 _UNKNOWN = "-"
 
 TextsByName = dict[str, list[str]]  # name -> a text for each run
@@ -47,7 +46,7 @@ def results(runs: Sequence[Run]) -> TextsByName:
 
 
 def _options(run: Run) -> dict[str, Any]:
-    options = by_key({key: value for key, value in run.config.items() if key not in _NOT_COMPARED})
+    options = by_key({key: value for key, value in run.config.items() if key not in NOT_COMPARED})
     return {key: value for key, value in options.items() if key not in WHERE_ONLY}
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.plots import Curve, Curves, Missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.series.selection import NamedRun
 
 _CONFIDENCE = 0.95
-_NO_PART = ("seed", "recorded", "runtime", "output", "checkpoint")  # the seed, and what results do not depend on
 
 
 def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing:
@@ -47,7 +47,7 @@ def _groups(runs: Sequence[NamedRun]) -> list[list[NamedRun]]:
 
 
 def _without_seed(run: Run) -> str:
-    kept = {section: values for section, values in run.config.items() if section not in _NO_PART}
+    kept = {section: values for section, values in run.config.items() if section not in ("seed", *NOT_COMPARED)}
     return json.dumps(kept, sort_keys=True, default=str)
 
 
