@@ -6,15 +6,14 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import ClassMeans, Messages, Uplink, tensor, with_rows
+from pflmpi.messages.kinds import ClassMeans, Messages, Updates, Uplink, tensor, with_rows
 from pflmpi.messages.packing import NOTHING, numpy_type, to_numpy
 from pflmpi.tree import Tree
 
 Kinds = Mapping[str, Uplink]  # of the messages, by name
 
 
-def packed(holds: np.ndarray, kinds: Kinds, ups: list[tuple[ClientGroup, Messages]], clients: np.ndarray) -> np.ndarray:
+def packed(holds: np.ndarray, kinds: Kinds, ups: Updates, clients: np.ndarray) -> np.ndarray:
     """The messages of the clients of a rank.
 
     Args:

@@ -10,9 +10,11 @@ from typing import Literal
 import torch
 
 from pflmpi import tree
+from pflmpi.messages.groups import ClientGroup
 from pflmpi.tree import Tree
 
 Messages = dict[str, Tree]  # by name, as the algorithm declares them
+Updates = list[tuple[ClientGroup, Messages]]  # of each group, its clients and their messages with a leading client axis
 NOBODY = -1  # instead of a client's id
 
 # --- from a client to the server ---------------------------------------------------------------------------

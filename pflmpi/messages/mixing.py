@@ -8,8 +8,7 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.errors import RunError
-from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Messages, tensor
+from pflmpi.messages.kinds import Messages, Updates, tensor
 from pflmpi.messages.leaf_owners import LeafOwners, WeightedSum
 from pflmpi.messages.linear_algebra import inner_products, weighted_sums
 from pflmpi.messages.packing import NOTHING, numpy_type, pack, to_numpy, unpack
@@ -19,9 +18,7 @@ from pflmpi.tree import Tree
 Received = dict[int, np.ndarray]  # by rank, what it has of the leaves that this rank owns
 
 
-def compare(
-    transport: Transport, owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]], server: Tree
-) -> tuple[Received, Messages]:
+def compare(transport: Transport, owners: LeafOwners, ups: Updates, server: Tree) -> tuple[Received, Messages]:
     """What this rank receives as an owner; on rank 0 the inner products [P + K, P + K], each in the place of its leaf.
 
     Args:
@@ -103,9 +100,7 @@ def check_weights(owners: LeafOwners, weights: Messages) -> None:
         )
 
 
-def _sent(
-    owners: LeafOwners, ups: list[tuple[ClientGroup, Messages]], server: Tree, rank: int
-) -> dict[int, np.ndarray]:
+def _sent(owners: LeafOwners, ups: Updates, server: Tree, rank: int) -> dict[int, np.ndarray]:
     """What each owner gets: leaf after leaf, the rows of the participants here, and then those of the server."""
     clients = owners.clients[rank]
     groups = [

@@ -10,14 +10,14 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.folding.fold import Fold
 from pflmpi.messages.folding.routes import Route, route
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all, clients_per_rank, rank_by_rank
-from pflmpi.messages.kinds import Messages, Sum, Uplink
+from pflmpi.messages.kinds import Messages, Sum, Updates, Uplink
 from pflmpi.transports.base import Transport
 
 
 def send_up(
     transport: Transport,
     declared: Declared,
-    ups: list[tuple[ClientGroup, Messages]],
+    ups: Updates,
     assigned: list[list[ClientGroup]],
 ) -> Messages | None:
     """Fold the participants' messages on rank 0, in client order, but those compared or offered; None on other ranks.
@@ -74,7 +74,7 @@ def _gather(
     transport: Transport,
     declared: Declared,
     kinds: dict[str, Uplink],
-    ups: list[tuple[ClientGroup, Messages]],
+    ups: Updates,
     assigned: list[list[ClientGroup]],
     participants: np.ndarray,
 ) -> Messages | None:

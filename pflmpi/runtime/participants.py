@@ -10,7 +10,7 @@ from pflmpi import tree
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.folding.on_device import on_host
 from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Updates
 from pflmpi.runtime import client_errors
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
@@ -33,7 +33,7 @@ class Trained:
         failed: of the others, why; they keep their states.
     """
 
-    ups: list[tuple[ClientGroup, Messages]] = field(default_factory=list)
+    ups: Updates = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from pflmpi.messages.declared import Declared
 from pflmpi.messages.entries import Entries
 from pflmpi.messages.folding import fold, on_device, routes
 from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Mean, Messages, Rows, Sum, tensor
+from pflmpi.messages.kinds import Mean, Messages, Rows, Sum, Updates, tensor
 from pflmpi.messages.packing import to_numpy
 from pflmpi.messages.uplink import send_up, up_calls
 from pflmpi.transports.base import Transport
@@ -69,7 +69,7 @@ def message(kinds: Mapping[str, Sum], client: int) -> Messages:
     return {name: tree.map(values, kind.like) for name, kind in kinds.items()}
 
 
-def ups(kinds: Mapping[str, Sum], groups: list[ClientGroup]) -> list[tuple[ClientGroup, Messages]]:
+def ups(kinds: Mapping[str, Sum], groups: list[ClientGroup]) -> Updates:
     return [
         (group, {name: tree.stack([message(kinds, client)[name] for client in group.tolist()]) for name in kinds})  # type: ignore[misc]
         for group in groups

@@ -15,11 +15,10 @@ from pflmpi.messages.folding.exact import Terms, add_fixed, common_shift, finish
 from pflmpi.messages.folding.on_device import DeviceSum, is_on_host, on_host
 from pflmpi.messages.folding.routes import Route
 from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all
-from pflmpi.messages.kinds import Mean, Messages, Sum
+from pflmpi.messages.kinds import Mean, Messages, Sum, Updates
 from pflmpi.messages.packing import NOTHING, to_numpy
 from pflmpi.transports.base import Transport
 
-Updates = list[tuple[ClientGroup, Messages]]  # of each group, its clients and their messages with a leading client axis
 Values = list[tuple[ClientGroup, list[np.ndarray]]]  # of each group, its clients [m] and their values [m, n] by leaf
 Write = Callable[[Piece, np.ndarray], None]  # what is folded of a piece to an array
 

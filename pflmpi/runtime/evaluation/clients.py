@@ -6,7 +6,7 @@ from itertools import starmap
 from pflmpi import tree
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.groups import ClientGroup
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, Updates
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
 from pflmpi.runtime.executors import shared_model
@@ -37,7 +37,7 @@ def evaluate_trained(
     executor: Executor,
     population: Population,
     reply: Reply,
-    ups: Sequence[tuple[ClientGroup, Messages]],
+    ups: Updates,
     round: int,
 ) -> Counts:
     """What participants get right with the models that local training leaves, in ascending order of their ids.

@@ -13,7 +13,7 @@ from pflmpi.messages import mixing
 from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of
-from pflmpi.messages.kinds import Messages
+from pflmpi.messages.kinds import Messages, Updates
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.checkpoints import ServerRound
 from pflmpi.runtime.client_state import Population
@@ -30,7 +30,7 @@ def exchange(
     transport: Transport,
     server: Tree,
     population: Population,
-    ups: list[tuple[ClientGroup, Messages]],
+    ups: Updates,
     now: RoundSchedule,
 ) -> tuple[ServerRound, Reply]:
     """Update the server with the participants' messages, answer these, and send its reply to the receivers.
