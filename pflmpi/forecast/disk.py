@@ -12,7 +12,7 @@ import numpy as np
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.stored_config import attributes
 from pflmpi.forecast.bytes import Leaves, StateSizes, leaf_bytes
-from pflmpi.forecast.first_shards import ROW, in_common
+from pflmpi.forecast.first_shards import in_common
 from pflmpi.runtime.client_state import row_kinds
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.progress import Progress
@@ -27,7 +27,7 @@ from pflmpi.store.records import sharing
 from pflmpi.store.records.content import Checkpoint, pack
 from pflmpi.store.records.segments import RecordFile
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
-from pflmpi.store.shard import write_shard
+from pflmpi.store.shard import ID_BYTES, write_shard
 from pflmpi.transports.inprocess import InProcessTransport
 
 _HISTORY_LINE = 158  # bytes of a line of metrics.csv, about
@@ -114,7 +114,7 @@ def _shards(
         first = np.flatnonzero(np.diff(part[order], prepend=-1))
         found.row[number, changed[order]] = np.arange(len(changed)) - np.repeat(first, np.diff([*first, len(changed)]))
         found.newest[number, changed] = number * ranks + home[changed]
-        row_bytes = (sizes.first if save.opening else sizes.client)[changed] + ROW
+        row_bytes = (sizes.first if save.opening else sizes.client)[changed] + ID_BYTES
         rows = np.bincount(home[changed], row_bytes, ranks)
         found.bytes[number] = rows + header * np.bincount(home[changed[order[first]]], minlength=ranks)
         if save.opening:
@@ -139,7 +139,7 @@ def _shard_header(experiment: Experiment) -> int:
         name: (np.zeros(1, np.int64), {path: np.zeros((1, *shape), dtype) for path, (shape, dtype) in leaves.items()})
         for name, leaves in row_kinds(experiment.templates).items()
     }
-    payload = sum(ROW + sum(array.nbytes for array in leaves.values()) for _, leaves in rows.values())
+    payload = sum(ID_BYTES + sum(array.nbytes for array in leaves.values()) for _, leaves in rows.values())
     with tempfile.TemporaryDirectory() as folder:
         write_shard(path := shard_path(Path(folder), 0, 0), rows, {"run": _RUN, "round": 0, "rank": 0})
         return (path.stat().st_size - payload) // len(rows)

@@ -12,9 +12,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.forecast.bytes import own_at_first
 from pflmpi.runtime.client_state import row_kinds
 from pflmpi.store.names import shard_path
-from pflmpi.store.shard import write_shard
-
-ROW = 12  # bytes of a client's id and checksum in a shard
+from pflmpi.store.shard import ID_BYTES, write_shard
 
 
 def in_common(experiment: Experiment, home: np.ndarray, cohort: np.ndarray, ranks: int) -> np.ndarray:
@@ -47,4 +45,4 @@ def _common_bytes(kinds: Mapping[str, tuple[tuple[int, ...], np.dtype]], clients
             write_shard(path, {"cohort0": (np.arange(count), rows)})
             sizes.append(path.stat().st_size)
         one_row = sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
-        return sizes[1] - sizes[0] + one_row - ROW * (clients - 1)
+        return sizes[1] - sizes[0] + one_row - ID_BYTES * (clients - 1)

@@ -18,6 +18,7 @@ from pflmpi.store.once import leaf as once
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
 
+ID_BYTES = 12  # of a client's id and its row's checksum, besides the row
 _LONG = 1 << 16  # bytes of a row from which on its checksum is joined sooner than its bytes are gone over again
 _WASTE = 4  # at most this many rows are read for each one requested
 

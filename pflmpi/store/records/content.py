@@ -9,9 +9,9 @@ from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
 from pflmpi.store.metrics.history import History
-from pflmpi.store.records.record import Arrays, Record
+from pflmpi.store.records.record import Record
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, Templates
-from pflmpi.store.shard import ClientRows
+from pflmpi.store.shard import Arrays, ClientRows
 
 Attributes = Mapping[str, str | int]
 

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pflmpi.store.once.leaf import is_repeated
-
-Arrays = dict[str, np.ndarray]
+from pflmpi.store.shard import Arrays
 
 _MAGIC = b"pflmpi 1"
 _HEAD = struct.Struct("<8sqQQII")

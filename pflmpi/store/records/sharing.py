@@ -8,10 +8,10 @@ import numpy as np
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import shard_name
 from pflmpi.store.round_file import Templates
+from pflmpi.store.shard import ID_BYTES
 
 OWN = 1 << 24  # bytes of rows above which a rank writes a shard of its own, at once and by itself
 _SHARED = 1 << 26  # bytes of rows in a shard of several ranks, at most
-_ID = 12  # bytes of a client's id and checksum
 
 
 def row_bytes(templates: Templates, cohort: np.ndarray) -> np.ndarray:
@@ -22,7 +22,7 @@ def row_bytes(templates: Templates, cohort: np.ndarray) -> np.ndarray:
         cohort: [N] the cohort of each client.
     """
     sizes = [
-        sum((math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values()), _ID) if leaves else 0
+        sum((math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values()), ID_BYTES) if leaves else 0
         for leaves in templates.values()
     ]
     found: np.ndarray = np.array(sizes, np.int64)[cohort]
