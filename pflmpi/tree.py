@@ -19,6 +19,8 @@ if [int(part) for part in torch.__version__.split(".")[:2]] < [int(part) for par
 
 Tree = dict[str, Union[Tensor, "Tree"]]
 
+ALIGNED = 256  # bytes: where CUDA begins memory; its kernels choose by alignment
+
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield (path, tensor) for every leaf, in sorted order of the keys."""
@@ -136,7 +138,8 @@ def to(tree: Tree, device: torch.device) -> Tree:
     moving = [leaf for _, leaf in leaves(tree) if leaf.device.type != device.type]
     if not moving:
         return tree
-    ends = [*itertools.accumulate(-(-leaf.nbytes // _ALIGNED) * _ALIGNED for leaf in moving)]
+    # Each leaf begins where memory of its own would, so that kernels choose as they do for that.
+    ends = [*itertools.accumulate(-(-leaf.nbytes // ALIGNED) * ALIGNED for leaf in moving)]
     packed = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
     for start, leaf in zip([0, *ends], moving, strict=False):
         _cut(packed, start, leaf).copy_(leaf)
@@ -155,9 +158,6 @@ def to_host(tree: Tree, copy: Callable[[Tensor], Tensor] = Tensor.cpu) -> Tree:
     ends = [*itertools.accumulate(leaf.nbytes for leaf in moving)]
     arrived = {id(leaf): _cut(packed, start, leaf) for start, leaf in zip([0, *ends], moving, strict=False)}
     return map(lambda leaf: leaf.detach().contiguous() if leaf.is_cpu else arrived[id(leaf)], tree)
-
-
-_ALIGNED = 256  # bytes: where CUDA begins memory, so that its kernels choose as they do for leaves of their own
 
 
 def _cut(packed: Tensor, start: int, like: Tensor) -> Tensor:

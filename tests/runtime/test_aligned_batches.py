@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pflmpi.learning.capture.memory import ALIGNED
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
 from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, aligned
 from pflmpi.runtime.executors.pool import Pool
+from pflmpi.tree import ALIGNED
 from stub_device import DEVICE, stub_device
 
 META = torch.device("meta")  # which has places in memory, and no memory

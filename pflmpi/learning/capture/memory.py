@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNED = 256  # bytes: where a GPU's memory begins; kernels choose by alignment
+from pflmpi.tree import ALIGNED
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflmpi.learning.capture.memory import ALIGNED
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
 from pflmpi.runtime.executors.pool import Pool
-from pflmpi.tree import Tree, leaf
+from pflmpi.tree import ALIGNED, Tree, leaf
 
 _PREPARED = 2**25  # bytes of prepared images at a time
 
