@@ -3,9 +3,10 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pflmpi.cluster.sbatch import Options, words_of
-from pflmpi.errors import Stopped
+from pflmpi.errors import ConfigError, Stopped
 from pflmpi.text import spans
 
 _HEAD = """\
@@ -115,6 +116,12 @@ class BatchScript:
     requeue: bool = False
     survive: bool = False
     setup: str = ""
+
+
+def check_setup(setup: Path | None) -> None:
+    """Raise `ConfigError` unless the file of `--setup`, if it is given, is there."""
+    if setup is not None and not setup.is_file():
+        raise ConfigError(f"--setup {setup}: there is no such file; give one with shell commands")
 
 
 def script(batch: BatchScript) -> str:

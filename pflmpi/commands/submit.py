@@ -105,6 +105,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace, given: "Options") -> None:
+    from pflmpi.cluster.script import check_setup
+
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
     if options.array is None:
@@ -117,8 +119,7 @@ def _check(options: argparse.Namespace, given: "Options") -> None:
         raise ConfigError("--survive is for one run; the tasks of an array have nodes of their own: use --requeue")
     if options.requeue and "no-requeue" in given:
         raise ConfigError("--requeue and --no-requeue are both given; give one of them")
-    if options.setup is not None and not options.setup.is_file():
-        raise ConfigError(f"--setup {options.setup}: there is no such file; give one with shell commands")
+    check_setup(options.setup)
 
 
 def _pending_run(options: argparse.Namespace) -> Pending | None:

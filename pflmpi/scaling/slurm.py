@@ -9,7 +9,7 @@ from pathlib import Path
 from pflmpi.cluster.jobs import Job, comment_of
 from pflmpi.cluster.queue import mine
 from pflmpi.cluster.sbatch import Options
-from pflmpi.cluster.script import BatchScript
+from pflmpi.cluster.script import BatchScript, check_setup
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import Scaling
@@ -84,8 +84,7 @@ def check(given: Options, setup: Path | None) -> None:
                 f"--{name}={given[name]} with --submit: each point is a job with as many tasks as ranks; leave it out, "
                 "and say with --ntasks-per-node how many a node takes"
             )
-    if setup is not None and not setup.is_file():
-        raise ConfigError(f"--setup {setup}: there is no such file; give one with shell commands")
+    check_setup(setup)
 
 
 def asks_for_gpus(given: Options) -> bool:
