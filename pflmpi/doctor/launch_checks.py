@@ -2,14 +2,9 @@
 
 from pflmpi.doctor.facts import RankFacts
 from pflmpi.doctor.problems import Check, Found, each_rank
+from pflmpi.transports.detect import LAUNCHERS
 
-_LAUNCHERS = {
-    "mpi": "mpirun or srun",
-    "torchrun": "torchrun",
-    "slurm": "srun",
-    "alone": "nothing",
-    "unclear": "a launcher",
-}
+_LAUNCHERS = {**LAUNCHERS, "unclear": "a launcher"}
 _FAULT_TOLERANT = (
     "start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt, in a job too, not srun)"
 )

@@ -10,7 +10,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.text import first_line
 from pflmpi.transports import mpi_library
 from pflmpi.transports.base import Transport
-from pflmpi.transports.detect import Launch
+from pflmpi.transports.detect import LAUNCHERS, Launch
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer
 from pflmpi.transports.process_exit import exit_unconnected
@@ -51,7 +51,7 @@ def open_transport(
     if name == "inprocess":
         if launch.size > 1:
             raise ConfigError(
-                f"runtime.transport = 'inprocess', but {_launcher(launch)} has started {launch.size} ranks; "
+                f"runtime.transport = 'inprocess', but {LAUNCHERS[launch.kind]} has started {launch.size} ranks; "
                 "use auto, or start without a launcher"
             )
         return InProcessTransport()
@@ -71,7 +71,7 @@ def refuse_unless_fault_tolerant(name: Name, launch: Launch) -> None:
     """Raise `ConfigError` for `faults: continue` where ranks cannot continue when one dies."""
     if name not in ("auto", "mpi") or launch.kind != "mpi" or not launch.fault_tolerant:
         raise ConfigError(
-            f"runtime.faults = 'continue', but {_launcher(launch)} has started this, without what ranks need to "
+            f"runtime.faults = 'continue', but {LAUNCHERS[launch.kind]} has started this, without what ranks need to "
             "continue when one dies; start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt), "
             "or use stop: then torchrun --max-restarts, or a requeued job, continues from the newest checkpoint"
         )
@@ -81,10 +81,6 @@ def _fitting(launch: Launch) -> Name:
     if launch.kind == "mpi":
         return "mpi"
     return "inprocess" if launch.kind == "alone" else "torch"
-
-
-def _launcher(launch: Launch) -> str:
-    return {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}[launch.kind]
 
 
 def _open_mpi(
@@ -106,7 +102,7 @@ def _open_mpi(
         ) from error
     if world_size() != launch.size:
         raise ConfigError(
-            f"{_launcher(launch)} has started {launch.size} ranks, but MPI sees {world_size()}; launcher and MPI "
+            f"{LAUNCHERS[launch.kind]} has started {launch.size} ranks, but MPI sees {world_size()}; launcher and MPI "
             "library do not match: try srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or the library's own mpirun"
         )
     library = mpi_library.loaded()
@@ -121,8 +117,8 @@ def _open_mpi(
 def _open_torch(launch: Launch, timeout: float) -> Transport:
     if launch.kind != "torchrun" and not launch.address:
         raise ConfigError(
-            f"runtime.transport = 'torch', but {_launcher(launch)} has started this, and {_FOR_TORCH} are not all set; "
-            "start with torchrun --nproc-per-node R -m pflmpi run ..., or use auto"
+            f"runtime.transport = 'torch', but {LAUNCHERS[launch.kind]} has started this, and {_FOR_TORCH} are not all "
+            "set; start with torchrun --nproc-per-node R -m pflmpi run ..., or use auto"
         )
     from pflmpi.transports.torchdist import TorchTransport
 

@@ -39,6 +39,8 @@ class Launch:
 
 
 ALONE = Launch("alone", 0, 1)
+# What has started the processes of each kind of launch, in words.
+LAUNCHERS = {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
