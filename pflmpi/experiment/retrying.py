@@ -30,12 +30,12 @@ def retry_after_rank_loss(transport: Transport, function: Callable[[], T]) -> T:
         drop_lost(transport)
 
 
-def together(transport: Transport, function: Callable[[], T]) -> T:
+def retried_all_or_none(transport: Transport, function: Callable[[], T]) -> T:
     """The result of a function that succeeds on all ranks; see `all_or_none`."""
     return retry_after_rank_loss(transport, lambda: all_or_none(transport, function))
 
 
-def from_root(transport: Transport, function: Callable[[], str]) -> str:
+def retried_on_root(transport: Transport, function: Callable[[], str]) -> str:
     """The text of a function on rank 0, on every rank; where rank 0 dies, the next one calls it again."""
     return retry_after_rank_loss(transport, lambda: on_root(transport, function))
 

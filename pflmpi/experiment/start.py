@@ -18,7 +18,7 @@ from pflmpi.experiment.convolution_choice import choose_convolutions
 from pflmpi.experiment.execute import Paused, RankContext, run_rounds
 from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
-from pflmpi.experiment.retrying import from_root, together
+from pflmpi.experiment.retrying import retried_all_or_none, retried_on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.state.storage import check_scratch
 from pflmpi.runtime.trackers.tracking import check_installed
@@ -53,9 +53,11 @@ def start_prepared(
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
     transport = context.transport
-    run = Path(from_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
+    run = Path(retried_on_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
     with _locked(run, context, run_identity.new_run_id) as (lock, run_id):
-        together(transport, lambda: _create(run, experiment, transport, run_id, anew) if transport.rank == 0 else None)
+        retried_all_or_none(
+            transport, lambda: _create(run, experiment, transport, run_id, anew) if transport.rank == 0 else None
+        )
         run_rounds(experiment, run, run_id, context, lock, None, observe)
     return run
 
@@ -77,7 +79,7 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer, *
     Args:
         changed_code: continue too where code from outside the package has changed.
     """
-    for change in together(context.transport, lambda: stored_config.changed_code(run, config, changed_code)):
+    for change in retried_all_or_none(context.transport, lambda: stored_config.changed_code(run, config, changed_code)):
         _log.warning("%s; going on with the changed code", change)
     experiment = _prepare(config, context, run)
     with _locked(run, context, lambda: _run_id(run)) as (lock, run_id):
@@ -104,9 +106,8 @@ def start_or_resume(
     config: Config, run: Path, context: RankContext, observe: Observer, *, changed_code: bool = False
 ) -> Path:
     """Start the run in a folder, or resume it if it has a checkpoint; see `resume`."""
-    transport = context.transport
-    if from_root(transport, lambda: "yes" if _has_rounds(run) else ""):
-        stored = together(transport, lambda: stored_config.resumed_config(run, config))
+    if retried_on_root(context.transport, lambda: "yes" if _has_rounds(run) else ""):
+        stored = retried_all_or_none(context.transport, lambda: stored_config.resumed_config(run, config))
         return resume(stored, run, context, observe, changed_code=changed_code)
     return start_prepared(_prepare(config, context), run, context, observe, anew=True)
 
@@ -141,7 +142,8 @@ def _prepare(
         experiment = on_recorded_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
-    return choose_convolutions(together(context.transport, make), context.transport, on_gpu=bool(context.gpu_models))
+    made = retried_all_or_none(context.transport, make)
+    return choose_convolutions(made, context.transport, on_gpu=bool(context.gpu_models))
 
 
 @contextlib.contextmanager
@@ -161,7 +163,7 @@ def _locked(
         return f"{taken[0].token} {function()}"
 
     try:
-        token, _, text = from_root(context.transport, locked).partition(" ")
+        token, _, text = retried_on_root(context.transport, locked).partition(" ")
         taken = taken or [RunLock(run, token, context.jobs)]
         context.stop.at_once = taken[0].drop
         yield taken[0], text
@@ -181,8 +183,7 @@ def _run_rest(
     experiment: Experiment, run: Path, run_id: str, context: RankContext, lock: RunLock, observe: Observer
 ) -> None:
     """Run the rounds after the newest good checkpoint."""
-    transport = context.transport
-    done = int(from_root(transport, lambda: continue_after(run, experiment, transport, run_id)))
+    done = int(retried_on_root(context.transport, lambda: continue_after(run, experiment, context.transport, run_id)))
     run_rounds(experiment, run, run_id, context, lock, done, observe)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pflmpi.config.load import Config
 from pflmpi.experiment.execute import RankContext
-from pflmpi.experiment.retrying import retry_after_rank_loss, together
+from pflmpi.experiment.retrying import retried_all_or_none, retry_after_rank_loss
 from pflmpi.machine import cores, gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, place
@@ -48,7 +48,7 @@ def context_of(
         CollectiveError: on all ranks, where the ranks cannot compute together.
     """
     retry_after_rank_loss(transport, lambda: introduce(transport, here(config)))
-    placed = together(transport, lambda: place(transport.peers, config.runtime, config.training))
+    placed = retried_all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
     if transport.rank == 0 and placed.remark():
         _log.warning("%s", placed.remark())
     device = device_of(placed, transport.rank)
