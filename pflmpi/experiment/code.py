@@ -1,7 +1,6 @@
 """The code from outside the package that a run depends on: its hashes, recorded and compared."""
 
 import inspect
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -60,13 +59,13 @@ def changes(run: Path, before: Mapping[str, str], now: Mapping[str, str], allowe
 
 
 def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Raw configuration of a run with the files of `config` where only their folder differs: a file may be moved."""
+    """Raw configuration of a run with the files of `config` for objects of the same name: a file may be moved."""
     now = dict(_names(config.resolved()))
 
     def of(place: str, section: Any) -> Any:
         if isinstance(section, list):
             return [of(f"{place}/{number}" if number else place, one) for number, one in enumerate(section)]
-        if isinstance(section, Mapping) and place in now and _same_file(str(section.get("name")), now[place]):
+        if isinstance(section, Mapping) and place in now and _same_object(str(section.get("name")), now[place]):
             section = {**section, "name": now[place]}
         if place == "data" and "transform" in section:
             section = {**section, "transform": [moved(*each) for each in enumerate(section["transform"])]}
@@ -74,7 +73,7 @@ def renamed(values: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
     def moved(number: int, name: str) -> str:
         other = now.get(f"transform/{number}", name)
-        return other if _same_file(name, other) else name
+        return other if _same_object(name, other) else name
 
     return {key: of(key, value) for key, value in values.items()}
 
@@ -121,5 +120,7 @@ def _names(raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{key}/{number}" if number else key, section["name"]
 
 
-def _same_file(name: str, other: str) -> bool:
-    return outside.is_reference(name) and os.path.basename(name) == os.path.basename(other)
+def _same_object(name: str, other: str) -> bool:
+    """Whether two references may name one object, in a file that was moved or renamed; `changes` compares the code."""
+    references = outside.is_reference(name) and outside.is_reference(other)
+    return references and name.rpartition(":")[2] == other.rpartition(":")[2]

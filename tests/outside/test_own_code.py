@@ -56,7 +56,7 @@ def test_changed_code_is_said_and_asks_to_be_allowed(tmp_path: Path, caplog: pyt
     quick_run.resume(tmp_path / "run", ("training.rounds=3",))  # what is recorded now is the changed code
 
 
-def test_a_file_that_was_moved_is_named_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_moved_or_renamed_is_named_anew(tmp_path: Path) -> None:
     config = own_code.write(tmp_path / "code")
     whole = run(config, tmp_path / "whole")
     run(config, tmp_path / "run", 1, "training.rounds=1")
@@ -68,6 +68,11 @@ def test_a_file_that_was_moved_is_named_anew(tmp_path: Path) -> None:
     places.append(f"partition.name={tmp_path}/moved/in_turn.py:in_turn")
     assert quick_run.resume(tmp_path / "run", ("training.rounds=3", *places)) == whole
     assert quick_run.resume(tmp_path / "run") == whole
+    (tmp_path / "moved" / "mine.py").rename(tmp_path / "moved" / "ours.py")
+    again = ("training.rounds=4", f"algorithm.name={tmp_path}/moved/ours.py:Mine")
+    with pytest.raises(PflmpiError, match=r"the code of algorithm has changed since .*--changed-code"):
+        quick_run.resume(tmp_path / "run", again)  # names of files are part of the hash
+    quick_run.resume(tmp_path / "run", again, changed_code=True)
 
 
 def test_reading_a_run_executes_nothing_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
