@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from pflmpi import outside
+from pflmpi.config.sections import check_numbers, explain
 from pflmpi.errors import ConfigError
 
 T = TypeVar("T")
@@ -16,7 +17,8 @@ def fields_model(kind: type) -> type[BaseModel]:
     """Pydantic model with the fields of a dataclass, their ranges and defaults.
 
     Raises:
-        ConfigError: a type that no configuration can hold; names file, class and field.
+        ConfigError: a type that no configuration can hold, or a default that is not allowed; names file, class and
+            field.
     """
     try:
         hints = get_type_hints(kind, include_extras=True)
@@ -28,9 +30,25 @@ def fields_model(kind: type) -> type[BaseModel]:
     if "name" in fields:
         raise ConfigError(f"{_where(kind)}.name is a key already, which says what the section is; rename the field")
     try:
-        return create_model(kind.__name__, **fields)
+        model = create_model(kind.__name__, **fields)
     except (PydanticUserError, ValueError, NameError) as error:
         raise ConfigError(f"{_where(kind)}{_unusable(fields)}: {str(error).splitlines()[0]}") from error
+    check_defaults(_where(kind), model)
+    return model
+
+
+def check_defaults(where: str, model: type[BaseModel]) -> None:
+    """Raise `ConfigError` for a default that a configuration could not set: the run that wrote it could not resume."""
+    for name, field in model.model_fields.items():
+        if field.is_required():
+            continue
+        value = field.get_default(call_default_factory=True)
+        check_numbers(f"{where}.{name}", value)
+        alone: dict[str, Any] = {name: (field.annotation, field)}
+        try:
+            create_model(name, **alone).model_validate({name: value}, strict=True)
+        except ValidationError as error:
+            raise ConfigError(f"{explain(where, model, error)}; change its default") from error
 
 
 def filled(section: str, kind: type[T], values: BaseModel) -> T:

@@ -114,7 +114,7 @@ def section(name: str, kind: type[Section], value: object) -> Section:
     try:
         return kind.model_validate(values, strict=True)
     except ValidationError as error:
-        raise ConfigError(_explain(name, kind, error)) from error
+        raise ConfigError(explain(name, kind, error)) from error
 
 
 def check_numbers(where: str, value: object) -> None:
@@ -150,7 +150,7 @@ def by_key(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
+def explain(name: str, kind: type[BaseModel], error: ValidationError) -> str:
     """Error text: each wrong key with the value found and what is allowed."""
     lines = []
     for problem in error.errors():

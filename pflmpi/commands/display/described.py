@@ -46,6 +46,7 @@ def described(name: str) -> "Iterator[RenderableType]":
         ConfigError: there is nothing of that name.
     """
     for section, full, found in named(name):
+        table = keys(section, full, found)  # first, because it refuses a wrong field
         yield heading(section, full)
         yield summary(found)
         if isinstance(found, type) and issubclass(found, Algorithm):
@@ -54,7 +55,6 @@ def described(name: str) -> "Iterator[RenderableType]":
         about = about.partition("\n\nArgs:")[0].removeprefix(summary(found)).strip()
         if about:
             yield f"\n{_unwrapped(about)}"
-        table = keys(section, full, found)
         yield "" if table is None else table
 
 

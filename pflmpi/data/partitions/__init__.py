@@ -14,6 +14,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
+from pflmpi.config.fields import check_defaults
 from pflmpi.data.partitions.dirichlet import dirichlet
 from pflmpi.data.partitions.exdir import exdir
 from pflmpi.data.partitions.iid import iid
@@ -76,4 +77,6 @@ def section_model(name: str) -> type[BaseModel]:
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             fields[key] = (hints[key], ... if parameter.default is parameter.empty else parameter.default)
-    return create_model(function.__name__, **fields)
+    model = create_model(function.__name__, **fields)
+    check_defaults(f"{inspect.getfile(function)}: {function.__qualname__}", model)
+    return model

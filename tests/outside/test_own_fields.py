@@ -1,0 +1,55 @@
+"""Fields of an own class, and parameters of an own partition: what is refused, and how they are shown."""
+
+from pathlib import Path
+
+import pytest
+
+import own_code
+from pflmpi.cli import main
+from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
+
+IMPORTS = "from dataclasses import field\nfrom typing import Annotated\nfrom pydantic import Field\n"
+
+
+def with_field(folder: Path, line: str) -> tuple[Path, str]:
+    """A configuration with an own algorithm of one more field, and what names the algorithm."""
+    config = own_code.write(folder, algorithm={"name": "./mine.py:Mine"})
+    (folder / "mine.py").write_text(IMPORTS + own_code.ALGORITHM + f"    {line}\n")
+    return config, f"{folder}/mine.py:Mine"
+
+
+def refused_everywhere(config: Path, name: str, expected: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """`run`, `schema` and `list` refuse it with the same line."""
+    with pytest.raises(ConfigError) as raised:
+        configuration.load(config)
+    assert expected in str(raised.value) and "\n" not in str(raised.value)
+    for command in ("schema", "list"):
+        assert main([command, name]) == 2
+        output, error = capfd.readouterr()
+        assert not output and expected in " ".join(error.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("lam: Annotated[float, Field(ge=0)] = -1.0", "Mine.lam = -1.0: must be greater than or equal to 0"),
+        ("lam: float = Field(-1.0, ge=0)", "Mine.lam = -1.0: must be greater than or equal to 0"),
+        ('lam: int = "a"', "Mine.lam = 'a': must be a valid integer; change its default"),
+        ("lam: float = None", "Mine.lam = None: must be a valid number"),
+        ('lam: float = float("inf")', "Mine.lam = inf: must be a number from"),
+        ("lam: list[int] = field(default_factory=lambda: [0.5])", "Mine.lam.0 = 0.5: must be a valid integer"),
+    ],
+)
+def test_a_default_that_no_configuration_could_set_is_refused(
+    line: str, expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, name = with_field(tmp_path, line)
+    refused_everywhere(config, name, expected, capfd)
+
+
+def test_a_default_of_a_partition_is_checked_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = own_code.write(tmp_path)
+    (tmp_path / "in_turn.py").write_text(own_code.PARTITION.replace("step: int = 1", 'step: int = "a"'))
+    expected = "in_turn.step = 'a': must be a valid integer; change its default"
+    refused_everywhere(config, f"{tmp_path}/in_turn.py:in_turn", expected, capfd)
