@@ -93,7 +93,7 @@ def _fields(kind: "type[BaseModel]", within: str = "") -> Iterator[Row]:
             for part in field.metadata
             if (limit := getattr(part, attribute, None)) is not None
         ]
-        default = "required" if field.is_required() else _value(field.default)
+        default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
         yield within + name, ", ".join([_type(field.annotation), *limits]), default, field.description or ""
         if (below := nested(field.annotation)) is not None:
             yield from _fields(below, f"{within}{name}.")
@@ -114,4 +114,4 @@ def _type(annotation: Any) -> str:
         return " | ".join("null" if part is type(None) else _type(part) for part in parts)
     if nested(annotation) is not None:
         return "mapping"
-    return getattr(annotation, "__name__", str(annotation))
+    return str(annotation) if parts else getattr(annotation, "__name__", str(annotation))

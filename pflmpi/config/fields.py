@@ -1,7 +1,8 @@
 """The fields of an algorithm, model or dataset as keys of a configuration."""
 
 import dataclasses
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
@@ -11,6 +12,8 @@ from pflmpi.config.sections import check_numbers, explain
 from pflmpi.errors import ConfigError
 
 T = TypeVar("T")
+
+_EXPECTED = "expected a number, text, true, false, null, or a list of these"
 
 
 def fields_model(kind: type) -> type[BaseModel]:
@@ -33,13 +36,15 @@ def fields_model(kind: type) -> type[BaseModel]:
         model = create_model(kind.__name__, **fields)
     except (PydanticUserError, ValueError, NameError) as error:
         raise ConfigError(f"{_where(kind)}{_unusable(fields)}: {str(error).splitlines()[0]}") from error
-    check_defaults(_where(kind), model)
+    check_fields(_where(kind), model)
     return model
 
 
-def check_defaults(where: str, model: type[BaseModel]) -> None:
-    """Raise `ConfigError` for a default that a configuration could not set: the run that wrote it could not resume."""
+def check_fields(where: str, model: type[BaseModel]) -> None:
+    """Raise `ConfigError` for a type or default that no YAML file can set: a run that wrote it could not be resumed."""
     for name, field in model.model_fields.items():
+        if wrong := next(_unwritable(field.annotation), None):
+            raise ConfigError(f"{where}.{name} is a {wrong}, which no key can be; {_EXPECTED}")
         if field.is_required():
             continue
         value = field.get_default(call_default_factory=True)
@@ -63,9 +68,18 @@ def plain(section: str, kind: type, values: BaseModel) -> dict[str, Any]:
         if not _plain(value):
             raise ConfigError(
                 f"{_where(kind)}.{name} = {value!r} is a {type(value).__name__}, which {section}.{name} cannot be; "
-                "expected a number, text, true, false, null, or a list of these"
+                f"{_EXPECTED}"
             )
     return fields
+
+
+def _unwritable(annotation: Any) -> Iterator[str]:
+    """Yield the types within a type that YAML has no values of: tuples, sets and mappings."""
+    kind = get_origin(annotation) or annotation
+    if isinstance(kind, type) and issubclass(kind, tuple | Mapping | Set):
+        yield str(annotation) if get_args(annotation) else kind.__name__
+    for part in get_args(annotation):
+        yield from _unwritable(part)
 
 
 def _plain(value: Any) -> bool:

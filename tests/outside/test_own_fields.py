@@ -53,3 +53,30 @@ def test_a_default_of_a_partition_is_checked_too(tmp_path: Path, capfd: pytest.C
     (tmp_path / "in_turn.py").write_text(own_code.PARTITION.replace("step: int = 1", 'step: int = "a"'))
     expected = "in_turn.step = 'a': must be a valid integer; change its default"
     refused_everywhere(config, f"{tmp_path}/in_turn.py:in_turn", expected, capfd)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("lam: tuple[int, ...] = (1, 2)", "tuple[int, ...]"),
+        ("lam: dict[str, float] = field(default_factory=dict)", "dict[str, float]"),
+        ("lam: dict | None = None", "dict"),
+        ("lam: list[tuple[int, int]] = field(default_factory=list)", "tuple[int, int]"),
+        ("lam: set[int]", "set[int]"),
+    ],
+)
+def test_a_field_of_a_type_that_no_key_can_have_is_refused(
+    line: str, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config, name = with_field(tmp_path, line)
+    expected = f"Mine.lam is a {kind}, which no key can be; expected a number, text, true, false, null, or a list"
+    refused_everywhere(config, name, expected, capfd)
+
+
+def test_a_default_that_a_function_makes_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config, name = with_field(tmp_path, "lam: list[float] = field(default_factory=list)")
+    assert configuration.load(config).resolved()["algorithm"]["lam"] == []
+    for command in ("schema", "list"):
+        assert main([command, name]) == 0
+        output = capfd.readouterr().out
+        assert "[]" in output and "Undefined" not in output and "list[float]" in output
