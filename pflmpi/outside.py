@@ -79,10 +79,13 @@ def cause(error: BaseException) -> str | None:
 
 
 def place(error: BaseException) -> str | None:
-    """The last line of code from outside that an error went through, with its file and function."""
+    """The last line of code from outside that an error went through, with its file and function.
+
+    What has no file, such as the methods that @dataclass writes, is not a place to look at.
+    """
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if _MARK in frame.f_globals:
+        if _MARK in frame.f_globals and frame.f_code.co_filename != "<string>":
             found = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_qualname}"
     return found
 

@@ -32,12 +32,14 @@ _DRAWS = (
     "in a module use nn.Dropout, in an algorithm `draws_noise` and `Batch.key` (pflmpi.learning.client.uniform), or "
     "`Round.stream` on the server"
 )
-_ADVICE = {  # by what PyTorch's error says
+_ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "does not have a deterministic implementation": "; with this operation a run on GPUs could not be repeated: choose "
     "another one (as pooling, that to 1 x 1 can), or runtime.device = 'cpu'",
     "called random operation": f"; {_DRAWS}",
     "Expected more than 1 value per channel": "; a batch has one sample, of which batch norm has no variance: "
     "training.drop_last = true leaves out incomplete batches, and a module may have model.norm = 'group'",
+    "cannot assign to field": "; nothing is kept in the algorithm itself: what a client keeps belongs in its state "
+    "(`init_client`), what the server keeps in `init_server`",
 }
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 

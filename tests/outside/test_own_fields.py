@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 import own_code
+import quick_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError
+from pflmpi.errors import ConfigError, PflmpiError
 
 IMPORTS = "from dataclasses import field\nfrom typing import Annotated\nfrom pydantic import Field\n"
 
@@ -80,3 +81,15 @@ def test_a_default_that_a_function_makes_is_shown(tmp_path: Path, capfd: pytest.
         assert main([command, name]) == 0
         output = capfd.readouterr().out
         assert "[]" in output and "Undefined" not in output and "list[float]" in output
+
+
+@pytest.mark.parametrize("executor", ["loop", "lanes"])
+def test_an_assignment_to_self_is_named_where_it_stands(executor: str, tmp_path: Path) -> None:
+    config = own_code.write(tmp_path, algorithm={"name": "./mine.py:Mine"}, runtime={"executor": executor})
+    method = "def client_update(self, task, client, down, data):\n        self.seen = 1\n"
+    (tmp_path / "mine.py").write_text(own_code.ALGORITHM + f"\n    {method}")
+    with pytest.raises(PflmpiError) as raised:
+        quick_run.run(configuration.load(config).resolved(), tmp_path / "run")
+    line = (tmp_path / "mine.py").read_text().split("\n").index("        self.seen = 1") + 1
+    assert f"at {tmp_path}/mine.py:{line}, in Mine.client_update" in str(raised.value)
+    assert "what a client keeps belongs in its state (`init_client`)" in str(raised.value)
