@@ -93,3 +93,16 @@ def test_an_assignment_to_self_is_named_where_it_stands(executor: str, tmp_path:
     line = (tmp_path / "mine.py").read_text().split("\n").index("        self.seen = 1") + 1
     assert f"at {tmp_path}/mine.py:{line}, in Mine.client_update" in str(raised.value)
     assert "what a client keeps belongs in its state (`init_client`)" in str(raised.value)
+
+
+@pytest.mark.parametrize("first", ["labels", "writers"])
+def test_only_the_keys_of_a_partition_need_types(first: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = own_code.write(tmp_path)
+    file, name = tmp_path / "in_turn.py", f"{tmp_path}/in_turn.py:in_turn"
+    body = "\n    return [np.arange(client, 100, clients * step) for client in range(clients)]\n"
+    file.write_text(f"import numpy as np\ndef in_turn({first}, clients, rng, *, step: int = 1):" + body)
+    assert configuration.load(config).resolved()["partition"] == {"name": name, "clients": 5, "step": 1}
+    for command in ("schema", "list"):
+        assert main([command, name]) == 0 and "clients" in capfd.readouterr().out
+    file.write_text(f"import numpy as np\ndef in_turn({first}, clients, rng, *, step=1):" + body)
+    refused_everywhere(config, name, "in_turn: step has no type; expected step: int, or float, bool, str,", capfd)

@@ -3,8 +3,9 @@
     f(labels int64 [n], clients N, rng, *, parameters) -> the ascending sample indices of each client
 
 `rng` is the only source of randomness. The signature is the declaration: keyword-only parameters, with their ranges
-and descriptions, are the keys of the `partition` section; a function whose first parameter is called `writers` is given
-the writer of each sample instead of its label; one whose `clients` may be None has a natural number of clients.
+and descriptions, are the keys of the `partition` section; they need types, the first three need none. A function whose
+first parameter is called `writers` is given the writer of each sample instead of its label; one whose `clients` may be
+None has a natural number of clients.
 """
 
 import inspect
@@ -41,8 +42,12 @@ def _accept(found: object) -> Partition:
         )
     if taken := {"name", "path"} & {*parameters}:
         raise ConfigError(f"{found.__qualname__}: partition.{taken.pop()} is a key already; rename the parameter")
-    if missing := [name for name in (*parameters,) if name not in found.__annotations__]:
-        raise ConfigError(f"{found.__qualname__}: {missing[0]} has no type; expected clients: int, and so on")
+    for name, one in parameters.items():
+        if one.kind is one.KEYWORD_ONLY and one.annotation is one.empty:
+            raise ConfigError(
+                f"{found.__qualname__}: {name} has no type; expected {name}: int, or float, bool, str, Literal[...], "
+                "or a list of these"
+            )
     return found
 
 
@@ -71,9 +76,10 @@ def section_model(name: str) -> type[BaseModel]:
     """Pydantic model of a partition's keys besides `name`, made from the function's signature."""
     function = PARTITIONS[name]
     hints = get_type_hints(function, include_extras=True)
-    natural = type(None) in get_args(hints["clients"])
+    number = hints.get("clients", int)
+    natural = type(None) in get_args(number)
     about = Field(None if natural else ..., ge=1, description="number of clients" + ", null for all" * natural)
-    fields: dict[str, Any] = {"clients": (hints["clients"], about)}
+    fields: dict[str, Any] = {"clients": (number, about)}
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             fields[key] = (hints[key], ... if parameter.default is parameter.empty else parameter.default)
