@@ -15,6 +15,7 @@ from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.python.arguments import as_path, whole
 from pflmpi.store import config_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.store.metrics import metrics_file
@@ -100,7 +101,7 @@ class Run:
             if problems:
                 warnings.warn(f"round {newest.number} stands for a newer one: {problems[0]}", stacklevel=2)
             return newest
-        if number not in (there := self.rounds):
+        if (number := whole("round", number)) not in (there := self.rounds):
             raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
         if problems := self.mistaken(number):
             raise CheckpointError("; ".join(problems))
@@ -128,7 +129,7 @@ class Run:
         """
         from pflmpi.analysis.client_samples import client_samples
 
-        return client_samples(self.path, self._experiment.division.everyone, client)
+        return client_samples(self.path, self._experiment.division.everyone, whole("client", client))
 
     def model(self, client: int, round: int | None = None) -> "nn.Module":
         """What a client predicts with after a round (None: the newest), as a torch module for its `samples`.
@@ -141,7 +142,7 @@ class Run:
         """
         from pflmpi.analysis.personal_module import personal_module
 
-        return personal_module(self.round(round), self._experiment, client)
+        return personal_module(self.round(round), self._experiment, whole("client", client))
 
     @cached_property
     def _experiment(self) -> "Experiment":
@@ -175,7 +176,7 @@ def open_run(path: str | PathLike[str]) -> Run:
     Raises:
         CheckpointError: the folder is no run, its configuration cannot be read, or a newer pflmpi wrote it.
     """
-    folder = Path(path)
+    folder = as_path("path", path)
     if not folder.is_dir():
         raise CheckpointError(elsewhere(folder) or f"{folder} is a checkpoint in one file, and no run; {_ONE_FILE}")
     recover_records(folder)

@@ -11,6 +11,7 @@ from typing import Any, overload
 from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError, UserError
+from pflmpi.python.arguments import wrong_type
 from pflmpi.store import config_file
 from pflmpi.store.metrics import metrics_file
 
@@ -87,6 +88,8 @@ def open_runs(paths: "str | PathLike[str] | Iterable[str | PathLike[str]]") -> R
         if not runs:
             raise CheckpointError(f"{paths} matches no run; give a pattern of their folders, such as runs/*")
         return Runs(runs)
+    if not isinstance(paths, Iterable):
+        raise wrong_type("paths", paths, "a pattern such as 'runs/*', or a list of folders")
     return Runs([open_run(path) for path in paths])
 
 

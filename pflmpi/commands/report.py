@@ -94,11 +94,12 @@ def _refuse_for_tables(options: argparse.Namespace, what: str) -> None:
 
 def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.page.report import PAGE, write_report
+    from pflmpi.analysis.series.target import check_target
     from pflmpi.commands.display.progress import bar
 
     _refuse_for_tables(options, "runs")
-    if wrong := [target for target in options.target if not 0 < target <= 1]:
-        raise ConfigError(f"--target {wrong[0]:g}: must be a share above 0 and at most 1, such as 0.9 for 90 %")
+    for target in options.target:
+        check_target("--target", target)
     out = options.out or Path("report")
     with bar("report") as update:
         pictures = [kind for kind in ("png", "pdf") if getattr(options, kind)]

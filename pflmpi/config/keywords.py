@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,6 +16,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
+from pflmpi.python.arguments import as_path
 from pflmpi.registry import Registry
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
 from pflmpi.text import shown
@@ -65,7 +65,7 @@ class Config(load.Config):
     def load(cls, path: "str | PathLike[str]") -> "Config":
         """The configuration in a YAML file."""
         found = cls.__new__(cls)
-        found._take(load.load(Path(path)))
+        found._take(load.load(as_path("path", path)))
         return found
 
     def replace(self, **sections: Any) -> "Config":

@@ -11,11 +11,14 @@ from pflmpi.config.keywords import Config
 from pflmpi.config.load import Config as Checked
 from pflmpi.errors import ConfigError
 from pflmpi.python import processes, this_rank
+from pflmpi.python.arguments import as_path, wrong_type
 from pflmpi.python.rounds import OnRound
 from pflmpi.text import short_name
 from pflmpi.transports.detect import detect
 
 __all__ = ["run"]
+
+_CONFIG = "a pflmpi.Config, or the path of a YAML file; pflmpi.Config(**sections) makes one from a mapping of sections"
 
 
 def run(
@@ -53,9 +56,13 @@ def run(
         raise ConfigError("out = '' names no folder; give one, or None for runs/NAME-TIME")
     if resume and out is None:
         raise ConfigError("resume=True without out: give the folder of the run to go on with")
-    checked = config if isinstance(config, Checked) else Config.load(config)
-    name = checked.resolved()["algorithm"]["name"] if isinstance(config, Checked) else Path(config).stem
-    folder = Path(out) if out is not None else Path("runs") / f"{short_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if on_round is not None and not callable(on_round):
+        raise wrong_type("on_round", on_round, "a function of one argument, the line of metrics.csv")
+    given = config if isinstance(config, Checked) else as_path("config", config, _CONFIG)
+    checked = given if isinstance(given, Checked) else Config.load(given)
+    name = checked.resolved()["algorithm"]["name"] if isinstance(given, Checked) else given.stem
+    default = Path("runs", f"{short_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = default if out is None else as_path("out", out)
     launch = detect(os.environ)
     start: Callable[..., Path] = processes.run if launch.kind == "alone" else this_rank.run
     return open_run(start(checked, folder, ranks, on_round, resume, quiet))

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
 from pflmpi.errors import ConfigError
 from pflmpi.learning.early_stop import lower_is_better
 from pflmpi.registry import unknown
+from pflmpi.text import shown
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,11 @@ def cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "acc
         metric: a column.
 
     Raises:
-        ConfigError: there is no such column.
+        ConfigError: there is no such column, or the target is none of it.
     """
     if metric not in columns:
         raise ConfigError(unknown("column of metrics.csv", metric, list(columns)))
+    check_target("target", target, metric)
     values = columns[metric]
     reached = np.flatnonzero(values <= target if lower_is_better(metric) else values >= target)  # never NaN
     if not len(reached):
@@ -46,3 +49,12 @@ def cost_to(columns: Mapping[str, np.ndarray], target: float, metric: str = "acc
     until = slice(0, int(reached[0]) + 1)
     seconds, up, down = (columns[name][until].sum() for name in ("seconds", "up_bytes", "down_bytes"))
     return CostTo(int(columns["round"][reached[0]]), float(seconds), int(up), int(down))
+
+
+def check_target(name: str, target: object, metric: str = "accuracy_mean") -> None:
+    """Raise `ConfigError` for a target that a metric cannot have: accuracy and F1 are shares, others any number."""
+    is_share = "accuracy" in metric or metric.startswith("f1")
+    number = float(target) if not isinstance(target, bool) and isinstance(target, Real) else float("nan")
+    if not (0 < number <= 1 if is_share else np.isfinite(number)):
+        allowed = "a share above 0 and at most 1, such as 0.9 for 90 %" if is_share else "a number"
+        raise ConfigError(f"{name} = {shown(target)}: must be {allowed}")
