@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+_SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of the column `test`
+
 
 def read_table(
     path: Path, label: str | None, client: str | None
@@ -50,7 +52,7 @@ def read_table(
     features = {name: _features(name, columns[name]) for name in names if name not in (label, client, "test")}
     if not features:
         raise ValueError(f"there are no columns besides {label!r}; separate columns by commas")
-    test = columns["test"].astype(np.float32) > 0 if "test" in columns else np.zeros(len(rows), bool)
+    test = _sides(columns["test"]) if "test" in columns else np.zeros(len(rows), bool)
     values = np.stack([*features.values()], 1)
     return values, _numbers(columns[label]), columns.get(client or ""), test, tuple(features)
 
@@ -61,6 +63,16 @@ def _features(name: str, column: np.ndarray) -> np.ndarray:
             return column.astype(np.float32)
     except ValueError as error:
         raise ValueError(f"column {name!r} holds no numbers ({error}); encode it, or leave it out") from error
+
+
+def _sides(column: np.ndarray) -> np.ndarray:
+    """Which lines [n] are for testing."""
+    for number, value in enumerate(column, start=2):
+        if not value:
+            raise ValueError(f"line {number} has no test; fill it in, or leave the line out")
+        if value.lower() not in _SIDES:
+            raise ValueError(f"column 'test' has '{value}' in line {number}; allowed: 0, 1, true, false")
+    return np.array([_SIDES[value.lower()] for value in column])
 
 
 def _numbers(labels: np.ndarray) -> np.ndarray:

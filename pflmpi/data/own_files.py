@@ -60,6 +60,9 @@ def read_own(path: Path, label: str | None = None, client: str | None = None) ->
     """
     if not path.exists():
         raise DataError(f"data.path = {str(path)!r} does not exist; {_HOW}")
+    for key, column in (("label", label), ("client", client)):
+        if column is not None and (path.is_dir() or path.suffix != ".csv"):
+            raise DataError(f"data.{key} = {column!r} names a column of a .csv, and this is {path.name}; leave it out")
     try:
         if path.is_dir():
             arrays = _folder(path)
@@ -83,6 +86,9 @@ def _dataset(name: str, arrays: OwnArrays) -> Dataset:
             raise ValueError(f"{what} has the shape {list(found.shape)}, and x has {count} samples; expected [{count}]")
     if not count:
         raise ValueError("it has no samples")
+    _check_sides(arrays.test)
+    if arrays.client is not None and arrays.client.dtype.kind == "f" and (empty := np.isnan(arrays.client)).any():
+        raise ValueError(f"sample {empty.argmax()} has no client (nan); give each sample one, or leave it out")
     classes, labels = np.unique(arrays.y, return_inverse=True)
     if len(classes) > _MOST_CLASSES or (arrays.y.dtype.kind == "f" and (classes != np.round(classes)).any()):
         raise ValueError(f"y has {len(classes)} different values, such as {classes[0]!r}; expected labels of classes")
@@ -94,6 +100,13 @@ def _dataset(name: str, arrays: OwnArrays) -> Dataset:
     return replace(
         dataset, class_names=_names(classes, arrays.class_names), written_labels=written, columns=arrays.columns
     )
+
+
+def _check_sides(test: np.ndarray) -> None:
+    """Raise `ValueError` unless every sample [n] is for testing or not."""
+    if (wrong := ~np.isin(test, (0, 1))).any():
+        bad = int(wrong.argmax())
+        raise ValueError(f"sample {bad} has test = {test[bad]}; allowed: 0, 1, true, false")
 
 
 def _names(classes: np.ndarray, given: np.ndarray | None) -> tuple[str, ...]:

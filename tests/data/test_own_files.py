@@ -163,6 +163,48 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
             read_own(path())
 
 
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+def test_arrays_say_who_is_a_client_and_what_is_for_testing(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"my.{suffix}"
+
+    def read(**others: Any) -> Any:
+        arrays = {"x": RNG.normal(size=(4, 2)), "y": np.array([0, 1, 0, 1]), **others}
+        if suffix == "npz":
+            np.savez(path, **arrays)
+        else:
+            with h5py.File(path, "w") as file:
+                file.update(arrays)
+        return read_own(path)
+
+    with pytest.raises(DataError, match=r"sample 1 has no client \(nan\); give each sample one, or leave it out"):
+        read(client=np.array([1, np.nan, 2, np.nan]))
+    with pytest.raises(DataError, match="sample 2 has test = 2; allowed: 0, 1, true, false"):
+        read(test=np.array([0, 1, 2, 2]))
+    with pytest.raises(DataError, match="sample 0 has test = nan; allowed: 0, 1, true, false"):
+        read(test=np.array([np.nan, 1, 0, 0]))
+    for test in ([0, 1, 0, 1], [0.0, 1.0, 0.0, 1.0], [False, True, False, True]):
+        assert read(test=np.array(test)).official_test.tolist() == [False, True, False, True]
+    with pytest.raises(DataError, match=rf"data.label = 'z' names a column of a .csv, and this is my.{suffix}; leave"):
+        read_own(path, label="z")
+    with pytest.raises(DataError, match=rf"data.client = 'z' names a column of a .csv, and this is my.{suffix}; leave"):
+        read_own(path, client="z")
+
+
+def test_a_table_says_what_is_for_testing(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    for written in ("0 1 0", "False True false", "0.0 1.0 0"):
+        rows = zip("abc", written.split(), "xyx", strict=True)
+        path.write_text("a,test,y\n" + "".join(f"{n},{test},{y}\n" for n, (_, test, y) in enumerate(rows)))
+        assert read_own(path).official_test.tolist() == [False, True, False]
+    for wrong in ("no", "2", "-1", "nan"):
+        path.write_text(f"a,test,y\n1,0,x\n2,{wrong},y\n")
+        with pytest.raises(DataError, match=f"column 'test' has '{wrong}' in line 3; allowed: 0, 1, true, false"):
+            read_own(path)
+    path.write_text("a,test,y\n1,0,x\n2,,y\n")
+    with pytest.raises(DataError, match="line 3 has no test; fill it in, or leave the line out"):
+        read_own(path)
+
+
 def test_a_table_whose_columns_are_counted_has_its_label_last(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_text("0,1,2\n5,6,0\n7,8,1\n")
     found = read_own(tmp_path / "my.csv")
