@@ -91,7 +91,9 @@ def _dataset(name: str, arrays: OwnArrays) -> Dataset:
         raise ValueError(f"sample {empty.argmax()} has no client (nan); give each sample one, or leave it out")
     classes, labels = np.unique(arrays.y, return_inverse=True)
     if len(classes) > _MOST_CLASSES or (arrays.y.dtype.kind == "f" and (classes != np.round(classes)).any()):
-        raise ValueError(f"y has {len(classes)} different values, such as {classes[0]!r}; expected labels of classes")
+        raise ValueError(
+            f"y has {len(classes)} different values, such as {classes[0].item()!r}; expected labels of classes"
+        )
     if arrays.num_classes is not None:  # some of which no sample may be of
         classes, labels = np.arange(arrays.num_classes), arrays.y
     writers = None if arrays.client is None else np.unique(arrays.client, return_inverse=True)[1]
@@ -135,9 +137,15 @@ def _samples(x: np.ndarray) -> np.ndarray:
     if x.dtype == np.uint8 and x.ndim == 4:
         last = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
-    x = x.astype(np.float32)
-    if not np.isfinite(x).all():
-        bad = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(1))[0])
+    given = x
+    with np.errstate(over="ignore"):  # refused below
+        x = given.astype(np.float32)
+    if (wrong := ~np.isfinite(x)).any():
+        bad, value = np.nonzero(wrong)[0][0], given[wrong][0].item()
+        if np.isfinite(value):
+            raise ValueError(
+                f"sample {bad} has the value {value!r}, too large for float32; scale it, or leave the sample out"
+            )
         raise ValueError(f"sample {bad} has a value that is not a finite number; fill it in, or leave the sample out")
     return x
 

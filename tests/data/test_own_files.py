@@ -147,7 +147,7 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
         (lambda: npz(x=np.array([object()] * 4), y=[0, 1, 2, 3]), "cannot be used"),
         (lambda: npz(x=np.zeros((0, 2)), y=np.zeros(0)), "no samples"),
         (lambda: csv("a,label\n1,2\n3\n"), "line 3 has 1 values, the header has 2"),
-        (lambda: csv("a,label\nred,2\n"), "column 'a' holds no numbers"),
+        (lambda: csv("a,label\nred,2\n"), "column 'a' has 'red' in line 2, no number"),
         (lambda: csv(""), "it is empty"),
         (lambda: csv("\na,label\n1,0\n"), "or its first line is; expected a header"),
         (lambda: csv("a,label\n1,0\n2,\n"), "line 3 has no label; fill it in"),
@@ -156,7 +156,8 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
         (lambda: csv("1,2,0\n3,4,1\n"), "its first line has numbers alone"),
         (lambda: csv("a;label\n1;0\n"), "separate columns by commas"),
         (lambda: csv("a,a,label\n1,2,0\n"), "two columns are called 'a'"),
-        (lambda: csv("a,label\n1e39,0\n"), "sample 0 has a value that is not a finite number"),
+        (lambda: csv("a,label\n1e39,0\n"), "column 'a' has '1e39' in line 2, too large for float32"),
+        (lambda: csv("a,label\nnan,0\n"), "sample 0 has a value that is not a finite number"),
         (lambda: tmp_path, "no pictures"),
     ):
         with pytest.raises(DataError, match=f"data.path = .*{expected}"):
@@ -203,6 +204,43 @@ def test_a_table_says_what_is_for_testing(tmp_path: Path) -> None:
     path.write_text("a,test,y\n1,0,x\n2,,y\n")
     with pytest.raises(DataError, match="line 3 has no test; fill it in, or leave the line out"):
         read_own(path)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("a,b,label\n1,2,0\n,4,1\n", "line 3 has no a; fill it in, or leave the line out"),
+        ("a,b,label\n1,2,0\n\n,4,1\n", "line 4 has no a; fill it in, or leave the line out"),
+        ('a,b,label\n1,2,"0\n"\n,4,1\n', "line 4 has no a; fill it in, or leave the line out"),
+        ("a,b,label\n1,2,0\nred,4,1\n", "column 'a' has 'red' in line 3, no number; encode it, or leave it out$"),
+        (
+            "a,ill,b\n1,yes,0\n3,no,1\n",
+            "column 'ill' has 'yes' in line 2, no number; encode it, leave it out, or name the column of the labels by "
+            r"data.label \(pflmpi data: --label\)",
+        ),
+        ("a,label\n1,0\nä,1\n".encode("latin-1"), "line 3 is not UTF-8 .*; save it as UTF-8"),
+        ("a,label\n1,0\n1e300,1\n", "column 'a' has '1e300' in line 3, too large for float32; scale it"),
+    ],
+)
+def test_a_cell_that_cannot_be_used_is_named_with_its_line(text: str | bytes, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(DataError, match=expected):
+        read_own(tmp_path / "my.csv")
+
+
+def test_blank_lines_of_a_table_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("a,label\n1,0\n\n2,1\n  \n\n")
+    found = read_own(tmp_path / "my.csv")
+    assert found.images.tolist() == [[1], [2]] and found.labels.tolist() == [0, 1]
+
+
+def test_a_value_too_large_and_a_label_that_is_none_are_shown_as_written(tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=np.array([[1.0], [1e300]]), y=[0, 1])
+    with pytest.raises(DataError, match=r"sample 1 has the value 1e\+300, too large for float32; scale it, or leave"):
+        read_own(tmp_path / "my.npz")
+    np.savez(tmp_path / "my.npz", x=np.ones((2, 1)), y=np.array([-2.5, 1], np.float32))
+    with pytest.raises(DataError, match=r"2 different values, such as -2.5; expected"):
+        read_own(tmp_path / "my.npz")
 
 
 def test_a_table_whose_columns_are_counted_has_its_label_last(tmp_path: Path) -> None:
