@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi.errors import ConfigError
+from pflmpi.text import for_shell
 
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
@@ -87,7 +88,7 @@ def check_newest(run: Path, round: int, problems: Sequence[str], allow_older: bo
     from pflmpi.errors import CheckpointError, show
     from pflmpi.store.names import rounds
 
-    more = f" (and {len(problems) - 1} more: `pflmpi inspect {run} --verify`)" if len(problems) > 1 else ""
+    more = f" (and {len(problems) - 1} more: `pflmpi inspect {for_shell(run)} --verify`)" if len(problems) > 1 else ""
     found = f"round {max(rounds(run))} of {run} cannot be used: {problems[0]}{more}"
     if not allow_older:
         raise CheckpointError(

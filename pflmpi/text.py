@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -110,6 +111,15 @@ def short_name(name: str) -> str:
     ('FedMine', 'fedavg')
     """
     return name.rpartition(":")[2]
+
+
+def for_shell(path: object) -> str:
+    """A path as a word of a command that is shown.
+
+    >>> for_shell("runs/1"), for_shell("my runs/1")
+    ('runs/1', "'my runs/1'")
+    """
+    return shlex.quote(str(path))
 
 
 def spreadsheet_safe(text: str) -> str:

@@ -19,6 +19,7 @@ from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.run_identity import exchanged, foreign
+from pflmpi.text import for_shell
 
 T = TypeVar("T")
 
@@ -174,7 +175,7 @@ class Checkpoint:
         if not self.describes_itself:
             raise OlderFormatError(
                 f"{self.path} was written by pflmpi before checkpoints described themselves (format 1); "
-                f"run `pflmpi resume {self.run}` with a later training.rounds"
+                f"run `pflmpi resume {for_shell(self.run)}` with a later training.rounds"
             )
         try:
             return read(json.loads(str(self.attributes[name])))

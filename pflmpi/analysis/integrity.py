@@ -14,7 +14,7 @@ from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_checksums, read_history, read_layout
 from pflmpi.store.run_identity import exchanged, foreign
 from pflmpi.store.shard import rows_problem
-from pflmpi.text import spans
+from pflmpi.text import for_shell, spans
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ def check(run: Path) -> Iterator[Checked]:
 
 def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
     if path == config_file.path(run):
-        missing = f"{path} is missing; `pflmpi resume {run}` takes the configuration of the newest checkpoint"
+        missing = (
+            f"{path} is missing; `pflmpi resume {for_shell(run)}` takes the configuration of the newest checkpoint"
+        )
         return _listed(config_file.damage(run) if path.exists() else missing)
     if path == partition_file.path(run):
         expected = stored.read(run)["recorded"].get("partition_csv")
@@ -101,7 +103,7 @@ def _rewritten(run: Path, path: Path) -> tuple[str, ...]:
         found = path.read_bytes().splitlines() if path.exists() else []
         wrong = [i for i, line in enumerate(expected, 1) if i > len(found) or found[i - 1] != line]
         where = f"{path} differs from what round {number} recorded in line"
-        return (f"{where} {spans(wrong)}; `pflmpi resume {run}` restores it",) if wrong else ()
+        return (f"{where} {spans(wrong)}; `pflmpi resume {for_shell(run)}` restores it",) if wrong else ()
     return ()
 
 

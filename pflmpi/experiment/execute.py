@@ -36,6 +36,7 @@ from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.records.segments import clear
+from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -150,12 +151,11 @@ def _has_ended(run: Path, config: Config, context: RankContext) -> bool:
         return False
 
     def by_metrics() -> str:
-        lines = metrics_file.read(run)
-        context.stop.early = early = EarlyStop(config.training.stop, lines)
+        context.stop.early = early = EarlyStop(config.training.stop, lines := metrics_file.read(run))
         if early.met and (done := int(lines[-1]["round"])) < config.training.rounds:
             print(
                 f"pflmpi: nothing is left to do: {run} has stopped early after round {done}: {early.why}; "
-                f"`pflmpi resume {run} -s training.stop=null` goes on to round {config.training.rounds}",
+                f"`pflmpi resume {for_shell(run)} -s training.stop=null` goes on to round {config.training.rounds}",
                 flush=True,
             )
         return "yes" if early.met else ""

@@ -24,6 +24,7 @@ from pflmpi.store.lock.join_requests import Request
 from pflmpi.store.lock.owner import Owner
 from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.recovery import recover_records
+from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.peers import Peer
@@ -67,7 +68,9 @@ class Joiner:
         config = stored_config(run, ())
         if run_lock.owner(run) is None:
             _check_going(run, config)
-            raise CheckpointError(f"no process writes {run}, so none can be joined; `pflmpi resume {run}` continues it")
+            raise CheckpointError(
+                f"no process writes {run}, so none can be joined; `pflmpi resume {for_shell(run)}` continues it"
+            )
         if config.runtime.faults == "continue":
             raise ConfigError(
                 f"{run} has runtime.faults = 'continue', which works over MPI alone, and ranks join over "
@@ -154,7 +157,9 @@ class Joiner:
         if run_lock.owner(self.run) is not None:
             return RunError(f"{self.run} went on without this process, which was taken for gone; join again")
         _check_going(self.run, self.config)
-        return RunError(f"{self.run} was stopped before a rank could join; `pflmpi resume {self.run}` continues it")
+        return RunError(
+            f"{self.run} was stopped before a rank could join; `pflmpi resume {for_shell(self.run)}` continues it"
+        )
 
 
 def _check_going(run: Path, config: Config) -> None:

@@ -29,6 +29,7 @@ from pflmpi.store.metrics import history
 from pflmpi.store.records.conversion import pending
 from pflmpi.store.records.recovery import recover_records
 from pflmpi.store.records.segments import clear
+from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def refuse_existing(run: Path) -> None:
     if config_file.path(run).exists():
         how = "it has no checkpoint: add --continue"
         if run_folder.rounds(run) or pending(run):
-            how = f"continue it with `pflmpi resume {run}`"
+            how = f"continue it with `pflmpi resume {for_shell(run)}`"
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
     if any(place.is_file() for place in (run, *run.parents)):
         raise ConfigError(f"cannot write the run folder {run}: Not a directory; choose another --out")

@@ -11,6 +11,7 @@ from pflmpi import atomic
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import rounds
 from pflmpi.store.reading import read_attributes
+from pflmpi.text import for_shell
 
 # The keys of "recorded", which round files have as attributes too.
 _RECORDED = ("run", "data", "partition", "partition_csv", "device", "ranks", "transport", "versions", "code", "unseen")
@@ -57,7 +58,8 @@ def damage(run: Path) -> str | None:
         return None
     return (
         f"{path(run)} is not as it was written: its CRC-32 is another; put it back from a copy, or delete it: "
-        f"`pflmpi resume {run}` then takes the configuration of the newest checkpoint; -s KEY=VALUE changes a value"
+        f"`pflmpi resume {for_shell(run)}` then takes the configuration of the newest checkpoint; "
+        "-s KEY=VALUE changes a value"
     )
 
 

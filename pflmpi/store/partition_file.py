@@ -10,6 +10,7 @@ import numpy as np
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError
+from pflmpi.text import for_shell
 
 _HEADER = ("client", "class", "train", "test")
 
@@ -50,10 +51,12 @@ def damage(run: Path, expected: str) -> str | None:
     try:
         content = path(run).read_bytes()
     except OSError as error:
-        return f"{path(run)} cannot be read: {error.strerror}; `pflmpi resume {run}` writes it anew"
+        return f"{path(run)} cannot be read: {error.strerror}; `pflmpi resume {for_shell(run)}` writes it anew"
     if _checksum(content) == expected:
         return None
-    return f"{path(run)} is not as it was written: its CRC-32 is another; `pflmpi resume {run}` writes it anew"
+    return (
+        f"{path(run)} is not as it was written: its CRC-32 is another; `pflmpi resume {for_shell(run)}` writes it anew"
+    )
 
 
 def read(run: Path) -> SampleCounts | None:

@@ -152,6 +152,14 @@ def test_a_folder_with_recorded_checkpoints_alone_can_be_resumed_and_is_not_over
         refuse_existing(world.run)
 
 
+def test_a_command_that_is_shown_takes_a_folder_with_a_space(tmp_path: Path) -> None:
+    world = World(tmp_path / "my run", [0, 1], 0)
+    world.record(0, ranks=1)
+    config_file.path(world.run).touch()
+    with pytest.raises(UserError, match=rf"continue it with `pflmpi resume '{world.run}'`, or"):
+        refuse_existing(world.run)
+
+
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
     first = quick_run.run(quick_run.settings(), tmp_path / "run")
     with pytest.raises(UserError, match=r"holds a run already.*resume"):

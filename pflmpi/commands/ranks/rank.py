@@ -35,6 +35,7 @@ from pflmpi.errors import (
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store.names import rounds
+from pflmpi.text import for_shell
 from pflmpi.transports import refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
@@ -106,7 +107,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
     except (CollectiveError, Stopped) as reason:  # on every rank
         assert session is not None
         transport = session.transport
-        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {session.folder}` continues")
+        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {for_shell(session.folder)}` continues")
         if isinstance(reason, CollectiveError):
             error = reason.error
         if transport.rank == 0:
@@ -118,7 +119,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         _leave(transport, launch, error.exit_code)
     except KeyboardInterrupt:
         if resumable is not None and rounds(resumable):
-            how = f"`pflmpi resume {resumable}` continues from the newest checkpoint"
+            how = f"`pflmpi resume {for_shell(resumable)}` continues from the newest checkpoint"
             print(f"pflmpi: interrupted; {how}", file=sys.stderr)
         return _abort(session, 130, launch.rank)
     except Exception as caught:

@@ -16,6 +16,7 @@ from pflmpi.runtime.trackers.mlflow_store import MLflow
 from pflmpi.runtime.trackers.tensorboard import TensorBoard
 from pflmpi.runtime.trackers.weights_and_biases import WeightsAndBiases
 from pflmpi.store.metrics import metrics_file
+from pflmpi.text import for_shell
 
 _LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 _log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class _Trackers:
                 "output.%s fails: %s; the run goes on without it, and `pflmpi resume %s` would add the rounds it lacks",
                 name,
                 why,
-                self._folder,
+                for_shell(self._folder),
             )
 
 

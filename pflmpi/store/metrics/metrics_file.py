@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError, RunError
+from pflmpi.text import for_shell
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,6 @@ def append(run: Path, line: Sequence[str | int]) -> str:
     except OSError as error:
         raise RunError(
             f"cannot write {path(run)}: {error.strerror}; the newest complete checkpoint is intact: "
-            f"{atomic.remedy(error)} and continue with `pflmpi resume {run}`"
+            f"{atomic.remedy(error)} and continue with `pflmpi resume {for_shell(run)}`"
         ) from error
     return written.getvalue()

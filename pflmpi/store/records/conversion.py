@@ -17,6 +17,7 @@ from pflmpi.store.records.record import Record
 from pflmpi.store.records.segments import any_there, clear, exclusive, recorded, segments
 from pflmpi.store.round_file import write_round
 from pflmpi.store.shard import write_shard
+from pflmpi.text import for_shell
 
 
 def convert(run: Path, check: Callable[[], None] = lambda: None) -> None:
@@ -60,7 +61,7 @@ def finish(run: Path, last: int | None) -> None:
     if last is not None and last not in rounds(run):
         raise RunError(
             f"round {last} of {run} is recorded, but files that it needs were moved or deleted; put them back, and "
-            f"`pflmpi resume {run}`"
+            f"`pflmpi resume {for_shell(run)}`"
         )
     try:
         clear(run)
@@ -75,7 +76,7 @@ def explained(run: Path, error: OSError) -> str:
     with contextlib.suppress(OSError):  # what the error was about may hold for reading, too
         present += pending(run)
     last = f"the last complete round is {present[-1]}" if present else "no round is complete yet"
-    again = f"`pflmpi resume {run}`" if present else "start again"
+    again = f"`pflmpi resume {for_shell(run)}`" if present else "start again"
     return f"{what} while writing {error.filename or run}; {last}; {atomic.remedy(error)} and {again}"
 
 

@@ -8,7 +8,7 @@ from pflmpi.store.lock import run_lock
 from pflmpi.store.lock.taking import take
 from pflmpi.store.records.conversion import convert, pending
 from pflmpi.store.records.segments import any_there, clear
-from pflmpi.text import spans
+from pflmpi.text import for_shell, spans
 
 _log = logging.getLogger(__name__)
 
@@ -33,5 +33,5 @@ def recover_records(run: Path) -> None:
         why = f" ({problem})" if problem else ""
         _log.warning(
             "%s: checkpoints %s are recorded and not yet HDF5%s; `pflmpi resume %s` changes that",
-            *(run, spans(there), why, run),
+            *(run, spans(there), why, for_shell(run)),
         )
