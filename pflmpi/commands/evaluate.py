@@ -69,8 +69,11 @@ def run(options: argparse.Namespace) -> int:
 
     if options.data is not None and options.split == "train" and not options.unseen:
         raise ConfigError("--split train with --data: other data is only tested on; leave one of them out")
-    if options.updates is not None and (options.updates < 1 or not options.unseen):
-        raise ConfigError(f"--updates {options.updates}: give a number of at least 1, with --unseen")
+    if options.updates is not None and not options.unseen:
+        updates = f"--updates {options.updates}"
+        raise ConfigError(f"{updates} is for clients kept out of training; add --unseen, or leave it out")
+    if options.updates is not None and options.updates < 1:
+        raise ConfigError(f"--updates {options.updates}: give a number of at least 1")
     if options.after_training and options.unseen:
         raise ConfigError("--after-training with --unseen, who train before their test by --updates; leave one out")
     arguments.check_free(options.out, "-o", options.force)
