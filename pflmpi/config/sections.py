@@ -77,8 +77,8 @@ def override(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     result = {key: dict(value) if isinstance(value, dict) else value for key, value in raw.items()}
     for text in overrides:
         path, equals, value = text.partition("=")
-        section, _, key = path.partition(".")
-        if not equals or not path:
+        section, dot, key = path.partition(".")
+        if not equals or not path or (dot and not key):
             raise ConfigError(f"override {shown(text)} is not of the form section.key=value")
         if section not in KEYS:
             raise ConfigError(unknown("section", section, list(KEYS)))

@@ -78,3 +78,8 @@ def test_a_long_value_is_cut_in_the_error() -> None:
         with pytest.raises(ConfigError) as caught:
             parse({**quick_run.QUICK, **raw})
         assert len(str(caught.value)) < 600
+
+
+def test_an_override_without_a_key_after_its_point_is_the_one_named() -> None:
+    with pytest.raises(ConfigError, match=r"override 'training.=3' is not of the form section.key=value"):
+        override({}, ["training.=3", "training.rounds=1"])
