@@ -124,8 +124,11 @@ def check_numbers(where: str, value: object) -> None:
             check_numbers(f"{where}.{key}", item)
     elif isinstance(value, int | float):
         most = _LARGEST_INT if isinstance(value, int) else _LARGEST_FLOAT
-        if not abs(value) <= most:  # nor NaN
-            raise ConfigError(f"{where} = {value}: must be a number from -{most} to {most}")
+        if value != value:
+            raise ConfigError(f"{where} = {value}: must be a finite number")
+        if abs(value) > most:
+            limit = f"at most {most}" if value > 0 else f"at least -{most}"
+            raise ConfigError(f"{where} = {value}: no option takes such a number; must be {limit}")
 
 
 def mapping(name: str, value: object) -> dict[str, Any]:
