@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
     if options.round is not None and (options.diff is not None or options.verify):
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
-    recover_records(options.run)
+    if not options.verify:  # which opens the run, with its records
+        recover_records(options.run)
     if options.run.is_file():
         _show_file(options)
     elif options.verify:

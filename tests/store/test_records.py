@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pflmpi.cli import main
 from pflmpi.errors import RunError
 from pflmpi.store import run_folder
 from pflmpi.store.lock import taking
@@ -305,9 +306,12 @@ def test_a_run_that_cannot_be_written_says_what_is_recorded(
     recover_records(world.run)
     assert caplog.messages == [
         f"{world.run}: checkpoints 0-1 are recorded and not yet HDF5 (Read-only file system); "
-        f"`pflmpi resume {world.run}` changes that"
+        f"make the folder writable, and `pflmpi resume {world.run}` changes that"
     ]
     assert run_folder.rounds(world.run) == []
+    caplog.clear()
+    assert main(["inspect", str(world.run), "--verify"]) == 2
+    assert len([text for text in caplog.messages if "not yet HDF5" in text]) == 1
 
 
 def test_records_of_another_form_are_no_records(tmp_path: Path) -> None:
