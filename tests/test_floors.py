@@ -26,6 +26,7 @@ FLOORS = {
         "outside",
         "process",
         "source_code",
+        "argument_checks",
         "class_checks",
         "terminal",
     },

@@ -12,10 +12,10 @@ import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.columns import columns
+from pflmpi.argument_checks import as_path, whole
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.python.arguments import as_path, whole
 from pflmpi.store import config_file, run_folder
 from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.store.metrics import metrics_file

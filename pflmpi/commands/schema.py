@@ -65,11 +65,10 @@ def heading(section: str, name: str) -> str:
 
 def _keys(section: str, name: str, found: Any) -> Iterable[Row]:
     """The keys of an object that was found by its name."""
-    from pflmpi.config.fields import fields_model
-    from pflmpi.data.partitions import section_model
+    from pflmpi.config.fields import fields_model, partition_model
 
     if section == "partition":
-        return _fields(section_model(name))
+        return _fields(partition_model(name))
     return _fields(fields_model(found)) if isinstance(found, type) else ()
 
 

@@ -1,6 +1,7 @@
 """The fields of an algorithm, model or dataset as keys of a configuration."""
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -9,6 +10,7 @@ from pydantic.errors import PydanticUserError
 
 from pflmpi import outside
 from pflmpi.config.sections import check_numbers, explain
+from pflmpi.data.partitions import PARTITIONS, section_model
 from pflmpi.errors import ConfigError
 
 T = TypeVar("T")
@@ -36,11 +38,22 @@ def fields_model(kind: type) -> type[BaseModel]:
         model = create_model(kind.__name__, **fields)
     except (PydanticUserError, ValueError, NameError) as error:
         raise ConfigError(f"{_where(kind)}{_unusable(fields)}: {str(error).splitlines()[0]}") from error
-    check_fields(_where(kind), model)
+    _check_fields(_where(kind), model)
     return model
 
 
-def check_fields(where: str, model: type[BaseModel]) -> None:
+def partition_model(name: str) -> type[BaseModel]:
+    """Pydantic model of the keys of a partition besides `name`.
+
+    Raises:
+        ConfigError: as `fields_model`.
+    """
+    function, model = PARTITIONS[name], section_model(name)
+    _check_fields(f"{inspect.getfile(function)}: {function.__qualname__}", model)
+    return model
+
+
+def _check_fields(where: str, model: type[BaseModel]) -> None:
     """Raise `ConfigError` for a type or default that no YAML file can set: a run that wrote it could not be resumed."""
     for name, field in model.model_fields.items():
         if wrong := next(_unwritable(field.annotation), None):

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
+from pflmpi.argument_checks import as_path
 from pflmpi.config import load
 from pflmpi.config.sections import merge
 from pflmpi.data.config import DataConfig, PartitionConfig
@@ -16,7 +17,6 @@ from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models import MODELS
 from pflmpi.models.base import Model
-from pflmpi.python.arguments import as_path
 from pflmpi.registry import Registry
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig, OutputConfig, RuntimeConfig
 from pflmpi.text import shown

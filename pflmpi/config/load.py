@@ -11,11 +11,11 @@ from pydantic import BaseModel
 from pflmpi import outside
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.config.fields import fields_model, filled, plain
+from pflmpi.config.fields import fields_model, filled, partition_model, plain
 from pflmpi.config.sections import KEYS, check_numbers, located, mapping, override, section
 from pflmpi.config.yaml_file import read
 from pflmpi.data.config import DataConfig, PartitionConfig
-from pflmpi.data.partitions import PARTITIONS, section_model
+from pflmpi.data.partitions import PARTITIONS
 from pflmpi.data.sources import SOURCES
 from pflmpi.errors import ConfigError
 from pflmpi.learning.training import TrainingConfig
@@ -126,7 +126,7 @@ def partition(value: object) -> PartitionConfig:
             f"partition.name {found}; known: {', '.join(PARTITIONS)}; or give partition.path, a saved partition"
         )
     name = values.pop("name")
-    parameters = section("partition", section_model(name), values).model_dump()
+    parameters = section("partition", partition_model(name), values).model_dump()
     return PartitionConfig(name=name, clients=parameters.pop("clients"), parameters=parameters)
 
 

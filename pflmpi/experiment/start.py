@@ -66,9 +66,8 @@ def start_prepared(
 def refuse_existing(run: Path) -> None:
     """Raise `ConfigError` for a folder that holds a run, or that cannot be one because a file is in its place."""
     if config_file.path(run).exists():
-        how = "it has no checkpoint: add --continue"
-        if run_folder.rounds(run) or pending(run):
-            how = f"continue it with `pflmpi resume {for_shell(run)}`"
+        resumed = f"continue it with `pflmpi resume {for_shell(run)}`"
+        how = resumed if run_folder.rounds(run) or pending(run) else "it has no checkpoint: add --continue"
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
     if any(place.is_file() for place in (run, *run.parents)):
         raise ConfigError(f"cannot write the run folder {run}: Not a directory; choose another --out")

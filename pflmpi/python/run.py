@@ -7,11 +7,11 @@ from os import PathLike
 from pathlib import Path
 
 from pflmpi.analysis.run import Run, open_run
+from pflmpi.argument_checks import as_path, wrong_type
 from pflmpi.config.keywords import Config
 from pflmpi.config.load import Config as Checked
 from pflmpi.errors import ConfigError
 from pflmpi.python import processes, this_rank
-from pflmpi.python.arguments import as_path, wrong_type
 from pflmpi.python.rounds import OnRound
 from pflmpi.text import short_name
 from pflmpi.transports.detect import detect

@@ -290,7 +290,7 @@ def test_the_exit_codes_are_those_of_the_errors() -> None:
     assert (UserError.exit_code, RunError.exit_code, Stopped.exit_code) == (2, 3, 75)
     told = dict(re.findall(r"^\| (\d+) \| (.*) \|$", section("Commands"), re.MULTILINE))
     begin = {"0": "done", "1": "a run of a sweep failed", "2": "wrong input", "3": "a fault during the run"}
-    begin["75"] = "stopped after a complete round"
+    begin |= {"75": "stopped after a complete round", "130": "interrupted (Ctrl-C)"}
     assert told.keys() == begin.keys()
     assert all(told[code].startswith(text) for code, text in begin.items())
 

@@ -15,7 +15,6 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
-from pflmpi.config.fields import check_fields
 from pflmpi.data.partitions.dirichlet import dirichlet
 from pflmpi.data.partitions.exdir import exdir
 from pflmpi.data.partitions.iid import iid
@@ -83,6 +82,4 @@ def section_model(name: str) -> type[BaseModel]:
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
             fields[key] = (hints[key], ... if parameter.default is parameter.empty else parameter.default)
-    model = create_model(function.__name__, **fields)
-    check_fields(f"{inspect.getfile(function)}: {function.__qualname__}", model)
-    return model
+    return create_model(function.__name__, **fields)
