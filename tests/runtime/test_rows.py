@@ -63,16 +63,6 @@ def test_rows_come_to_life_when_they_are_written() -> None:
     check(rows, whole, [0, 1, 2, 3, 4])
 
 
-def test_a_large_copy_has_the_same_rows_aligned_as_torch_aligns_its_own() -> None:
-    rows = empty_rows(WHO, {"weight": torch.empty(1 << 20, 2), "wide": torch.empty(1 << 20, 1, dtype=torch.bfloat16)})
-    new = {"weight": torch.rand(5, 1 << 20, 2), "wide": torch.rand(5, 1 << 20, 1).bfloat16()}
-    rows.put(WHO, new)
-    for chosen in ([1, 4], [3, 0, 2]):
-        for path, leaf in tree.leaves(rows.get(WHO[chosen])):
-            assert torch.equal(leaf, new[path][chosen]) and leaf.is_contiguous(), path
-            assert leaf.data_ptr() % 64 == 0, path
-
-
 def test_clients_that_begin_otherwise_have_rows_of_their_own() -> None:
     rows, whole = filled()
     for path, value in (("model/bias", -1.0), ("steps", 9)):

@@ -14,7 +14,6 @@ from pflmpi.runtime.state.storage import Storage
 from pflmpi.tree import Tree
 
 _ALIGNED = 64  # bytes
-_LARGE = 1 << 22  # bytes of an array from which on NumPy asks for huge pages
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Rows:
     def _leaf(self, path: str, leaf: Tensor, positions: np.ndarray) -> Tensor:
         own = self.changed[path][positions]
         if own.all():
-            return torch.index_select(leaf, 0, torch.from_numpy(positions), out=_uninitialised(len(positions), leaf))
+            return leaf.index_select(0, torch.from_numpy(positions))
         found = self._common(path, leaf).repeat(len(positions), *[1] * (leaf.ndim - 1))
         if own.any():
             found[torch.from_numpy(own)] = leaf.index_select(0, torch.from_numpy(positions[own]))
@@ -115,16 +114,6 @@ def empty_rows(clients: np.ndarray, template: Tree, folder: Path | None = None) 
     )
     changed = {path: np.zeros(len(clients), bool) for path in leaves}
     return Rows(clients, tree.map(lambda _: next(rows), template), storage, changed, places)
-
-
-def _uninitialised(rows: int, leaf: Tensor) -> Tensor:
-    """Room for so many rows of a leaf; a large one is NumPy's, whose huge pages make new memory a third as dear."""
-    size = rows * leaf[:1].nbytes
-    if size < _LARGE:
-        return leaf.new_empty(rows, *leaf.shape[1:])
-    room = np.empty(size + _ALIGNED, np.uint8)
-    start = -room.ctypes.data % _ALIGNED
-    return torch.from_numpy(room[start : start + size]).view(leaf.dtype).view(rows, *leaf.shape[1:])
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
