@@ -21,8 +21,8 @@ def as_path(name: str, value: object, expected: str = "a path, as text or pathli
     raise wrong_type(name, value, expected)
 
 
-def whole(name: str, value: Any) -> int:
-    """The whole number of an argument, also of NumPy's; raises `ConfigError` for what is none."""
+def as_integer(name: str, value: Any) -> int:
+    """The integer of an argument, also of NumPy's; raises `ConfigError` for what is none."""
     try:
         return operator.index(value)
     except TypeError:

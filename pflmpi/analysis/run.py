@@ -12,7 +12,7 @@ import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.columns import columns
-from pflmpi.argument_checks import as_path, whole
+from pflmpi.argument_checks import as_integer, as_path
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
@@ -101,7 +101,7 @@ class Run:
             if problems:
                 warnings.warn(f"round {newest.number} stands for a newer one: {problems[0]}", stacklevel=2)
             return newest
-        if (number := whole("round", number)) not in (there := self.rounds):
+        if (number := as_integer("round", number)) not in (there := self.rounds):
             raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
         if problems := self.mistaken(number):
             raise CheckpointError("; ".join(problems))
@@ -129,7 +129,7 @@ class Run:
         """
         from pflmpi.analysis.client_samples import client_samples
 
-        return client_samples(self.path, self._experiment.division.everyone, whole("client", client))
+        return client_samples(self.path, self._experiment.division.everyone, as_integer("client", client))
 
     def model(self, client: int, round: int | None = None) -> "nn.Module":
         """What a client predicts with after a round (None: the newest), as a torch module for its `samples`.
@@ -142,7 +142,7 @@ class Run:
         """
         from pflmpi.analysis.personal_module import personal_module
 
-        return personal_module(self.round(round), self._experiment, whole("client", client))
+        return personal_module(self.round(round), self._experiment, as_integer("client", client))
 
     @cached_property
     def _experiment(self) -> "Experiment":

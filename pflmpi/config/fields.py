@@ -1,7 +1,6 @@
 """The fields of an algorithm, model or dataset as keys of a configuration."""
 
 import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping, Set
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -48,8 +47,8 @@ def partition_model(name: str) -> type[BaseModel]:
     Raises:
         ConfigError: as `fields_model`.
     """
-    function, model = PARTITIONS[name], section_model(name)
-    _check_fields(f"{inspect.getfile(function)}: {function.__qualname__}", model)
+    model = section_model(name)
+    _check_fields(_where(PARTITIONS[name]), model)
     return model
 
 
@@ -58,15 +57,14 @@ def _check_fields(where: str, model: type[BaseModel]) -> None:
     for name, field in model.model_fields.items():
         if wrong := next(_unwritable(field.annotation), None):
             raise ConfigError(f"{where}.{name} is a {wrong}, which no key can be; {_EXPECTED}")
-        if field.is_required():
-            continue
-        value = field.get_default(call_default_factory=True)
-        check_numbers(f"{where}.{name}", value)
-        alone: dict[str, Any] = {name: (field.annotation, field)}
-        try:
-            create_model(name, **alone).model_validate({name: value}, strict=True)
-        except ValidationError as error:
-            raise ConfigError(f"{explain(where, model, error)}; change its default") from error
+    optional = {name: field for name, field in model.model_fields.items() if not field.is_required()}
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in optional.items()}
+    check_numbers(where, defaults)
+    fields: dict[str, Any] = {name: (field.annotation, field) for name, field in optional.items()}
+    try:
+        create_model(model.__name__, **fields).model_validate(defaults, strict=True)
+    except ValidationError as error:
+        raise ConfigError(f"{explain(where, model, error)}; change its default") from error
 
 
 def filled(section: str, kind: type[T], values: BaseModel) -> T:
@@ -119,5 +117,6 @@ def _unusable(fields: dict[str, Any]) -> str:
     return ""
 
 
-def _where(kind: type) -> str:
+def _where(kind: Any) -> str:
+    """File and name of a class or function."""
     return f"{outside.file_of(kind)}: {kind.__qualname__}"

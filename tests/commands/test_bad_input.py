@@ -1,5 +1,6 @@
 """Wrong input gives one clear error, exit code 2, no traceback, on rank 0, and leaves nothing behind."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -144,19 +145,15 @@ def test_files_that_are_no_configuration_are_refused(content: str, tmp_path: Pat
         configuration.load(tmp_path / "c.yaml")
 
 
-def test_a_folder_with_recorded_checkpoints_alone_can_be_resumed_and_is_not_overwritten(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", [0, 1], 0)
+@pytest.mark.parametrize(("name", "quote"), [("run", ""), ("my run", "'")])
+def test_a_folder_with_recorded_checkpoints_alone_can_be_resumed_and_is_not_overwritten(
+    name: str, quote: str, tmp_path: Path
+) -> None:
+    world = World(tmp_path / name, [0, 1], 0)
     world.record(0, ranks=1)
     config_file.path(world.run).touch()
-    with pytest.raises(UserError, match=r"holds a run already; continue it with `pflmpi resume"):
-        refuse_existing(world.run)
-
-
-def test_a_command_that_is_shown_takes_a_folder_with_a_space(tmp_path: Path) -> None:
-    world = World(tmp_path / "my run", [0, 1], 0)
-    world.record(0, ranks=1)
-    config_file.path(world.run).touch()
-    with pytest.raises(UserError, match=rf"continue it with `pflmpi resume '{world.run}'`, or"):
+    command = re.escape(f"`pflmpi resume {quote}{world.run}{quote}`")
+    with pytest.raises(UserError, match=rf"holds a run already; continue it with {command}, or"):
         refuse_existing(world.run)
 
 

@@ -81,7 +81,7 @@ def explained(run: Path, error: OSError) -> str:
 
 
 class _Described(NamedTuple):
-    """What a checkpoint says of others.
+    """What a checkpoint needs besides the record of rank 0, and how many the run keeps.
 
     Attributes:
         files: names of the shards that it needs.
