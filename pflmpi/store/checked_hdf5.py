@@ -7,13 +7,13 @@ it.
 
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from zlib_ng import zlib_ng as zlib
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError, PflmpiError

@@ -5,12 +5,12 @@ of polynomials over one bit, modulo the CRC's. A polynomial is a number whose hi
 """
 
 import os
-import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from zlib_ng import zlib_ng as zlib
 
 _ONE, _MODULUS = 1 << 31, 0xEDB88320
 _CHUNK = 1 << 24

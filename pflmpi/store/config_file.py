@@ -2,10 +2,11 @@
 
 import contextlib
 import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from zlib_ng import zlib_ng as zlib
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError

@@ -2,11 +2,11 @@
 
 import csv
 import io
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from zlib_ng import zlib_ng as zlib
 
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError

@@ -16,11 +16,11 @@ damaged file is restored: metrics.csv from the copy, the copy from metrics.csv.
 """
 
 import os
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from zlib_ng import zlib_ng as zlib
 
 from pflmpi import atomic
 from pflmpi.store import checked_hdf5

@@ -11,7 +11,6 @@ import json
 import mmap
 import os
 import struct
-import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
+from zlib_ng import zlib_ng as zlib
 
 from pflmpi.store.once.leaf import is_repeated
 from pflmpi.store.shard import Arrays
