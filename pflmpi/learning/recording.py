@@ -1,8 +1,6 @@
-"""A step as the list of its operations, noted below vmap and autograd, and as a function that runs them again."""
+"""A step as the list of its operations, noted below vmap and autograd."""
 
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Hashable, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -11,34 +9,11 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pflmpi.learning.program import Call, Program, program
+
 _LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default  # keeps less where nobody asks for gradients, as in a replayed step
 _INDEX, _UNSAFE_VIEW = torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_view.default
-
-
-@dataclass(frozen=True)
-class _Call:
-    """An operation with the names of its results and the text of its arguments."""
-
-    results: str | list[str]
-    operation: OpOverload
-    arguments: str
-    reads: set[str]
-
-
-class Program:
-    """A list of operations as a function of the tensors of a batch and of what is kept from step to step."""
-
-    def __init__(self, source: str, operations: Sequence[OpOverload]) -> None:
-        names: dict[str, Any] = {_name(one): one for one in operations}
-        exec(source, names)  # names of operations and tensors, integers, texts: nothing that a file says
-        self._run: Callable[..., None] = names["run"]
-        self.repeats: dict[Hashable, bool] = {}  # by the kind of step and its number, whether the next was the same
-        self.uses: dict[Hashable, Any] = {}  # of `capture`, by the layout of the tensors
-
-    def run(self, batch: Sequence[Tensor], kept: Sequence[Any]) -> None:
-        """Run the operations, in place on what is kept."""
-        self._run(*batch, *kept)
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -68,7 +43,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._num_batch = len(batch)
         self._names = WeakIdKeyDictionary({one: f"b{place}" for place, one in enumerate(batch)})
         self._bases: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()  # of views that are noted
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
         self._count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,8 +57,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def program(self) -> Program:
         """The list as a function of the batch's tensors and `kept`."""
-        text = source(self._calls, self._num_batch, len(self.kept))
-        return _program(text, tuple(dict.fromkeys(call.operation for call in self._calls)))
+        return program(self._calls, self._num_batch, len(self.kept))
 
     def _is_known_view(self, operation: OpOverload, base: Tensor, result: Any) -> bool:
         of, views = self._name(base), [result] if isinstance(result, Tensor) else result
@@ -110,7 +84,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         texts += [f"{name}={self._text(one, reads)}" for name, one in kwargs.items()]
         several = isinstance(result, (list, tuple))
         results = [self._result(one) for one in result] if several else self._result(result)
-        self._calls.append(_Call(results, operation, ", ".join(texts), reads))
+        self._calls.append(Call(results, operation, ", ".join(texts), reads))
 
     def _text(self, value: Any, reads: set[str]) -> str:
         if isinstance(value, (list, tuple)):
@@ -137,40 +111,6 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._names[value] = f"r{self._count}"
             self._count += 1
         return str(self._names[value])
-
-
-def source(calls: Sequence[_Call], num_batch: int, num_kept: int) -> str:
-    """The function that makes the calls; each result ends after the last call that reads it."""
-    lines: list[str] = []
-    later: set[str] = set()
-    for call in reversed(calls):
-        lines += reversed(_lines(call, later))
-        later |= call.reads
-    inputs = [*(f"b{place}" for place in range(num_batch)), *(f"k{place}" for place in range(num_kept))]
-    return "\n    ".join([f"def run({', '.join(inputs)}):", *reversed(lines), "return None"])
-
-
-@lru_cache(maxsize=256)  # a process has few kinds of steps, each taken in many passes
-def _program(source: str, operations: tuple[OpOverload, ...]) -> Program:
-    return Program(source, operations)
-
-
-def _lines(call: _Call, later: set[str]) -> list[str]:
-    """The lines of a call, given what is read after it; none if that is nothing."""
-    results = [call.results] if isinstance(call.results, str) else call.results
-    changes = call.operation._schema.is_mutable or torch.Tag.nondeterministic_seeded in call.operation.tags
-    if not changes and not later & set(results):
-        return []
-    text = f"{_name(call.operation)}({call.arguments})"
-    if later & set(results):
-        read = [name if name in later else "_" for name in results]
-        text = f"{', '.join(read)}{'' if isinstance(call.results, str) else ','} = {text}"
-    ended = sorted(name for name in call.reads - later - set(results) if name.startswith("r"))
-    return [text, *([f"del {', '.join(ended)}"] if ended else [])]
-
-
-def _name(operation: OpOverload) -> str:
-    return str(operation).replace(".", "_")
 
 
 def _looks(operation: OpOverload, args: Sequence[Any]) -> bool:

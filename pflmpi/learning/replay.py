@@ -22,7 +22,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from pflmpi.learning.capture.graphs import capture_on, say_why_not
 from pflmpi.learning.capture.runs import Runs
 from pflmpi.learning.client import Batch
-from pflmpi.learning.recording import Program, Recording, same
+from pflmpi.learning.program import Program
+from pflmpi.learning.recording import Recording, same
 
 _WORTH = 8  # steps of a pass: to record one takes as long as two or three
 _replays = True

@@ -18,7 +18,7 @@ import small_task
 import stub_device  # noqa: F401 -- a device must be there before the first backward pass of the process
 import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
-from pflmpi.learning import recording, replay
+from pflmpi.learning import program, replay
 from pflmpi.learning.capture import graphs, memory
 from pflmpi.learning.capture.graphs import BY_DEVICE
 from pflmpi.learning.client import Batch
@@ -48,7 +48,7 @@ class Recorder:
 @pytest.fixture(autouse=True)
 def _nothing_known() -> None:
     graphs.say_why_not.cache_clear()
-    recording._program.cache_clear()
+    program._program.cache_clear()
 
 
 @pytest.fixture

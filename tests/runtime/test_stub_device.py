@@ -13,8 +13,8 @@ import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
 from pflmpi.errors import AlgorithmError
-from pflmpi.learning import client, recording, replay
-from pflmpi.learning.recording import Program
+from pflmpi.learning import client, program, replay
+from pflmpi.learning.program import Program
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors, participants
 from pflmpi.runtime.executors import shared_model
@@ -72,7 +72,7 @@ def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case: str
 )
 def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case: str, model: str, executor: str) -> None:
     raw = stub_run.settings(every_algorithm()[case], model, executor, steps=12)
-    recording._program.cache_clear()  # of a program that another test has recorded one step less is recorded
+    program._program.cache_clear()  # of a program that another test has recorded one step less is recorded
     with mock.patch.object(Program, "run", autospec=True, side_effect=Program.run) as runs:
         found = stub_run.run(raw, True)
     with replay.step_by_step():

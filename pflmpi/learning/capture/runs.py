@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pflmpi.learning.capture.graphs import Capture, capture_on, say_why_not
 from pflmpi.learning.capture.memory import Stretch, copy, copy_of, same_bits, stretches
-from pflmpi.learning.recording import Program
+from pflmpi.learning.program import Program
 
 _AFTER = 8  # times that a step is run with the same numbers before it is captured, which takes as long as some of them
 _MOST = 4  # layouts of one program whose captures are kept; each has memory of its own
