@@ -76,7 +76,8 @@ def test_loop_and_lanes_see_the_same_samples() -> None:
     weight[2, 3] = 0
 
     def lane(images: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        batches = LaneBatches(task, images, pool.labels[index], weight, 3, 2, None, 0.0, transform, draws)
+        samples = images, pool.labels[index]
+        batches = LaneBatches(task, lambda: samples, weight, 3, 2, None, 0.0, transform, draws)
         return torch.stack([batch.x for batch in batches])
 
     lanes = torch.func.vmap(lane)(pool.images[index].unsqueeze(0), draws.unsqueeze(0))[0]

@@ -40,7 +40,7 @@ def test_the_batches_of_a_client_and_of_lanes_begin_so() -> None:
 
     def lane(images: torch.Tensor) -> torch.Tensor:
         labels, weight = pool.labels.view(3, 4), torch.empty(3, 4, device=META)
-        batches = LaneBatches(task, images, labels, weight, 3, together=3)
+        batches = LaneBatches(task, lambda: (images, labels), weight, 3, together=3)
         found.extend(begins(one.x) for one in batches)
         return images
 

@@ -1,20 +1,23 @@
 """Minibatches from the resident data: one client at a time, or padded for many lanes at once."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_vmap
 
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
 from pflmpi.runtime.executors.pool import Pool
-from pflmpi.tree import ALIGNED, Tree, leaf
+from pflmpi.tree import ALIGNED, Tree
 
 _PREPARED = 2**25  # bytes of prepared images at a time
+
+Samples = tuple[Tensor, Tensor]  # images [..., C, H, W] uint8 and labels [...] int64
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,7 @@ class LaneBatches:
     """
 
     task: Task
-    images: Tensor  # [S, B, C, H, W] uint8
-    labels: Tensor  # [S, B] int64
+    samples: Callable[[], Samples]  # [S, B, ...], called when the first batch is asked for
     weight: Tensor  # [S, B] float32, 0 for padding
     full_steps: int  # steps before the shortest lane ends
     together: int  # steps whose images are prepared at once
@@ -79,15 +81,16 @@ class LaneBatches:
     full: tuple[bool, ...] = ()  # of each step, whether all samples of all lanes are real; (): not known
 
     def __len__(self) -> int:
-        return self.images.shape[0]
+        return self.weight.shape[0]
 
     def __iter__(self) -> Iterator[Batch]:
-        classes = torch.arange(self.task.num_classes, device=self.labels.device)
-        one_hot = (self.labels.unsqueeze(-1) == classes).to(self.weight.dtype)
+        images, labels = self.samples()
+        classes = torch.arange(self.task.num_classes, device=labels.device)
+        one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
         samples = self.weight.sum(1, keepdim=True)
         share = self.weight / samples.clamp(min=1)
         active = (samples.squeeze(1) > 0).to(self.weight.dtype).unbind(0)
-        parts = (self._images(), self.labels.unbind(0), self.weight.unbind(0), share.unbind(0))
+        parts = (self._prepared(images), labels.unbind(0), self.weight.unbind(0), share.unbind(0))
         targets = (one_hot * -share.unsqueeze(-1)).unbind(0)
         keys = _each(self.keys, len(self))
         full = self.full if self.task.architecture.has_batch_norm else ()
@@ -97,13 +100,13 @@ class LaneBatches:
             )
             yield Batch(x, y, padding, key, self.smoothing)
 
-    def _images(self) -> Iterator[Tensor]:
+    def _prepared(self, images: Tensor) -> Iterator[Tensor]:
         if self.transform is not None and self.draws is not None:
-            for one, key in zip(self.images.unbind(0), self.draws.unbind(0), strict=True):
+            for one, key in zip(images.unbind(0), self.draws.unbind(0), strict=True):
                 yield self.task.prepare(self.transform(one, key))
             return
-        for images in torch.split(self.images, self.together):
-            yield from aligned(self.task.prepare(images).unbind(0))
+        for several in torch.split(images, self.together):
+            yield from aligned(self.task.prepare(several).unbind(0))
 
 
 def aligned(parts: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -133,16 +136,6 @@ class LanePass:
     full: tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class LaneTensors:
-    """The samples of a pass of all lanes, on the device."""
-
-    images: Tensor  # [L, S, B, C, H, W] uint8
-    labels: Tensor  # [L, S, B] int64
-    weight: Tensor  # [L, S, B] float32, 0 for padding
-    together: int  # steps whose prepared images take `_PREPARED` bytes
-
-
 def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
     """The pass of all lanes with the given sample indices of every batch."""
     steps = max((len(lane) for lane in lanes), default=0)
@@ -159,20 +152,30 @@ def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
     )
 
 
-def lane_tensors(pool: Pool, places: Tree) -> LaneTensors:
-    """The samples of a pass whose places are on the device of the pool."""
-    index, shape = leaf(places, "index"), pool.images.shape[1:]
+def samples_of_lanes(pool: Pool, index: Tensor) -> Samples:
+    """The samples [L, S, B, ...] of all lanes, on the device of the pool, where their places [L, S, B] are."""
+    shape = pool.images.shape[1:]
     if index.is_cpu:
         images = pool.images.index_select(0, index.view(-1)).view(*index.shape, *shape)
     else:  # in memory [S, B, L, C, H, W]: a grouped convolution of all lanes takes the images as they are
         lanes_last = index.permute(1, 2, 0)
         images = pool.images.index_select(0, lanes_last.reshape(-1)).view(*lanes_last.shape, *shape).movedim(2, 0)
-    return LaneTensors(
-        images=images,
-        labels=pool.labels.index_select(0, index.view(-1)).view(index.shape),
-        weight=leaf(places, "weight"),
-        together=max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size)),
-    )
+    return images, pool.labels.index_select(0, index.view(-1)).view(index.shape)
+
+
+def samples_of_lane(pool: Pool, index: Tensor) -> Samples:
+    """The samples [S, B, ...] of one lane inside a vmapped call, of their places [S, B]; of all lanes in one go."""
+    with outside_vmap():
+        found = samples_of_lanes(pool, torch._C._functorch.get_unwrapped(index))
+    lanes_at, level = torch._C._functorch.maybe_get_bdim(index), torch._C._functorch.maybe_get_level(index)
+    assert lanes_at == 0, lanes_at
+    images, labels = (torch._C._functorch._add_batch_dim(each, 0, level) for each in found)
+    return images, labels
+
+
+def together(pool: Pool, index: Tensor) -> int:
+    """Of how many steps of all lanes, with samples at places [L, S, B], the images are prepared at once."""
+    return max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size))
 
 
 def in_order(indices: np.ndarray, batch_size: int) -> list[np.ndarray]:

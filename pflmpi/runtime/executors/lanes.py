@@ -17,7 +17,15 @@ from pflmpi.models.base import Architecture
 from pflmpi.runtime.contract import calling, check_scores
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
-from pflmpi.runtime.executors.batches import LaneBatches, LanePass, LaneTensors, in_order, lane_pass, lane_tensors
+from pflmpi.runtime.executors.batches import (
+    LaneBatches,
+    LanePass,
+    in_order,
+    lane_pass,
+    samples_of_lane,
+    samples_of_lanes,
+    together,
+)
 from pflmpi.runtime.executors.lane_convolutions import convolutions
 from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import download_all, upload
@@ -54,7 +62,7 @@ class Lanes(Executor):
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
-        tests = lane_tensors(self.pool, tree.part(there, "tests"))
+        images, _ = samples_of_lanes(self.pool, tree.leaf(tree.part(there, "tests"), "index"))
 
         def predict(lane: Tree) -> Tree:
             images = tree.leaf(lane, "images")
@@ -66,8 +74,8 @@ class Lanes(Executor):
         scores = []
         called = calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True)
         with torch.no_grad(), called, convolutions(self.convolutions):
-            for step in range(tests.labels.shape[1]):
-                lanes: Tree = {"state": state, "down": {**received}, "images": tests.images[:, step]}
+            for step in range(images.shape[1]):
+                lanes: Tree = {"state": state, "down": {**received}, "images": images[:, step]}
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
         if not scores:
             return lambda: Counts.none(self.federation.test_class_counts[clients])
@@ -100,19 +108,16 @@ class Lanes(Executor):
             "decay": torch.from_numpy(decay.astype(np.float32)) if by_client else torch.zeros(len(clients)),
         }
         there = upload(sent, self.device)
-        places = {name: tree.part(tree.part(there, "passes"), name) for name in lanes}
-        ready = {name: lane_tensors(self.pool, at) for name, at in places.items()}
-        fixed = {name: (lanes[name].full_steps, part.together) for name, part in ready.items()}
-
         smoothing = {name: self.smoothing(passes[name]) if name in passes else 0.0 for name in lanes}
         change = self.transform
-        samples: Tree = {name: _samples(part, places[name]) for name, part in ready.items()}
 
         def batches(name: str, of: Tree) -> LaneBatches:
-            images, labels, weight = (tree.leaf(of, each) for each in ("images", "labels", "weight"))
+            index, weight = tree.leaf(of, "index"), tree.leaf(of, "weight")
             keys, draws = (tree.leaf(of, each) if each in of else None for each in ("keys", "draws"))
-            full = lanes[name].full
-            return LaneBatches(task, images, labels, weight, *fixed[name], keys, smoothing[name], change, draws, full)
+            samples, whole = functools.partial(samples_of_lane, self.pool, index), lanes[name]
+            at_once = together(self.pool, tree.leaf(whole.places, "index"))
+            given = task, samples, weight, whole.full_steps, at_once, keys
+            return LaneBatches(*given, smoothing[name], change, draws, whole.full)
 
         def one(lane: Tree) -> Tree:
             mine = {name: batches(name, tree.part(tree.part(lane, "passes"), name)) for name in lanes}
@@ -124,7 +129,7 @@ class Lanes(Executor):
 
         called = calling(self.algorithm, method.__name__, round, clients.tolist(), in_lanes=True)
         with called, convolutions(self.convolutions):
-            return _in_lanes(one, {**there, "passes": samples})
+            return _in_lanes(one, there)
 
     def _lanes(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
         rows = [tree.row(states, lane) if length.times else {} for lane in range(len(clients))]
@@ -147,11 +152,6 @@ class Lanes(Executor):
             if alone.any():
                 with calling(self.algorithm, method, round, [int(clients[alone][0])]):
                     _train_on_one(task.architecture)
-
-
-def _samples(of: LaneTensors, places: Tree) -> Tree:
-    """What lanes read of a pass."""
-    return {**{each: places[each] for each in places if each != "index"}, "images": of.images, "labels": of.labels}
 
 
 def _in_lanes(method: Callable[[Tree], Tree], lanes: Tree) -> Tree:

@@ -60,7 +60,8 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
 
     def one(state: Tree, down: Messages, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor) -> Tree:
         def batches(steps: int) -> LaneBatches:
-            return LaneBatches(batched, images[:steps], labels[:steps], weight[:steps], 1, steps, keys[:steps])
+            samples = images[:steps], labels[:steps]
+            return LaneBatches(batched, lambda: samples, weight[:steps], 1, steps, keys[:steps])
 
         passes = {name: batches(steps) for name in algorithm.passes(task, 1)}
         data = ClientData(dict(passes), batches(1), counts, training.learning_rate(1), 1)
