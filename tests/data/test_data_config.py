@@ -3,7 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
+import quick_run
+from pflmpi.config.load import parse
 from pflmpi.data.config import DataConfig
+from pflmpi.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -18,3 +21,10 @@ def test_a_wrong_data_section_is_refused(wrong: dict[str, object]) -> None:
 def test_the_defaults_of_the_data_section_are_those_of_the_papers() -> None:
     config = DataConfig(name="digits")
     assert (config.split, config.test_share, config.limit, config.download) == ("pooled", 0.25, None, False)
+
+
+@pytest.mark.parametrize("key", ["label", "client"])
+def test_a_column_without_a_table_is_refused(key: str) -> None:
+    parse(quick_run.settings({"data": {"name": "digits", key: None}}))
+    with pytest.raises(ConfigError, match=f"data.{key} names a column of data.path, which is not set; set it, or"):
+        parse(quick_run.settings({"data": {"name": "digits", key: "species"}}))
