@@ -173,7 +173,7 @@ def samples_of_lane(pool: Pool, index: Tensor) -> Samples:
     return images, labels
 
 
-def together(pool: Pool, index: Tensor) -> int:
+def steps_together(pool: Pool, index: Tensor) -> int:
     """Of how many steps of all lanes, with samples at places [L, S, B], the images are prepared at once."""
     return max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size))
 

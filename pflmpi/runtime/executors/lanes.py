@@ -24,7 +24,7 @@ from pflmpi.runtime.executors.batches import (
     lane_pass,
     samples_of_lane,
     samples_of_lanes,
-    together,
+    steps_together,
 )
 from pflmpi.runtime.executors.lane_convolutions import convolutions
 from pflmpi.runtime.executors.tally import counts
@@ -62,7 +62,7 @@ class Lanes(Executor):
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
-        images, _ = samples_of_lanes(self.pool, tree.leaf(tree.part(there, "tests"), "index"))
+        tests, _ = samples_of_lanes(self.pool, tree.leaf(tree.part(there, "tests"), "index"))
 
         def predict(lane: Tree) -> Tree:
             images = tree.leaf(lane, "images")
@@ -74,8 +74,8 @@ class Lanes(Executor):
         scores = []
         called = calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True)
         with torch.no_grad(), called, convolutions(self.convolutions):
-            for step in range(images.shape[1]):
-                lanes: Tree = {"state": state, "down": {**received}, "images": images[:, step]}
+            for step in range(tests.shape[1]):
+                lanes: Tree = {"state": state, "down": {**received}, "images": tests[:, step]}
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
         if not scores:
             return lambda: Counts.none(self.federation.test_class_counts[clients])
@@ -115,7 +115,7 @@ class Lanes(Executor):
             index, weight = tree.leaf(of, "index"), tree.leaf(of, "weight")
             keys, draws = (tree.leaf(of, each) if each in of else None for each in ("keys", "draws"))
             samples, whole = functools.partial(samples_of_lane, self.pool, index), lanes[name]
-            at_once = together(self.pool, tree.leaf(whole.places, "index"))
+            at_once = steps_together(self.pool, tree.leaf(whole.places, "index"))
             given = task, samples, weight, whole.full_steps, at_once, keys
             return LaneBatches(*given, smoothing[name], change, draws, whole.full)
 
