@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import failing_clients
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.errors import PflmpiError
 from pflmpi.experiment.build import load_federation
+from pflmpi.runtime import client_errors
 from pflmpi.store import run_folder
 from pflmpi.store.metrics import metrics_file
 
@@ -131,3 +133,15 @@ def test_a_run_of_before_gets_the_new_column_when_it_is_resumed(tmp_path: Path) 
     metrics_file.append(tmp_path, ["2"] * len(metrics_file.COLUMNS))
     assert [row["skipped"] for row in metrics_file.read(tmp_path)] == ["0", "2"]
     assert [row["unseen_accuracy_mean"] for row in metrics_file.read(tmp_path)] == ["", "2"]
+
+
+@pytest.mark.parametrize(
+    ("values", "diverged"),
+    [([3e38, 3e38], False), ([1.0, torch.nan], True), ([torch.inf, -torch.inf], True), ([-torch.inf, 0.0], True)],
+)
+def test_only_values_that_are_not_finite_are_refused_and_not_those_whose_sum_is_not(
+    values: list[float], diverged: bool
+) -> None:
+    rows = torch.tensor([[0.5, 2.0], values])
+    found = client_errors._diverged(np.array([3, 7]), {}, {}, {"means": {"a": rows}}, 2, "introduce")
+    assert list(found) == ([7] if diverged else [])
