@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pflmpi.learning.program import Call, Program, program
+from pflmpi.learning.program import Call, Program, compile_calls
 
 _LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _LSTM = torch.ops.aten.mkldnn_rnn_layer.default  # keeps less where nobody asks for gradients, as in a replayed step
@@ -57,7 +57,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def program(self) -> Program:
         """The list as a function of the batch's tensors and `kept`."""
-        return program(self._calls, self._num_batch, len(self.kept))
+        return compile_calls(self._calls, self._num_batch, len(self.kept))
 
     def _is_known_view(self, operation: OpOverload, base: Tensor, result: Any) -> bool:
         of, views = self._name(base), [result] if isinstance(result, Tensor) else result

@@ -70,7 +70,7 @@ class LaneBatches:
     """
 
     task: Task
-    samples: Callable[[], Samples]  # [S, B, ...], called when the first batch is asked for
+    gather: Callable[[], Samples]  # [S, B, ...], called when the first batch is asked for
     weight: Tensor  # [S, B] float32, 0 for padding
     full_steps: int  # steps before the shortest lane ends
     together: int  # steps whose images are prepared at once
@@ -84,7 +84,7 @@ class LaneBatches:
         return self.weight.shape[0]
 
     def __iter__(self) -> Iterator[Batch]:
-        images, labels = self.samples()
+        images, labels = self.gather()
         classes = torch.arange(self.task.num_classes, device=labels.device)
         one_hot = (labels.unsqueeze(-1) == classes).to(self.weight.dtype)
         samples = self.weight.sum(1, keepdim=True)
@@ -152,7 +152,7 @@ def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
     )
 
 
-def samples_of_lanes(pool: Pool, index: Tensor) -> Samples:
+def gather_samples(pool: Pool, index: Tensor) -> Samples:
     """The samples [L, S, B, ...] of all lanes, on the device of the pool, where their places [L, S, B] are."""
     shape = pool.images.shape[1:]
     if index.is_cpu:
@@ -163,17 +163,17 @@ def samples_of_lanes(pool: Pool, index: Tensor) -> Samples:
     return images, pool.labels.index_select(0, index.view(-1)).view(index.shape)
 
 
-def samples_of_lane(pool: Pool, index: Tensor) -> Samples:
+def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
     """The samples [S, B, ...] of one lane inside a vmapped call, of their places [S, B]; of all lanes in one go."""
     with outside_vmap():
-        found = samples_of_lanes(pool, torch._C._functorch.get_unwrapped(index))
+        found = gather_samples(pool, torch._C._functorch.get_unwrapped(index))
     lanes_at, level = torch._C._functorch.maybe_get_bdim(index), torch._C._functorch.maybe_get_level(index)
     assert lanes_at == 0, lanes_at
     images, labels = (torch._C._functorch._add_batch_dim(each, 0, level) for each in found)
     return images, labels
 
 
-def steps_together(pool: Pool, index: Tensor) -> int:
+def steps_at_once(pool: Pool, index: Tensor) -> int:
     """Of how many steps of all lanes, with samples at places [L, S, B], the images are prepared at once."""
     return max(1, _PREPARED // (4 * index.shape[0] * index.shape[2] * pool.sample_size))
 

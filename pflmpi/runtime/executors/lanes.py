@@ -20,11 +20,11 @@ from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
     LaneBatches,
     LanePass,
+    gather_in_lane,
+    gather_samples,
     in_order,
     lane_pass,
-    samples_of_lane,
-    samples_of_lanes,
-    steps_together,
+    steps_at_once,
 )
 from pflmpi.runtime.executors.lane_convolutions import convolutions
 from pflmpi.runtime.executors.tally import counts
@@ -62,7 +62,7 @@ class Lanes(Executor):
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
-        tests, _ = samples_of_lanes(self.pool, tree.leaf(tree.part(there, "tests"), "index"))
+        tests, _ = gather_samples(self.pool, tree.leaf(tree.part(there, "tests"), "index"))
 
         def predict(lane: Tree) -> Tree:
             images = tree.leaf(lane, "images")
@@ -114,9 +114,9 @@ class Lanes(Executor):
         def batches(name: str, of: Tree) -> LaneBatches:
             index, weight = tree.leaf(of, "index"), tree.leaf(of, "weight")
             keys, draws = (tree.leaf(of, each) if each in of else None for each in ("keys", "draws"))
-            samples, whole = functools.partial(samples_of_lane, self.pool, index), lanes[name]
-            at_once = steps_together(self.pool, tree.leaf(whole.places, "index"))
-            given = task, samples, weight, whole.full_steps, at_once, keys
+            gather, whole = functools.partial(gather_in_lane, self.pool, index), lanes[name]
+            at_once = steps_at_once(self.pool, tree.leaf(whole.places, "index"))
+            given = task, gather, weight, whole.full_steps, at_once, keys
             return LaneBatches(*given, smoothing[name], change, draws, whole.full)
 
         def one(lane: Tree) -> Tree:
