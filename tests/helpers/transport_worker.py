@@ -127,6 +127,8 @@ def go_wrong(transport: Transport, how: str) -> None:
     transport.barrier()
     if how in ("late", "stopped server"):
         transport.timeout = 1.5
+    if how == "kill" and transport.name == "torch":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it at once; a run goes on until it has said why
     try:
         if transport.rank == 0 and how == "stopped server":
             os.kill(os.getpid(), signal.SIGSTOP)
