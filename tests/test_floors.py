@@ -26,7 +26,6 @@ FLOORS = {
         "outside",
         "process",
         "source_code",
-        "argument_checks",
         "class_checks",
         "terminal",
     },

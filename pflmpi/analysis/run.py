@@ -12,8 +12,8 @@ import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.columns import columns
-from pflmpi.argument_checks import as_integer, as_path
 from pflmpi.config import stored
+from pflmpi.config.argument_checks import as_integer, as_path
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import config_file, run_folder

@@ -10,7 +10,7 @@ from typing import Any, overload
 
 from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.argument_checks import wrong_type
+from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import config_file
 from pflmpi.store.metrics import metrics_file

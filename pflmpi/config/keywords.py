@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.argument_checks import as_path
 from pflmpi.config import load
+from pflmpi.config.argument_checks import as_path
 from pflmpi.config.sections import merge
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.errors import ConfigError

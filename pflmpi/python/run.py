@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.argument_checks import as_path, wrong_type
+from pflmpi.config.argument_checks import as_path, wrong_type
 from pflmpi.config.keywords import Config
 from pflmpi.config.load import Config as Checked
 from pflmpi.errors import ConfigError
