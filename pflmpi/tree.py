@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pflmpi.errors import UserError
+from pflmpi.vmap_lanes import in_lane
 
 _OLDEST = "2.10"  # torch, as in setup.cfg; here, as whatever computes imports this file
 if [int(part) for part in torch.__version__.split(".")[:2]] < [int(part) for part in _OLDEST.split(".")]:
@@ -88,7 +89,7 @@ def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
 def clone(tree: Tree) -> Tree:
     """Copy whose leaves own their memory (and are aligned, which affects bits in some kernels)."""
     old = [leaf for _, leaf in leaves(tree)]
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(leaf) for leaf in old):  # in a lane
+    if any(in_lane(leaf) for leaf in old):  # in a lane
         return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
     new = [torch.empty_like(leaf, memory_format=torch.contiguous_format) for leaf in old]
     if new:

@@ -17,6 +17,7 @@ FLOORS = {
         "early_signals",
         "errors",
         "tree",
+        "vmap_lanes",
         "rng",
         "global_generators",
         "registry",
@@ -141,6 +142,11 @@ def test_the_root_has_only_the_ground_floor_and_the_command_line() -> None:
 
 def _algorithms() -> int:
     return len(list((PACKAGE / "algorithms").glob("*.py")))
+
+
+def test_private_functions_of_vmap_have_one_door() -> None:
+    found = [path.name for path in modules() if "functorch" in path.read_text()]
+    assert found == ["vmap_lanes.py"]
 
 
 def test_environment_variables_are_read_only_where_a_run_is_started() -> None:

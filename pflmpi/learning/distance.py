@@ -7,12 +7,13 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.tree import Tree
+from pflmpi.vmap_lanes import in_vmap
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
     """||a - b||^2 over all leaves of `b` (a may have more parts); its gradient is taken by `a`."""
     pairs = [(tree.at(a, path), leaf) for path, leaf in tree.leaves(b)]
-    if torch._C._are_functorch_transforms_active():  # there are no `_foreach` operations in lanes
+    if in_vmap():  # there are no `_foreach` operations in lanes
         return torch.stack([(mine - other).square().sum() for mine, other in pairs]).sum()
     mine, others = zip(*pairs, strict=True)
     result: Tensor = _SquaredDistance.apply(others, *mine)

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_vmap
 
 from pflmpi.learning.capture.graphs import capture_on, say_why_not
 from pflmpi.learning.capture.runs import Runs
 from pflmpi.learning.client import Batch
 from pflmpi.learning.program import Program
 from pflmpi.learning.recording import Recording, same
+from pflmpi.vmap_lanes import behind, in_lane, lane_axis, outside_vmap
 
 _WORTH = 8  # steps of a pass: to record one takes as long as two or three
 _replays = True
@@ -127,8 +127,8 @@ def _behind_lanes(batch: Batch) -> tuple[list[Tensor], Hashable]:
     key: list[Hashable] = [padding is not None and padding.full]
     for one in (*own, *of_lanes):
         lanes_at = -1
-        if one is not None and torch._C._functorch.is_batchedtensor(one):
-            one, lanes_at = torch._C._functorch.get_unwrapped(one), torch._C._functorch.maybe_get_bdim(one)
+        if one is not None and in_lane(one):
+            one, lanes_at = behind(one), lane_axis(one)
         key.append(None if one is None else (one.dtype, one.shape, one.stride(), lanes_at))
         tensors += [] if one is None else [one]
     return tensors, tuple(key)

@@ -13,6 +13,7 @@ from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
 from pflmpi.learning.parts import trained
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
+from pflmpi.vmap_lanes import behind, lane_axis
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class PhaseStep:
 
 def _of_all_lanes(leaves: list[Tensor], slopes: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors of all lanes behind those of one, as `vmap` has no `_foreach` operations (PyTorch 2.14)."""
-    behind, lanes_at = torch._C._functorch.get_unwrapped, torch._C._functorch.maybe_get_bdim
-    assert all(lanes_at(one) >= 0 for one in (*leaves, *slopes)), "what trains in lanes, and its slope, differs by lane"
-    moved = [behind(slope).movedim(lanes_at(slope), lanes_at(leaf)) for leaf, slope in zip(leaves, slopes, strict=True)]
+    assert all(lane_axis(one) >= 0 for one in (*leaves, *slopes)), "what trains, and its slope, differs by lane"
+    pairs = zip(leaves, slopes, strict=True)
+    moved = [behind(slope).movedim(lane_axis(slope), lane_axis(leaf)) for leaf, slope in pairs]
     return [behind(leaf) for leaf in leaves], moved

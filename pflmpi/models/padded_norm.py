@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from pflmpi.vmap_lanes import of_all_lanes, outside_vmap
 
 
 class OverRealSamples(TorchFunctionMode):
@@ -67,15 +68,5 @@ def _batch_norm(
 def _follow(running: Tensor, found: Tensor, rate: Tensor) -> None:
     """Move running statistics to those of a batch, in place: behind the lanes, where a gradient is no obstacle."""
     with outside_vmap(), torch.no_grad():
-        mine, theirs, by = (_of_all_lanes(one) for one in (running, found, rate))
+        mine, theirs, by = (of_all_lanes(one) for one in (running, found, rate))
         mine.mul_(1 - by).add_(theirs * by)
-
-
-def _of_all_lanes(tensor: Tensor) -> Tensor:
-    """The values of all lanes [L, ...] behind those of one."""
-    behind, lanes_at = torch._C._functorch.get_unwrapped, torch._C._functorch.maybe_get_bdim
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        lane, tensor = lanes_at(tensor), behind(tensor)
-        if lane > 0:
-            tensor = tensor.movedim(lane, 0)
-    return tensor

@@ -14,6 +14,7 @@ from pflmpi.models.conv_net import channels_last
 from pflmpi.models.initial import kaiming_normal, linear, uniform
 from pflmpi.models.module_parts import flat, nested
 from pflmpi.tree import Tree, part
+from pflmpi.vmap_lanes import in_lane
 
 POOLED_FEATURES = 512
 
@@ -74,8 +75,7 @@ class ResidualNetwork(Architecture):
                 "choose training.drop_last = true, another training.batch_size, or smaller strides"
             )
         # vmap has no batching rule for the average pool of images with channels last (PyTorch 2.14): it warns.
-        in_lanes = torch._C._functorch.is_functorch_wrapped_tensor(x)
-        x = channels_last(x) if x.is_cpu and not in_lanes else x
+        x = channels_last(x) if x.is_cpu and not in_lane(x) else x
         weights = {**flat(part(params, "body")), **flat(part(params, "stats"))}
         z = torch.func.functional_call(self._training if training else self._evaluation, weights, (x,), strict=True)
         assert isinstance(z, Tensor)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_vmap
 
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
 from pflmpi.runtime.executors.pool import Pool
 from pflmpi.tree import ALIGNED, Tree
+from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
 
 _PREPARED = 2**25  # bytes of prepared images at a time
 
@@ -166,10 +166,8 @@ def gather_samples(pool: Pool, index: Tensor) -> Samples:
 def gather_in_lane(pool: Pool, index: Tensor) -> Samples:
     """The samples [S, B, ...] of one lane inside a vmapped call, of their places [S, B]; of all lanes in one go."""
     with outside_vmap():
-        found = gather_samples(pool, torch._C._functorch.get_unwrapped(index))
-    lanes_at, level = torch._C._functorch.maybe_get_bdim(index), torch._C._functorch.maybe_get_level(index)
-    assert lanes_at == 0, lanes_at
-    images, labels = (torch._C._functorch._add_batch_dim(each, 0, level) for each in found)
+        found = gather_samples(pool, of_all_lanes(index))
+    images, labels = (in_lanes_of(each, index) for each in found)
     return images, labels
 
 
