@@ -154,8 +154,14 @@ def test_what_is_on_a_gpu_is_summed_there_with_the_same_bits(
     summed = mock.Mock(side_effect=on_device.DeviceSum)
     monkeypatch.setattr(fold, "DeviceSum", summed)
     check(declared(), layout)
-    sends_all = not taken_by(declared(), layout).sums.any() and way == "slices" and len(layout) > 1
-    assert summed.called or some or sends_all
+    route = taken_by(declared(), layout)
+    groups = [[clients for rank in layout for group in rank for clients in group]], *[[] for _ in layout[1:]]
+    sums = [  # ranks that send the entries themselves sum nothing
+        any(not (some and len(group) > 1) for group in here)
+        and (bool(route.sums[rank]) or all(owner == rank for owner in route.exchanged.sent_by(rank)))
+        for rank, here in enumerate(groups if route.way == "gather" else layout)
+    ]
+    assert summed.call_count == sum(sums)
 
 
 @pytest.mark.parametrize("way", LIMITS)
