@@ -3,6 +3,7 @@
 What else they say is read where it is needed, such as Slurm's nodes in `transports.slurm`.
 """
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -41,6 +42,13 @@ class Launch:
 ALONE = Launch("alone", 0, 1)
 # What has started the processes of each kind of launch, in words.
 LAUNCHERS = {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}
+_NAMELESS = "none"  # what torchrun calls a run that was given no name
+_OURS = "pflmpi-"  # begins the name of a run whose ranks pflmpi has started, which nobody starts again
+
+
+def new_run_id() -> str:
+    """A TORCHELASTIC_RUN_ID for ranks that pflmpi starts itself."""
+    return _OURS + uuid.uuid4().hex
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
@@ -54,8 +62,9 @@ def detect(environ: Mapping[str, str]) -> Launch:
     jobs = {}
     if "SLURM_JOB_ID" in environ:
         jobs[f"Slurm job {environ['SLURM_JOB_ID']}"] = _count(environ, "SLURM_RESTART_COUNT")
-    if environ.get("TORCHELASTIC_RUN_ID", "none") != "none":  # the name of a run that was given none
-        jobs[f"torchrun {environ['TORCHELASTIC_RUN_ID']}"] = restarts
+    name = environ.get("TORCHELASTIC_RUN_ID", _NAMELESS)
+    if name != _NAMELESS and not name.startswith(_OURS):
+        jobs[f"torchrun {name}"] = restarts
     return replace(
         launch,
         restarts=restarts,

@@ -7,7 +7,7 @@ import pytest
 
 from pflmpi.errors import ConfigError
 from pflmpi.transports import open_transport
-from pflmpi.transports.detect import ALONE, Launch, detect
+from pflmpi.transports.detect import ALONE, Launch, detect, new_run_id
 from pflmpi.transports.slurm import first_host, rendezvous_address
 from project import ROOT
 
@@ -186,6 +186,7 @@ def test_what_starts_a_process_again_is_known_with_its_restarts() -> None:
         "Slurm job 77": 1,
         "torchrun a1": 2,
     }
+    assert detect({**TORCHRUN, "TORCHELASTIC_RUN_ID": new_run_id()}).jobs == {}, "nobody starts it again"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 import traceback
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from typing import NoReturn
 
 from pflmpi import early_signals
 from pflmpi.errors import RunError
+from pflmpi.transports.detect import new_run_id
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.start.spawn import HERE, SHUTDOWN, Failed, forwarding, keep_to_this_machine
 from pflmpi.transports.torch_store import listen, open_store
@@ -39,7 +39,7 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
     keep_to_this_machine(True)
     parent = os.getpid()
     listening = listen(HERE, 0)
-    port, name = listening.getsockname()[1], uuid.uuid4().hex
+    port, name = listening.getsockname()[1], new_run_id()
     alive: dict[int, int] = {}  # ranks by process
     try:
         with _interruptible(), forwarding(lambda: list(alive)):

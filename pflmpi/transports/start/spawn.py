@@ -5,13 +5,13 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi import early_signals
 from pflmpi.errors import Stopped
+from pflmpi.transports.detect import new_run_id
 
 SHUTDOWN = "8"  # seconds for the other ranks to end when one has died
 HERE = "127.0.0.1"  # other machines cannot connect to it
@@ -51,7 +51,7 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
+        run_id=new_run_id(),
         rdzv_backend="static",
         rdzv_endpoint=f"{store.host}:{store.port}",
         rdzv_configs={"rank": 0},
