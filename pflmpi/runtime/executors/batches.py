@@ -154,13 +154,17 @@ def lane_pass(lanes: Sequence[Sequence[np.ndarray]]) -> LanePass:
 
 def gather_samples(pool: Pool, index: Tensor) -> Samples:
     """The samples [L, S, B, ...] of all lanes, on the device of the pool, where their places [L, S, B] are."""
+    return gather_images(pool, index), pool.labels.index_select(0, index.view(-1)).view(index.shape)
+
+
+def gather_images(pool: Pool, index: Tensor) -> Tensor:
+    """The images of `gather_samples`."""
     shape = pool.images.shape[1:]
     if index.is_cpu:
-        images = pool.images.index_select(0, index.view(-1)).view(*index.shape, *shape)
-    else:  # in memory [S, B, L, C, H, W]: a grouped convolution of all lanes takes the images as they are
-        lanes_last = index.permute(1, 2, 0)
-        images = pool.images.index_select(0, lanes_last.reshape(-1)).view(*lanes_last.shape, *shape).movedim(2, 0)
-    return images, pool.labels.index_select(0, index.view(-1)).view(index.shape)
+        return pool.images.index_select(0, index.view(-1)).view(*index.shape, *shape)
+    # In memory [S, B, L, C, H, W]: a grouped convolution of all lanes takes the images as they are.
+    lanes_last = index.permute(1, 2, 0)
+    return pool.images.index_select(0, lanes_last.reshape(-1)).view(*lanes_last.shape, *shape).movedim(2, 0)
 
 
 def gather_in_lane(pool: Pool, index: Tensor) -> Samples:

@@ -20,8 +20,8 @@ from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
     LaneBatches,
     LanePass,
+    gather_images,
     gather_in_lane,
-    gather_samples,
     in_order,
     lane_pass,
     steps_at_once,
@@ -62,7 +62,7 @@ class Lanes(Executor):
         if self.adapts:
             passes = self.passes_to_adapt(clients, round)
             state = self._with_data(self.algorithm.adapt, clients, states, (received,), round, passes)
-        tests, _ = gather_samples(self.pool, tree.leaf(tree.part(there, "tests"), "index"))
+        tests = gather_images(self.pool, tree.leaf(tree.part(there, "tests"), "index"))
 
         def predict(lane: Tree) -> Tree:
             images = tree.leaf(lane, "images")
