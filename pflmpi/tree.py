@@ -89,7 +89,7 @@ def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
 def clone(tree: Tree) -> Tree:
     """Copy whose leaves own their memory (and are aligned, which affects bits in some kernels)."""
     old = [leaf for _, leaf in leaves(tree)]
-    if any(in_lane(leaf) for leaf in old):  # in a lane
+    if any(in_lane(leaf) for leaf in old):
         return map(lambda leaf: leaf.clone(memory_format=torch.contiguous_format), tree)
     new = [torch.empty_like(leaf, memory_format=torch.contiguous_format) for leaf in old]
     if new:
