@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from pflmpi.errors import UserError
-from pflmpi.vmap_lanes import in_lane
 
 _OLDEST = "2.10"  # torch, as in setup.cfg; here, as whatever computes imports this file
 if [int(part) for part in torch.__version__.split(".")[:2]] < [int(part) for part in _OLDEST.split(".")]:
     cure = f"pflmpi needs {_OLDEST} or newer: pip install 'torch>={_OLDEST}'"
     raise UserError(f"torch {torch.__version__} is too old, {cure}")
+
+from pflmpi.vmap_lanes import in_lane  # noqa: E402 (an old torch may lack what it imports)
 
 Tree = dict[str, Union[Tensor, "Tree"]]
 

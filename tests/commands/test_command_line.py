@@ -98,9 +98,12 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_too_old_a_torch_is_refused_with_the_oldest_that_works(config: Path) -> None:
-    old = (
-        "import sys, torch; torch.__version__ = '2.9.1+cpu'; from pflmpi.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
+    old = """
+import sys, torch, torch._functorch.pyfunctorch
+torch.__version__ = "2.9.1+cpu"
+del torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack  # an old one may lack what is imported
+from pflmpi.cli import main
+sys.exit(main(sys.argv[1:]))"""
     done = processes.call([sys.executable, "-c", old, "run", str(config)], cwd=config.parent)
     (needed,) = re.findall(r"^    torch(>=.*)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
     assert done.returncode == 2 and done.stdout == ""
