@@ -126,9 +126,9 @@ def _behind_lanes(batch: Batch) -> tuple[list[Tensor], Hashable]:
     tensors: list[Tensor] = []
     key: list[Hashable] = [padding is not None and padding.full]
     for one in (*own, *of_lanes):
-        lanes_at = -1
+        axis = -1
         if one is not None and in_lane(one):
-            one, lanes_at = behind(one), lane_axis(one)
-        key.append(None if one is None else (one.dtype, one.shape, one.stride(), lanes_at))
+            one, axis = behind(one), lane_axis(one)
+        key.append(None if one is None else (one.dtype, one.shape, one.stride(), axis))
         tensors += [] if one is None else [one]
     return tensors, tuple(key)

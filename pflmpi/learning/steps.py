@@ -13,7 +13,7 @@ from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
 from pflmpi.learning.parts import trained
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
-from pflmpi.vmap_lanes import behind, lane_axis
+from pflmpi.vmap_lanes import lane_axis, of_all_lanes
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,9 @@ class PhaseStep:
             slopes = [*map(self._lane_slope, range(len(leaves)), slopes, repeat(active))]
             if isinstance(rate, Tensor):  # it differs by lane
                 slopes = [rate * slope for slope in slopes]
-            leaves, slopes = _of_all_lanes(leaves, slopes)
+            assert all(lane_axis(one) >= 0 for one in (*leaves, *slopes)), "what trains, and its slope, differs by lane"
+            # Behind the lanes: vmap has no `_foreach` operations (PyTorch 2.14).
+            leaves, slopes = [*map(of_all_lanes, leaves)], [*map(of_all_lanes, slopes)]
         else:
             if decay:
                 slopes = list(torch._foreach_add(slopes, leaves, alpha=decay))
@@ -121,11 +123,3 @@ class PhaseStep:
             velocity.mul_(momentum if active is None else 1 - active + active * momentum).add_(slope)
             slope = velocity if active is None else velocity * active
         return slope
-
-
-def _of_all_lanes(leaves: list[Tensor], slopes: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors of all lanes behind those of one, as `vmap` has no `_foreach` operations (PyTorch 2.14)."""
-    assert all(lane_axis(one) >= 0 for one in (*leaves, *slopes)), "what trains, and its slope, differs by lane"
-    pairs = zip(leaves, slopes, strict=True)
-    moved = [behind(slope).movedim(lane_axis(slope), lane_axis(leaf)) for leaf, slope in pairs]
-    return [behind(leaf) for leaf in leaves], moved

@@ -9,6 +9,7 @@ from pflmpi.models import MODELS
 from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, aligned
 from pflmpi.runtime.executors.pool import Pool
 from pflmpi.tree import ALIGNED
+from pflmpi.vmap_lanes import behind, in_lane
 from stub_device import DEVICE, stub_device
 
 META = torch.device("meta")  # which has places in memory, and no memory
@@ -27,8 +28,8 @@ def test_batches_that_begin_elsewhere_are_copied(features: int, copies: int) -> 
 
 def begins(x: torch.Tensor) -> int:
     """The byte of its memory at which a batch begins, in lanes that of the first one."""
-    if torch._C._functorch.is_batchedtensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
+    if in_lane(x):
+        x = behind(x)
     return int(x.storage_offset()) * x.element_size()
 
 
