@@ -10,10 +10,37 @@ from collections.abc import Mapping
 
 from pflmpi.errors import Stopped, write_exit_code
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# In a rank SIGTERM means that another rank has failed: a launcher of ours forwards these as real-time signals.
+FORWARDED: dict[int, int] = {
+    signal.SIGTERM: signal.SIGRTMIN + 1,
+    signal.SIGHUP: signal.SIGRTMIN + 2,
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGUSR2: signal.SIGUSR2,
+}
+LAUNCHER_ENDED = signal.SIGRTMIN + 3  # what a rank receives when the process that started it has ended
 
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "RANK", "SLURM_PROCID")
 _begun = threading.Event()
+
+
+def asking() -> list[int]:
+    """The signals that ask this process for a stop; not SIGHUP where it is ignored, as under nohup."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    own = [number for number in SIGNALS if not (ignored and number == signal.SIGHUP)]
+    return [*own, *(number for number in FORWARDED.values() if number not in SIGNALS), LAUNCHER_ENDED]
+
+
+def described(number: int) -> str:
+    """What a signal that asks for a stop says.
+
+    >>> described(signal.SIGTERM), described(FORWARDED[signal.SIGTERM])
+    ('SIGTERM came', 'SIGTERM came')
+    """
+    if number == LAUNCHER_ENDED:
+        return "the process that started the ranks ended"
+    original = next((key for key, value in FORWARDED.items() if value == number), number)
+    return f"{signal.Signals(original).name} came"
 
 
 def watch(environ: Mapping[str, str]) -> None:
@@ -26,16 +53,16 @@ def watch(environ: Mapping[str, str]) -> None:
     rank = next((environ[name] for name in _RANKS if name in environ), None)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    for number in SIGNALS if rank is None else SIGNALS[1:]:
+    watched = [number for number in asking() if rank is None or number != signal.SIGTERM]
+    for number in watched:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def wait() -> None:
         while received := os.read(reader, 1):
-            if received[0] in SIGNALS and not _begun.is_set():
+            if received[0] in watched and not _begun.is_set():
                 if rank in (None, "0"):
-                    name = signal.Signals(received[0]).name
-                    os.write(2, f"pflmpi: {name} came before the run had begun; start it again\n".encode())
+                    os.write(2, f"pflmpi: {described(received[0])} before the run had begun; start it again\n".encode())
                 write_exit_code(environ, Stopped.exit_code)
                 os._exit(Stopped.exit_code)
 

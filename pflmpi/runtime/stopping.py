@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pflmpi.early_signals import SIGNALS
+from pflmpi import early_signals
 from pflmpi.errors import RunError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.messages.calls import Call
@@ -118,13 +118,13 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     wakeup = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+    before = {number: signal.signal(number, lambda *_: None) for number in early_signals.asking()}
 
     def watch() -> None:
         first = 0.0
         while received := reader.recv(1):
             number = received[0]
-            if number not in SIGNALS:  # such as SIGINT, which Python handles
+            if number not in before:  # such as SIGINT, which Python handles
                 continue
             if number == signal.SIGTERM and someone_died():
                 _leave(RunError.exit_code)
@@ -132,7 +132,7 @@ def noted_signals(stop: Stop, someone_died: Callable[[], bool] = lambda: False) 
                 stop.at_once()
                 _leave(Stopped.exit_code)
             first = first or time.monotonic()
-            stop.reason = stop.reason or f"{signal.Signals(number).name} came"
+            stop.reason = stop.reason or early_signals.described(number)
 
     thread = threading.Thread(target=watch, name="signals", daemon=True)
     thread.start()

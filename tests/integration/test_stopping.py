@@ -58,7 +58,8 @@ def test_ranks_stop_after_their_round_when_the_process_that_started_them_is_kill
     run = tmp_path / "run"
     process = start(config, run, "alone", 2)
     process.kill()
-    process.communicate(timeout=processes.PATIENCE)  # until the ranks have ended, too
+    _, err = process.communicate(timeout=processes.PATIENCE)  # until the ranks have ended, too
+    assert "pflmpi: the process that started the ranks ended: stopped after round" in err
     assert run_folder.rounds(run)[-1] == len(lines(run)) - 1 < ROUNDS
     again = processes.call([*processes.PFLMPI, "resume", str(run), "--ranks", "1"])
     assert again.returncode == 0, again.stderr
@@ -70,7 +71,9 @@ def test_ranks_stop_after_their_round_when_the_process_that_started_them_is_kill
     ("way", "ranks", "number"),
     [
         ("alone", 1, signal.SIGTERM),
+        ("alone", 1, signal.SIGHUP),
         ("alone", 2, signal.SIGTERM),
+        ("alone", 2, signal.SIGHUP),
         ("alone", 2, signal.SIGUSR2),
         ("mpi", 3, signal.SIGUSR1),
     ],
@@ -85,13 +88,26 @@ def test_a_signal_ends_the_run_after_the_round(
     _, err = process.communicate(timeout=processes.PATIENCE)
     assert process.returncode == Stopped.exit_code, err
     stopped_at = len(lines(run)) - 1
-    assert f"stopped after round {stopped_at}; `pflmpi resume {run}` continues" in err
+    assert f"{number.name} came: stopped after round {stopped_at}; `pflmpi resume {run}` continues" in err
     assert run_folder.rounds(run)[-1] == stopped_at < ROUNDS, (
         "the last round is a checkpoint, whatever checkpoint.every"
     )
     again = processes.call([*processes.PFLMPI, "run", str(config), "--out", str(run), "--continue", "--ranks", "1"])
     assert again.returncode == 0, again.stderr
     assert quick_run.digest(run) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_under_nohup_a_run_outlives_its_terminal(ranks: int, tmp_path: Path) -> None:
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 40})))
+    words = ["run", str(config), "--out", str(run), "--ranks", str(ranks)]
+    process = processes.launch(["nohup", *processes.PFLMPI, *words])
+    processes.wait_for(lambda: process.poll() is not None or len(lines(run)) > 1, "the first round")
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=processes.PATIENCE)
+    assert process.returncode == 0, err
+    assert len(lines(run)) == 41
 
 
 @pytest.mark.slow
@@ -123,7 +139,7 @@ def test_the_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     assert not (run / "lock.json").exists(), "another host would wait for a sign of this one"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_during_start_up_ends_a_run_that_has_not_begun(number: signal.Signals, tmp_path: Path) -> None:
     """An import that waits inside a library, as torch's does, runs no handler of Python's."""
     (tmp_path / "torch.py").write_text(

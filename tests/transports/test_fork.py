@@ -32,7 +32,8 @@ def rank():
     if way == "one raises" and launch.rank == 1:
         raise ValueError("from a rank")
     if way == "signal":
-        signal.signal(signal.SIGUSR1, lambda *_: os._exit(75))
+        for number in early_signals.FORWARDED.values():
+            signal.signal(number, lambda *_: os._exit(75))
     (folder / f"{launch.rank} waits").touch()
     time.sleep(600)
 
@@ -76,7 +77,7 @@ def test_the_first_rank_that_fails_is_named_and_ends_the_others(way: str, outcom
     assert told == {str(rank): "torchrun 3 True" for rank in range(3)}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, -2)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGQUIT, -2)])
 def test_a_signal_reaches_all_ranks(number: signal.Signals, code: int, tmp_path: Path) -> None:
     process = forks(tmp_path, "signal")
     processes.wait_for(lambda: len(list(tmp_path.glob("* waits"))) == 3, "three ranks")

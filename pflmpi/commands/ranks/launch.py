@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pflmpi.early_signals import SIGNALS
+from pflmpi.early_signals import FORWARDED, described
 from pflmpi.errors import ConfigError, RunError, Stopped, UserError
 from pflmpi.machine import cores
 
@@ -97,8 +97,8 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
         return 0
     if failed.code in (UserError.exit_code, RunError.exit_code, Stopped.exit_code):
         return failed.code
-    if -failed.code in SIGNALS[1:]:  # forwarded to a rank that did not yet watch for signals
-        return Stopped.exit_code
+    if -failed.code in FORWARDED.values():  # to a rank that did not yet watch for signals
+        raise Stopped(f"{described(-failed.code)} before the run had begun; start it again")
     how = f"was killed by signal {-failed.code}" if failed.code < 0 else f"ended with {failed.code}"
     raise RunError(
         f"rank {failed.rank} {how}; all ranks were stopped; `pflmpi resume` continues from the newest checkpoint"

@@ -107,7 +107,7 @@ class _Heard(Exception):
 
 def main() -> int:
     """Follow the records of a run until the process that started this one ends it, or dies; return the exit code."""
-    for number in {*SIGNALS, signal.SIGINT, signal.SIGHUP}:
+    for number in (*SIGNALS, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends
     parent = os.getppid()
     run, lock = Path(sys.argv[1]), RunLock(Path(sys.argv[1]), sys.argv[2], {})

@@ -26,7 +26,6 @@ from pflmpi.transports.torch_store import listen, open_store
 _PATIENCE = 60.0  # seconds for the store to open
 _GRACE = 0.1  # seconds for the other ranks to end by themselves when one has
 _AGAIN = 0.02  # seconds between two looks whether they have
-_INTERRUPTS = (signal.SIGHUP, signal.SIGQUIT)  # besides SIGINT
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -74,7 +73,7 @@ def _become_rank(
         os.setsid()  # an interrupt reaches the first process alone, which passes it on
         listening.close()
         os.environ.update(environment)
-        for number in (*early_signals.SIGNALS, *_INTERRUPTS):
+        for number in (*early_signals.SIGNALS, signal.SIGQUIT):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         early_signals.watch(os.environ)
@@ -92,9 +91,9 @@ def _become_rank(
 def _stop_with(parent: int) -> None:
     """Let this process be asked to stop when its parent ends, however it does."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, early_signals.LAUNCHER_ENDED)
     if os.getppid() != parent:  # it has ended before
-        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), early_signals.LAUNCHER_ENDED)
 
 
 def _environment(rank: int, ranks: int, port: int, name: str) -> dict[str, str]:
@@ -144,17 +143,15 @@ def _end(alive: dict[int, int], number: signal.Signals) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Take other signals that end a process for an interrupt, but those that are ignored, as under nohup."""
+    """Take SIGQUIT for an interrupt, unless it is ignored."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in _INTERRUPTS}
-    for number, handler in before.items():
-        if handler == signal.SIG_DFL:
-            signal.signal(number, interrupt)
+    before = signal.getsignal(signal.SIGQUIT)
+    if before == signal.SIG_DFL:
+        signal.signal(signal.SIGQUIT, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGQUIT, before)

@@ -15,7 +15,6 @@ from pflmpi.transports.detect import new_run_id
 
 SHUTDOWN = "8"  # seconds for the other ranks to end when one has died
 HERE = "127.0.0.1"  # other machines cannot connect to it
-_FORWARDED = {signal.SIGTERM: signal.SIGUSR1, signal.SIGUSR1: signal.SIGUSR1, signal.SIGUSR2: signal.SIGUSR2}
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class Failed:
 def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
     """Run this Python with the arguments on every rank; None when all succeeded.
 
-    Signals that ask for a stop are forwarded to the ranks as SIGUSR1 or SIGUSR2. Ranks receive SIGTERM only when one
-    of them has died.
+    Signals that ask for a stop are forwarded to the ranks as `early_signals.FORWARDED`. Ranks receive SIGTERM only
+    when one of them has died.
     """
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -58,7 +57,7 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
         max_restarts=0,
         monitor_interval=0.1,
         start_method="spawn",
-        signals_to_handle="SIGINT,SIGHUP,SIGQUIT",
+        signals_to_handle="SIGINT,SIGQUIT",
     )
     try:
         with forwarding(lambda: _children([sys.executable, *arguments])):
@@ -86,12 +85,14 @@ def forwarding(children: Callable[[], Sequence[int]]) -> Iterator[None]:
     def send(number: int, _: object) -> None:
         ranks = children()
         if not ranks:
-            raise Stopped(f"{signal.Signals(number).name} came before the run had begun; start it again")
+            raise Stopped(f"{early_signals.described(number)} before the run had begun; start it again")
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(rank, _FORWARDED[signal.Signals(number)])
+                os.kill(rank, early_signals.FORWARDED[number])
 
-    before = {number: signal.signal(number, send) for number in _FORWARDED}
+    before = {
+        number: signal.signal(number, send) for number in early_signals.asking() if number in early_signals.FORWARDED
+    }
     early_signals.begun()
     try:
         yield
