@@ -191,7 +191,7 @@ class Algorithm(ABC):
         return {}
 
     def diagnose(self, task: Task, server: Tree, up: Messages, round: Round) -> Mapping[str, Tensor]:
-        """Values of diagnostics that nobody keeps, where a checkpoint follows; arguments as of `server_update`."""
+        """Values of diagnostics that are in no state, computed every round; arguments as of `server_update`."""
         return {}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pflmpi
 import quick_run
 from pflmpi.store import run_folder
 
@@ -59,3 +60,19 @@ def test_the_measured_weights_give_the_models_that_the_server_answers(run: tuple
 
 def test_nothing_is_measured_before_the_first_round(run: tuple[str, Path]) -> None:
     assert run_folder.read_diagnostics(run[1], 0) == {}
+
+
+def test_a_checkpoint_that_a_stop_asks_for_has_the_same_diagnostics(tmp_path: Path) -> None:
+    def interrupt(row: object) -> None:
+        raise KeyError("stop")
+
+    settings = quick_run.settings(algorithm={"name": "fedamp"})
+    with pytest.raises(KeyError, match="stop"):
+        rarely = quick_run.settings(settings, training={"rounds": 500}, checkpoint={"every": 500})
+        pflmpi.run(pflmpi.Config(**rarely), out=tmp_path / "stopped", quiet=True, on_round=interrupt)
+    round = run_folder.rounds(tmp_path / "stopped")[-1]
+    assert 0 < round < 500
+    quick_run.run(quick_run.settings(settings, training={"rounds": round}), tmp_path / "whole")
+    stopped, whole = (run_folder.read_diagnostics(tmp_path / name, round) for name in ("stopped", "whole"))
+    assert stopped.keys() == whole.keys() == {"fusion_weights"}
+    np.testing.assert_array_equal(stopped["fusion_weights"], whole["fusion_weights"])

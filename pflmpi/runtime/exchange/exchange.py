@@ -57,7 +57,7 @@ def exchange(
     sums = mixing.sum_centres(transport, now.owners, received, weights) if now.owners.centres else {}
     if up is not None:
         up |= sums
-        if not now.opening and (now.saves or task.training.stop):  # which may call for a checkpoint
+        if not now.opening:  # in every round: a signal may call for a checkpoint after any
             with calling(algorithm, "diagnose", now.round):
                 measured = algorithm.diagnose(task, server, up, round)
         with calling(algorithm, "server_update", now.round):
