@@ -7,7 +7,6 @@ from functools import partial
 from typing import Literal, NoReturn
 
 from pflmpi.errors import ConfigError
-from pflmpi.text import first_line
 from pflmpi.transports import mpi_library
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import LAUNCHERS, Launch
@@ -15,6 +14,7 @@ from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.transports.peers import Peer
 from pflmpi.transports.process_exit import exit_unconnected
 from pflmpi.transports.text import from_root, gather_texts
+from pflmpi.transports.waiting import reason
 
 Name = Literal["auto", "inprocess", "mpi", "torch"]
 
@@ -98,7 +98,7 @@ def _open_mpi(
         start(timeout, late or partial(exit_unconnected, launch.rank, {}))
     except (ImportError, RuntimeError) as error:  # no mpi4py, or mpi4py without an MPI library
         raise ConfigError(
-            f"runtime.transport = 'mpi' needs mpi4py and an MPI library ({first_line(error)}); {_INSTALL_MPI}"
+            f"runtime.transport = 'mpi' needs mpi4py and an MPI library ({reason(error)}); {_INSTALL_MPI}"
         ) from error
     if world_size() != launch.size:
         raise ConfigError(

@@ -10,6 +10,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed does not declare them
 
 from pflmpi.transports.detect import Launch
+from pflmpi.transports.interfaces import checked_address, refused_address
 from pflmpi.transports.waiting import TimeIsUp, within
 
 _INTERVAL = 1.0  # seconds between two notes; the shortest time limit that can name ranks is a little longer
@@ -20,13 +21,26 @@ _BACKLOG = 2048  # connections that wait to be accepted: many ranks come at once
 def connect(launch: Launch, timeout: float) -> Store:
     """The store in which the ranks of this start meet, connected within `timeout` seconds.
 
+    Raises `ConfigError` for an address that cannot be used.
+
     Under torchrun the store outlives a restart, and with it the addresses of dead processes; so each start uses its
     own prefix, and each run of a start. (torch's own rendezvous does not separate them and fails after a restart, up to
     2.15 at least.)
     """
-    host, _, port = (launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}").rpartition(":")
-    listening = listen(host, int(port)) if launch.rank == 0 and in_rank_0() else None
-    return PrefixStore(f"pflmpi/{launch.restarts}/{launch.runs}", open_store(host, int(port), listening, timeout))
+    host, port = checked_address(launch.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+    try:
+        listening = listen(host, port) if launch.rank == 0 and in_rank_0() else None
+    except OSError as error:
+        raise refused_address(host, port, error) from error
+    try:
+        store = open_store(host, port, listening, timeout)
+    except RuntimeError:
+        try:
+            socket.getaddrinfo(host, port)  # only now: the name of a new node may take a while to be known
+        except OSError as error:
+            raise refused_address(host, port, error) from error
+        raise
+    return PrefixStore(f"pflmpi/{launch.restarts}/{launch.runs}", store)
 
 
 def open_store(host: str, port: int, listening: socket.socket | None, timeout: float) -> Store:

@@ -20,6 +20,7 @@ from pflmpi.transports.collectives import chunks
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.gpu.group import Backend, GpuGroup, as_tensor
 from pflmpi.transports.gpu.memory import Buffer
+from pflmpi.transports.interfaces import check_interfaces
 from pflmpi.transports.peers import ended, names, refuse_ended
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.ring import piece, sum_bytes
@@ -53,6 +54,7 @@ class TorchTransport(Transport):
         self._limit = timeout  # that torch knows of
         self._arrivals: Arrivals | None = None
         self._gpus: GpuGroup | None = None
+        check_interfaces("GLOO_SOCKET_IFNAME")
         with self._translated_errors("the start"):
             store = within(timeout + _LEEWAY, lambda: connect(launch, timeout)) if rendezvous is None else rendezvous
             within(timeout + _LEEWAY, lambda: _start_gloo(store, launch, timeout))
@@ -60,6 +62,8 @@ class TorchTransport(Transport):
 
     def use_gpus(self, ranks: Sequence[int], device: torch.device, backend: Backend = "nccl") -> None:
         """Move large messages between the GPUs of these ranks; see the base class, and `GpuGroup` for the backend."""
+        if backend == "nccl":
+            check_interfaces("NCCL_SOCKET_IFNAME")
         with self._call("the start of NCCL"):
             make = partial(GpuGroup, self.rank, ranks, device, self._wait, self._wait_for_gpu, backend)
             self._gpus = within(self.timeout + _LEEWAY, make)  # NCCL connects without any time limit

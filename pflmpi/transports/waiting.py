@@ -86,6 +86,17 @@ def timed_out(operation: str, waited: float, absent: str) -> str:
     return f"{operation} did not end within {waited:.1f} s: {who}; raise runtime.timeout if ranks may need longer"
 
 
+def reason(error: BaseException) -> str:
+    """The whole text of a library's error in one line, without control characters and without a trace of C++ frames.
+
+    >>> reason(RuntimeError("[/a/pair.cc:9] closed.\\nCheck it: \\x1b[1mport\\nException raised from f (most recent"))
+    'closed. Check it: port'
+    """
+    text = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", re.split(r"\nException raised from |\nframe #0: ", str(error))[0])
+    plain = "".join(letter if letter.isprintable() else " " if letter.isspace() else "" for letter in text)
+    return re.sub(r"^\[\S+:\d+\] ", "", " ".join(plain.split())) or type(error).__name__
+
+
 def lost(operation: str, cause: Exception, ended: str) -> str:
     """Error text for a connection that broke during an operation.
 
@@ -93,7 +104,5 @@ def lost(operation: str, cause: Exception, ended: str) -> str:
         cause: what the library raised.
         ended: the ranks on this host that have ended; "" if there are none.
     """
-    line = str(cause).strip().partition("\n")[0] or type(cause).__name__
-    short = re.sub(r"^\[\S+:\d+\] ", "", line).partition(". ")[0]  # without the library's own file and advice
     who = f"{ended} ended or was killed" if ended else "a rank ended or was lost"
-    return f"{who} during {operation} ({short[:160]}); its own error, or the launcher's, says why"
+    return f"{who} during {operation} ({reason(cause)}); its own error, or the launcher's, says why"

@@ -274,10 +274,10 @@ def test_a_long_wait_leaves_the_core_to_others() -> None:
     assert time.thread_time() - used < 0.1
 
 
-def test_a_loss_is_reported_without_the_librarys_own_file_and_advice() -> None:
-    cause = RuntimeError("[/a/b/pair.cc:561] Connection closed by peer [10.0.0.1]:17. This is typically a crash\nmore")
+def test_a_loss_is_reported_with_the_whole_reason_but_the_librarys_own_file() -> None:
+    cause = RuntimeError("[/a/b/pair.cc:561] Connection closed by peer [10.0.0.1]:17. This is a crash\nmore")
     assert lost("sum", cause, "").startswith(
-        "a rank ended or was lost during sum (Connection closed by peer [10.0.0.1]:17); "
+        "a rank ended or was lost during sum (Connection closed by peer [10.0.0.1]:17. This is a crash more); "
     )
 
 
