@@ -16,6 +16,8 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make the folder writable"),
     errno.ENOENT: "put the folder back that was moved or deleted",
+    errno.EFBIG: "raise the limit of a file's size (`ulimit -f`)",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
     errno.EISDIR: "move that directory away",
 }
 

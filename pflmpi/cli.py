@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pflmpi import __version__, early_signals, outside, terminal
+from pflmpi import __version__, early_signals, limits, outside, terminal
 from pflmpi.commands.display.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
 
@@ -67,10 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         terminal.outlive_readers()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and words[:1] in (["run"], ["resume"], ["join"]):
-        early_signals.watch(os.environ)  # before what takes seconds to import
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # `runtime.threads` says how many; a rank may be a fork
-    whole = parser()
+    try:
+        if arguments is None and words[:1] in (["run"], ["resume"], ["join"]):
+            if low := limits.too_few_files():
+                raise ConfigError(low)
+            early_signals.watch(os.environ)  # before what takes seconds to import
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # `runtime.threads` says how many; a rank may be a fork
+        whole = parser()
+    except (UserError, OSError, RuntimeError, MemoryError) as caught:
+        show(error := explained(caught), "--debug" in words)
+        return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
     if "_ARGCOMPLETE" in os.environ:
         complete(whole)
     options, others = whole.parse_known_args(words)

@@ -21,6 +21,8 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
+from pflmpi import limits
+
 
 class PflmpiError(Exception):
     """Base of all errors that are shown without a traceback."""
@@ -111,7 +113,11 @@ def write_exit_code(environ: Mapping[str, str], code: int) -> None:
 
 
 def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:
-    """An error of that kind for a file that the system refuses, as for too long a name; others as they are."""
+    """An error of that kind for a limit of the system, and for a file that it refuses; others as they are."""
+    if not isinstance(error, PflmpiError) and (text := limits.problem(error)) is not None:
+        found = kind(text)
+        found.__cause__ = error
+        return found
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         found = kind(f"{os.fsdecode(error.filename)}: {error.strerror}; choose another path, or make it accessible")
         found.__cause__ = error

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from pflmpi import early_signals, outside
+from pflmpi import early_signals, limits, outside
 from pflmpi.commands.display.progress import RunProgress, show_summary
 from pflmpi.commands.display.start_line import start_line
 from pflmpi.commands.ranks.context import connect, end_of_jobs
@@ -23,6 +23,7 @@ from pflmpi.commands.ranks.launch import check_ranks, num_gpus, num_ranks, start
 from pflmpi.commands.ranks.session import Session, Start
 from pflmpi.config.load import Config
 from pflmpi.errors import (
+    ConfigError,
     PflmpiError,
     RunError,
     Stopped,
@@ -84,6 +85,8 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if config.runtime.faults == "continue":
             refuse_unless_fault_tolerant(config.runtime.transport, launch)
         ranks = num_ranks(options.ranks, config, launch, joins=join is not None)
+        if low := limits.too_few_files(ranks):
+            raise ConfigError(low)
         if launch.rank == 0 and not (options.quiet or options.announced):
             print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
         if ranks > 1 and launch.kind == "alone":

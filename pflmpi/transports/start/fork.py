@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from pflmpi import early_signals
-from pflmpi.errors import RunError
+from pflmpi.errors import RunError, explained, show
 from pflmpi.transports.detect import new_run_id
 from pflmpi.transports.process_exit import flush_output
 from pflmpi.transports.start.spawn import HERE, SHUTDOWN, Failed, forwarding, keep_to_this_machine
@@ -81,8 +81,14 @@ def _become_rank(
         code = run()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else RunError.exit_code
-    except BaseException:
-        traceback.print_exc()
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except Exception as error:
+        fault = explained(error, RunError)
+        if not isinstance(fault, RunError):
+            traceback.print_exc()
+        elif environment["RANK"] == "0":
+            show(fault)
     finally:
         flush_output()
         os._exit(code)

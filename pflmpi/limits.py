@@ -1,0 +1,63 @@
+"""Limits of the system that end a process, and what raises them."""
+
+import errno
+import re
+import resource
+
+from pflmpi.text import counted
+
+_OTHER_FILES = 64  # that a rank opens besides its connections to the other ranks
+_ADDRESS_SPACE = 4  # GB that PyTorch's libraries and a small run take
+
+_NO_MEMORY = re.compile(
+    r"failed to map segment|annot allocate memory|an't allocate memory|not enough memory|std::bad_alloc"
+)
+_NO_THREADS = re.compile(r"can't start new thread|Resource temporarily unavailable|libgomp: Thread creation failed")
+_NO_FILES = re.compile(r"Too many open files")
+
+
+def problem(error: BaseException) -> str | None:
+    """Which limit an error of the system or of a library comes from, and what to do; None for other errors.
+
+    >>> problem(ValueError("no number"))
+    """
+    text, code = str(error), error.errno if isinstance(error, OSError) else None
+    if isinstance(error, MemoryError) or code == errno.ENOMEM or _NO_MEMORY.search(text):
+        return _out_of_memory()
+    if code == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREADS.search(text)):
+        return (
+            f"no more processes or threads can be started: `ulimit -u` allows {_soft(resource.RLIMIT_NPROC)} for all "
+            "of this user's; raise it, end other processes, or use fewer ranks"
+        )
+    if code in (errno.EMFILE, errno.ENFILE) or _NO_FILES.search(text):
+        return f"too many open files: `ulimit -n` allows {_soft(resource.RLIMIT_NOFILE)}; raise it, or use fewer ranks"
+    return None
+
+
+def too_few_files(ranks: int = 1) -> str | None:
+    """Why so many ranks have too few open files; the soft limit is raised as far as needed and allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OTHER_FILES + 2 * ranks
+    if 0 <= soft < needed and hard != soft:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if 0 <= soft < needed:
+        allowed = f"`ulimit -n` allows {soft} open files"
+        return f"{allowed}, and {counted(ranks, 'rank')} must be able to open {needed}; raise it"
+    return None
+
+
+def _out_of_memory() -> str:
+    limits = {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA}
+    low = [f"`ulimit {name}` allows {_soft(limit, 10)} kB" for name, limit in limits.items() if _soft(limit) != "any"]
+    if not low:
+        return "out of memory; use fewer ranks on this node, a smaller batch, or ask for more memory"
+    return (
+        f"out of memory: {' and '.join(low)}, of which PyTorch alone takes about {_ADDRESS_SPACE} GB; "
+        f"raise it, for example `ulimit {low[0][8:10]} unlimited`"
+    )
+
+
+def _soft(limit: int, shift: int = 0) -> str:
+    soft = resource.getrlimit(limit)[0]
+    return "any" if soft == resource.RLIM_INFINITY else str(soft >> shift)

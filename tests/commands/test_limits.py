@@ -1,0 +1,61 @@
+"""A limit of the system is one error that names the limit and what to do; nothing of the run is lost."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+import processes
+import quick_run
+from pflmpi.limits import problem
+
+AS_ANOTHER_USER = "setpriv --reuid 12345 --clear-groups --inh-caps=+dac_override --ambient-caps=+dac_override"
+
+
+def limited(limits: str, folder: Path, ranks: int = 1, prefix: str = "") -> "subprocess.CompletedProcess[str]":
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 1})))
+    words = " ".join([*processes.PFLMPI, "run", str(config), "--out", str(folder / "run"), "--ranks", str(ranks)])
+    return processes.call(["bash", "-c", f"ulimit {limits} && exec {prefix} {words} --quiet"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "ranks", "told"),
+    [
+        ("-v 1000000", 1, "`ulimit -v` allows 1000000 kB, of which PyTorch alone takes about 4 GB; raise it"),
+        ("-v 3000000", 2, "`ulimit -v` allows 3000000 kB, of which PyTorch alone takes about 4 GB; raise it"),
+        ("-d 500000", 1, "`ulimit -d` allows 500000 kB"),
+        ("-n 8", 2, "`ulimit -n` allows 8 open files, and 1 rank must be able to open 66; raise it"),
+        ("-n 67", 2, "`ulimit -n` allows 67 open files, and 2 ranks must be able to open 68; raise it"),
+        ("-f 1", 1, "File too large"),
+        ("-f 4", 1, "raise the limit of a file's size (`ulimit -f`)"),
+    ],
+)
+def test_a_limit_of_the_system_is_named(limits: str, ranks: int, told: str, tmp_path: Path) -> None:
+    done = limited(limits, tmp_path, ranks)
+    assert done.returncode in (2, 3)
+    assert told in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("processes_allowed", "ranks"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2)])
+def test_too_few_processes_are_one_error(processes_allowed: int, ranks: int, tmp_path: Path) -> None:
+    if subprocess.run([*AS_ANOTHER_USER.split(), "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs root, whose processes no limit counts")
+    tmp_path.chmod(0o777)
+    done = limited("-c 0", tmp_path, ranks, f"{AS_ANOTHER_USER} prlimit --nproc={processes_allowed}")
+    assert done.returncode in (2, 3)
+    assert f"`ulimit -u` allows {processes_allowed} for all" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr
+
+
+def test_a_soft_limit_of_open_files_is_raised_where_it_may_be(tmp_path: Path) -> None:
+    assert limited("-S -n 8", tmp_path, 2).returncode == 0
+
+
+def test_an_error_of_a_library_that_is_out_of_memory_says_so() -> None:
+    text = "[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory: you tried"
+    assert (problem(RuntimeError(text)) or "").startswith("out of memory")
+    assert problem(RuntimeError("another")) is None
