@@ -1,4 +1,4 @@
-"""Python source code read without being executed: the names in a file, and a hash of it with what it imports."""
+"""Python source code read without being executed: the classes in a file, and a hash of it with what it imports."""
 
 import ast
 import hashlib
@@ -16,40 +16,6 @@ def known(file: Path | None) -> str:
     if file is not None and (tree := _parsed(file)) is not None:
         names = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     return f"known: {', '.join(names) or 'none'}"
-
-
-def registered(file: Path) -> list[str]:
-    """The names in a file's `Registry(kind, {name: object, ...})`."""
-    calls = [node for node in ast.walk(_parsed(file) or ast.Module([], [])) if isinstance(node, ast.Call)]
-    found = [call.args[1] for call in calls if getattr(call.func, "id", "") == "Registry"]
-    dictionaries = [one for one in found if isinstance(one, ast.Dict)]
-    return [str(key.value) for one in dictionaries for key in one.keys if isinstance(key, ast.Constant)]
-
-
-def imported_classes(file: Path, name: str) -> dict[str, tuple[str, str]]:
-    """Module and class of each value of a dictionary of imported classes, which a file has by that name."""
-    modules: dict[str, str] = {}
-    for node in (_parsed(file) or ast.Module([], [])).body:
-        if isinstance(node, ast.ImportFrom):
-            modules.update({alias.name: str(node.module) for alias in node.names})
-        elif isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == name:
-            assert isinstance(node.value, ast.Dict)
-            pairs = [(ast.literal_eval(key), ast.unparse(kind)) for key, kind in _pairs(node.value)]
-            return {key: (modules[kind], kind) for key, kind in pairs}
-    return {}
-
-
-def _pairs(node: ast.Dict) -> list[tuple[ast.expr, ast.expr]]:
-    return [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
-
-
-def fields(file: Path, kind: str) -> list[str]:
-    """The public fields with a type of a class in a file."""
-    for node in (_parsed(file) or ast.Module([], [])).body:
-        if isinstance(node, ast.ClassDef) and node.name == kind:
-            names = [str(getattr(one.target, "id", "_")) for one in node.body if isinstance(one, ast.AnnAssign)]
-            return [name for name in names if not name.startswith("_")]
-    return []
 
 
 def digest(file: Path, root: Path, within: Path) -> str:

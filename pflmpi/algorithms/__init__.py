@@ -1,4 +1,4 @@
-"""The algorithms, one file each; a line here is all that registers one of the package's own."""
+"""The algorithms, one file each; a line here, and a word in the list of completion, register one of the package."""
 
 from pflmpi.algorithms.apfl import APFL
 from pflmpi.algorithms.base import Algorithm

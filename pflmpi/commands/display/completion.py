@@ -1,24 +1,39 @@
 """Completion of commands, options, names and keys in a shell, by argcomplete.
 
-Names and keys are read from the source, since importing what they belong to takes seconds.
+Names and keys are listed here, since importing what they belong to takes seconds; a test holds them against that.
 """
+
+# ruff: noqa: SIM905
 
 import argparse
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import entry_points
-from pathlib import Path
 
-from pflmpi import source_code
-
-_PACKAGE = Path(__file__).parents[2]
-_REGISTRIES = {
-    "algorithm": ("algorithms/__init__.py", "pflmpi.algorithms"),
-    "data": ("data/sources/__init__.py", "pflmpi.data"),
-    "model": ("models/__init__.py", "pflmpi.models"),
-    "partition": ("data/partitions/__init__.py", "pflmpi.partitions"),
+_NAMES = {
+    "algorithm": """
+        apfl ditto fedamp fedavg fedcp fedfcd fedfomo fedgh fedgmh fedper fedproto fedprox fedrep fedrod fesem gpfl
+        l2gd lgfedavg local perfedavg pfedafe pfedcfr pfedme pfedpm
+    """.split(),
+    "data": "cifar10 cifar100 digits emnist fashion_mnist femnist mnist".split(),
+    "model": "cnn dnn dropout_cnn lenet logistic mlp protocnn resnet18".split(),
+    "partition": "dirichlet exdir iid lognormal nway_kshot pathological writers".split(),
 }
-_SECTIONS = _PACKAGE / "config/load.py"
+_KEYS = {
+    "data": "name path label client normalize transform root download split test_share limit".split(),
+    "training": """
+        rounds stop participation epochs steps batch_size drop_last lr schedule lr_decay decay_rounds decay_floor
+        decay_by warmup optimizer momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm label_smoothing
+        precision init bn
+    """.split(),
+    "evaluation": "every absent when batch_size unseen unseen_updates".split(),
+    "checkpoint": "every keep".split(),
+    "output": "tensorboard wandb mlflow".split(),
+    "runtime": """
+        transport device gpus gpu_memory mixed_gpus executor lanes lane_convolutions state scratch threads timeout
+        spare server balance faults client_errors
+    """.split(),
+}
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -29,24 +44,19 @@ def complete(parser: argparse.ArgumentParser) -> None:
         for one in [parser, *_commands(parser)]:
             for action in one._actions:
                 if action.dest in ("overrides", "name"):
-                    action.completer = _overrides if action.dest == "overrides" else _names  # type: ignore[attr-defined]
+                    action.completer = _overrides if action.dest == "overrides" else _every_name  # type: ignore[attr-defined]
         argcomplete.autocomplete(parser)
 
 
 def names(section: str) -> list[str]:
     """The names that a section can have: the package's own, and those of installed packages."""
-    file, group = _REGISTRIES[section]
-    own = source_code.registered(_PACKAGE / file)
-    return [*own, *(point.name for point in entry_points(group=group))]
+    group = "pflmpi.data" if section == "data" else f"pflmpi.{section}s"
+    return [*_NAMES[section], *(point.name for point in entry_points(group=group))]
 
 
 def keys() -> list[str]:
     """The keys of the sections that are the same for all names."""
-    return [
-        f"{section}.{field}"
-        for section, (module, kind) in source_code.imported_classes(_SECTIONS, "SECTIONS").items()
-        for field in source_code.fields(_PACKAGE.parent / f"{module.replace('.', '/')}.py", kind)
-    ]
+    return [f"{section}.{field}" for section, fields in _KEYS.items() for field in fields]
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -55,14 +65,14 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
             yield from action.choices.values()
 
 
-def _names(**_: object) -> list[str]:
-    return [name for section in _REGISTRIES for name in names(section)]
+def _every_name(**_: object) -> list[str]:
+    return [name for section in _NAMES for name in names(section)]
 
 
 def _overrides(prefix: str, **others: object) -> list[str]:
     key, equals, _ = prefix.partition("=")
     if equals:
         section = key.removesuffix(".name")
-        return [f"{key}={name}" for name in names(section)] if section in _REGISTRIES else []
-    known = [*(f"{section}.name" for section in _REGISTRIES), *keys()]
+        return [f"{key}={name}" for name in names(section)] if section in _NAMES else []
+    known = [*(f"{section}.name" for section in _NAMES), *keys()]
     return [f"{one}=" for one in dict.fromkeys(known)]
