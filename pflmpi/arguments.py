@@ -137,9 +137,12 @@ def add_cells(parser: argparse.ArgumentParser) -> None:
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """Add the end of an extrapolation."""
+    """Registers --to, the end of an extrapolation."""
     parser.add_argument(
-        "--to", type=int, metavar="RANKS", help="of a scaling experiment: what a model fitted to it says up to here"
+        "--to",
+        type=int,
+        metavar="RANKS",
+        help="extrapolate a scaling experiment to this many ranks, by the serial fraction fitted to it",
     )
 
 

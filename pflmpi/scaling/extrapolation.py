@@ -1,55 +1,161 @@
-"""What a fitted model says of numbers of ranks that were not measured, as figures."""
+"""The serial fraction of a round, fitted to the points that were measured, and what it says of more ranks.
+
+Amdahl's law: of the seconds of one rank, a fraction s is serial, and the rest is divided by the ranks r:
+
+    seconds = work first (s + (1 - s) / r)
+
+`work` is 1 in a strong experiment and grows with the clients, r / base, in a weak one. A machine that was not there at
+the small numbers, such as a second switch, is not in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from math import sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves
-from pflmpi.scaling.fitting import fit
-from pflmpi.scaling.model import Model
+from pflmpi.errors import ConfigError
 from pflmpi.scaling.results import Results
-from pflmpi.text import size
 
 EXTRAPOLATION = "extrapolation"  # how the names of the figures begin
+LEAST_POINTS = 3
+_FAR = 10  # times the largest number of ranks that was measured
 _POINTS = 24  # of the curve
 
 
+class Estimate(NamedTuple):
+    """A value with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class AmdahlFit:
+    """The law fitted to an experiment.
+
+    Attributes:
+        first: seconds of one rank.
+        serial: s, between 0 and 1.
+        covariance: [2, 2] of both.
+        freedom: degrees of freedom it was estimated with.
+        base: ranks that the clients of the configuration are for, in a weak experiment; None in a strong one.
+    """
+
+    first: float
+    serial: float
+    covariance: np.ndarray
+    freedom: int
+    base: int | None
+
+    @property
+    def serial_fraction(self) -> Estimate:
+        """s with its interval."""
+        half = _quantile(self.freedom) * sqrt(self.covariance[1, 1])
+        return Estimate(self.serial, max(self.serial - half, 0.0), min(self.serial + half, 1.0))
+
+    def seconds(self, ranks: int) -> Estimate:
+        """Seconds of a round on so many ranks."""
+        value = float(_law(ranks, self.first, self.serial, self.base))
+        slope = np.array([value / self.first, self.first * _work(ranks, self.base) * (1 - 1 / ranks)])
+        half = _quantile(self.freedom) * sqrt(float(slope @ self.covariance @ slope))
+        return Estimate(value, max(value - half, 0.0), value + half)
+
+
+def check(mode: str, ranks: Sequence[int], to: int) -> None:
+    """Raise `ConfigError` where so many points say nothing of `to` ranks."""
+    if mode == "packing":
+        raise ConfigError("--to with mode packing: its ranks share one machine, which says nothing of more machines")
+    if len(ranks) < LEAST_POINTS:
+        raise ConfigError(
+            f"--to needs {LEAST_POINTS} numbers of ranks that were measured, and there are {len(ranks)}; measure more "
+            "with --ranks"
+        )
+    if to <= max(ranks):
+        raise ConfigError(f"--to {to}: must be more than {max(ranks)}, the largest number of ranks that was measured")
+
+
+def fit(results: Results, to: int) -> AmdahlFit:
+    """The law fitted by least squares to the medians of all runs; `ConfigError` as in `check`."""
+    points, scaling = results.measured, results.scaling
+    check(scaling.mode, [point.ranks for point in points], to)
+    base = scaling.base if scaling.mode == "weak" else None
+    ranks = np.array([point.ranks for point in points for _ in point.runs], np.float64)
+    seconds = np.array([np.median(run.seconds) for point in points for run in point.runs])
+    optimize: Any = import_module("scipy.optimize")  # here: few commands need it
+    start, bounds = (seconds[0], 0.5), ((1e-12, 0.0), (np.inf, 1.0))
+    values, covariance = optimize.curve_fit(
+        lambda r, first, serial: _law(r, first, serial, base), ranks, seconds, start, bounds=bounds
+    )
+    return AmdahlFit(float(values[0]), float(values[1]), covariance, max(len(ranks) - 2, 1), base)
+
+
+def summary(found: AmdahlFit, to: int, largest: int) -> str:
+    """What the fit says, in one sentence."""
+    far = f", {to // largest} times the largest number that was measured" if to > _FAR * largest else ""
+    return (
+        f"serial fraction {_interval(found.serial_fraction)}; {to} ranks: {_interval(found.seconds(to))} s a round{far}"
+    )
+
+
 def extrapolations(among: dict[str, Results], to: int) -> list[Curves]:
-    """A figure for each experiment: the points that were measured, and apart from them the model with its interval.
+    """A figure for each experiment: the points that were measured, and the fitted law up to `to` ranks.
 
     Raises:
-        ConfigError: no model can be fitted, or there is nothing to extrapolate.
+        ConfigError: as in `check`.
     """
-    found = []
-    for number, (name, results) in enumerate(among.items()):
-        model = fit(results, to)
-        found.append(_figure(results, model, to, "" if len(among) == 1 else f"_{number + 1}", name))
-    return found
+    several = len(among) > 1
+    return [
+        _figure(results, to, f"_{number}" if several else "", name)
+        for number, (name, results) in enumerate(among.items(), 1)
+    ]
 
 
-def _figure(results: Results, model: Model, to: int, ending: str, name: str) -> Curves:
-    points, style = results.measured, 0
-    ranks = np.unique(np.geomspace(points[0].ranks, to, _POINTS).round().astype(int))
-    values, low, high = np.array([model.seconds(int(count)) for count in ranks]).T
-    x = np.array([point.ranks for point in points], np.float64)
+def _figure(results: Results, to: int, ending: str, name: str) -> Curves:
+    points, law = results.measured, fit(results, to)
+    counts = np.unique(np.geomspace(points[0].ranks, to, _POINTS).round().astype(int))
+    values, low, high = np.array([law.seconds(int(count)) for count in counts]).T
     measured_low, measured_high = np.array([point.spread for point in points]).T
-    measured = np.array([point.seconds for point in points])
-    last = model.seconds(to)
-    far = " That is far beyond what was measured: take it as a direction." if model.is_far(to) else ""
-    said = "; ".join(
-        f"{key} {one.value:.3g} ({one.low:.3g} to {one.high:.3g})" for key, one in model.coefficients().items()
-    )
+    ranks = np.array([point.ranks for point in points], np.float64)
+    seconds = np.array([point.seconds for point in points])
     return Curves(
         name=f"{EXTRAPOLATION}{ending}",
         title=f"Extrapolation to {to} ranks{f': {name}' if ending else ''}",
-        caption=f"Markers: measured. Dotted: the model fitted to them, with its 95 % interval. At {to} ranks: "
-        f"{last.value:.3g} s ({last.low:.3g} to {last.high:.3g}), and {size(model.size(to).wire_bytes)} "
-        f"between ranks by the schedule.{far} Coefficients in seconds: {said}.",
+        caption=f"Markers: measured. Dashed: Amdahl's law fitted to them, with its 95 % interval; "
+        f"{summary(law, to, points[-1].ranks)}.",
         x_label="ranks",
         y_label="seconds per round",
         curves=(
-            Curve("measured", x, measured, measured_low, measured_high, style=style, source=name),
-            Curve("model, and its 95 % interval", ranks.astype(np.float64), values, low, high, style=1, thin=True),
+            Curve("measured", ranks, seconds, measured_low, measured_high, style=0, source=name),
+            Curve("Amdahl's law", counts.astype(np.float64), values, low, high, style=1, thin=True),
         ),
         x_log=True,
         x_ticks=tuple(sorted({*(point.ranks for point in points), to})),
         zero=True,
     )
+
+
+def _law(ranks: Any, first: float, serial: float, base: int | None) -> Any:
+    return _work(ranks, base) * first * (serial + (1 - serial) / ranks)
+
+
+def _work(ranks: Any, base: int | None) -> Any:
+    return 1.0 if base is None else ranks / base
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.value:.3g} (95 %: {estimate.low:.3g} to {estimate.high:.3g})"
+
+
+def _quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t distribution.
+
+    >>> [round(_quantile(freedom), 2) for freedom in (1, 4, 10, 1000)]
+    [12.71, 2.78, 2.23, 1.96]
+    """
+    special: Any = import_module("scipy.special")
+    return float(special.stdtrit(freedom, 0.975))

@@ -25,7 +25,7 @@ def write_page(
     """Write the page with its figures and its LaTeX table into a folder; what is wrong with the experiments.
 
     Args:
-        to: ranks up to which a fitted model is drawn too; None for none.
+        to: ranks up to which the fitted serial fraction is drawn; None for none.
         update: called with how many figures are drawn, of how many.
 
     Raises:

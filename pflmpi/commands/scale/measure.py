@@ -9,11 +9,12 @@ from pathlib import Path
 from pflmpi import machine
 from pflmpi.commands.ranks.launch import num_gpus
 from pflmpi.commands.scale.requested import requested_experiment
-from pflmpi.commands.scale.table import show_model, show_results
+from pflmpi.commands.scale.table import show_results
 from pflmpi.config.load import load
 from pflmpi.errors import PflmpiError, Stopped, show
 from pflmpi.forecast.cache import cache_folder
-from pflmpi.scaling import experiment, fitting, slurm
+from pflmpi.scaling import experiment, slurm
+from pflmpi.scaling.extrapolation import check, fit, summary
 from pflmpi.scaling.page import PAGE, write_page
 from pflmpi.scaling.points import folder, runs
 from pflmpi.scaling.prediction import Machines
@@ -32,7 +33,7 @@ def measure(options: argparse.Namespace) -> int:
     gpus, job = num_gpus(config.runtime) or 0, slurm.allocation(os.environ, options.mpi)
     scaling, out = requested_experiment(options, config, bool(gpus), None if job else len(machine.cores()))
     if options.to is not None:
-        fitting.check(scaling.mode, scaling.ranks, options.to)
+        check(scaling.mode, scaling.ranks, options.to)
     if job:
         for ranks in scaling.ranks if only is None else (only,):
             job.check(scaling.cores, ranks)
@@ -63,7 +64,7 @@ def _conclude(out: Path, outcome: SweepOutcome, whole: bool, to: int | None) -> 
         write_page([found], out, to)
         print(out / PAGE)
     if to is not None and not outcome.signal:
-        show_model(found, to)
+        print(summary(fit(found, to), to, found.measured[-1].ranks))
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal

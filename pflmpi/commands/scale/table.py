@@ -6,12 +6,9 @@ from rich.table import Table
 from pflmpi.errors import PflmpiError, show
 from pflmpi.scaling.environment import hardware
 from pflmpi.scaling.experiment import WARM_UP
-from pflmpi.scaling.fitting import fit
-from pflmpi.scaling.model import MEANINGS, Estimate
 from pflmpi.scaling.results import Results
 from pflmpi.scaling.tables import TITLES, readable
 from pflmpi.terminal import table_console
-from pflmpi.text import size
 
 _WIDTH = 190  # characters of a line where no terminal says it
 
@@ -32,16 +29,3 @@ def show_results(found: Results) -> None:
         terminal.print(f"{hardware(record)}; pflmpi {record['pflmpi']} {record['commit']}, torch {record['torch']}")
     for problem in found.problems:
         show(PflmpiError(problem))
-
-
-def show_model(found: Results, to: int) -> None:
-    """Print the fitted model, and what it says of that many ranks; raise if it cannot be fitted."""
-    model = fit(found, to)
-    for name, estimate in model.coefficients().items():
-        print(f"{name:>10}  {_interval(estimate)}  {MEANINGS[name]}")
-    print(f"{to} ranks: {_interval(model.seconds(to))} s per round by the model{', far beyond' * model.is_far(to)}")
-    print(f"{to} ranks: {size(model.size(to).wire_bytes)} between ranks in a round by the schedule")
-
-
-def _interval(estimate: Estimate) -> str:
-    return f"{estimate.value:.3g} ({estimate.low:.3g} to {estimate.high:.3g})"
