@@ -19,6 +19,10 @@ class DataConfig(BaseModel):
         str | None, Field(description="column of the labels in a .csv; null: label, y, class, or last")
     ] = None
     client: Annotated[str | None, Field(description="column in a .csv that says whose samples they are")] = None
+    layout: Annotated[
+        Literal["nchw", "nhwc"] | None,
+        Field(description="axes of an array of one's own, channels first or last; null: as its shape tells"),
+    ] = None
     normalize: Annotated[
         Literal["fixed", "standard"],
         Field(

@@ -28,6 +28,8 @@ class Dataset:
     written_labels: tuple[str, ...] = ()  # [K], as they are in a file of one's own; none of other data
     columns: tuple[str, ...] = ()  # [D], what the values of a sample [D] are called; none where nobody has said
 
+    written_clients: tuple[str, ...] = ()  # by number in `writers`, as they are in a file of one's own
+    may_be_tokens: bool = False  # whether the values were whole numbers of an array
 
 def assemble(
     name: str,
@@ -124,3 +126,24 @@ def content_digest(
             digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+def as_numbers(values: np.ndarray) -> np.ndarray:
+    """Texts [n] as float64 where all are numbers, so that 10 comes after 9; other values as they are."""
+    if values.dtype.kind not in "SUO":
+        return values
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        return values
+
+
+def first_missing(values: np.ndarray) -> int | None:
+    """The first of values [n] that is NaN, infinite, or a text that is empty or `nan`; None if all are there."""
+    if values.dtype.kind == "f":
+        missing = ~np.isfinite(values)
+    elif values.dtype.kind in "SUO":
+        missing = np.isin(np.char.lower(np.char.strip(values.astype(str))), ("", "nan"))
+    else:
+        return None
+    return int(missing.argmax()) if missing.any() else None
+
+

@@ -23,8 +23,8 @@ def test_the_defaults_of_the_data_section_are_those_of_the_papers() -> None:
     assert (config.split, config.test_share, config.limit, config.download) == ("pooled", 0.25, None, False)
 
 
-@pytest.mark.parametrize("key", ["label", "client"])
-def test_a_column_without_a_table_is_refused(key: str) -> None:
+@pytest.mark.parametrize("key, value", [("label", "species"), ("client", "who"), ("layout", "nhwc")])
+def test_what_is_about_a_file_is_refused_without_one(key: str, value: str) -> None:
     parse(quick_run.settings({"data": {"name": "digits", key: None}}))
-    with pytest.raises(ConfigError, match=f"data.{key} names a column of data.path, which is not set; set it, or"):
-        parse(quick_run.settings({"data": {"name": "digits", key: "species"}}))
+    with pytest.raises(ConfigError, match=f"data.{key} is about data.path, which is not set; set it, or"):
+        parse(quick_run.settings({"data": {"name": "digits", key: value}}))
