@@ -20,7 +20,7 @@ def test_a_wrong_data_section_is_refused(wrong: dict[str, object]) -> None:
 
 def test_the_defaults_of_the_data_section_are_those_of_the_papers() -> None:
     config = DataConfig(name="digits")
-    assert (config.split, config.test_share, config.limit, config.download) == ("pooled", 0.25, None, False)
+    assert (config.split, config.test_share, config.limit, config.download) == ("auto", 0.25, None, False)
 
 
 @pytest.mark.parametrize("key, value", [("label", "species"), ("client", "who"), ("layout", "nhwc")])
