@@ -13,6 +13,7 @@ import quick_run
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
+from pflmpi.data.dataset import unscaled
 from pflmpi.data.own_files import read_own
 from pflmpi.errors import DataError, PflmpiError
 
@@ -101,6 +102,55 @@ def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path: Path, capsys: 
     lines = (tmp_path / "1" / "metrics.csv").read_text().splitlines()
     last = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
     assert float(last["accuracy_mean"]) > 0.8
+
+
+def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{RNG.normal(120, 15):.3f},{n % 7},{'cat' if n % 2 else 'owl'},{n % 4:d}1,{n % 5 == 0}" for n in range(80)]
+    (tmp_path / "my.csv").write_text("\n".join(["pressure,days,kind,client,test", *rows, "119,3,emu,21,1"]) + "\n")
+    assert main(["data", str(tmp_path / "my.csv"), "--label", "kind"]) == 0
+    shown = capfd.readouterr().out
+    assert "columns  pressure, days" in shown and "classes  3 (cat, emu, owl), 1 to " in shown
+    assert "scale    1 of 2 columns are far from mean 0 and deviation 1, such as pressure (mean 1" in shown
+    assert "try data.normalize: standard" in shown and "only in samples marked as test: emu" in shown
+    assert "test     17 samples are marked as test, and not trained on (data.split: auto)" in shown
+    assert "clients  4, " in shown and "numbered from 0: 01, 11, 21, 31" in shown
+    (tmp_path / "own.yaml").write_text(
+        "data: {path: my.csv, label: kind}\npartition: {name: writers}\nmodel: {name: logistic}\n"
+        "algorithm: {name: fedavg}\ntraining: {rounds: 1}\nruntime: {device: cpu}\n"
+    )
+    run = ["run", str(tmp_path / "own.yaml"), "--out"]
+    assert quick_run.command([*run, str(tmp_path / "auto")]) == 0
+    said = capfd.readouterr().err
+    assert said.count("tests on the 17 samples that the data marks as test (data.split: auto)") == 1
+    assert said.count("1 of 2 columns are far from mean 0 and deviation 1, such as pressure") == 1
+    official = ["-s", "data.split=official", "-s", "data.normalize=standard"]
+    assert quick_run.command([*run, str(tmp_path / "official"), *official]) == 0
+    said = capfd.readouterr().err
+    assert "marks as test" not in said and "far from mean" not in said
+    recorded = [
+        yaml.safe_load((tmp_path / one / "config.yaml").read_text())["recorded"] for one in ("auto", "official")
+    ]
+    assert recorded[0]["partition"] == recorded[1]["partition"]
+
+
+@pytest.mark.parametrize(
+    "x, said",
+    [
+        (RNG.normal(size=(50, 3)), False),
+        (RNG.normal(size=(50, 3)) * [1, 1, 1e-6], True),
+        (RNG.random((50, 2, 3, 3)) * 255, True),
+        (np.eye(50, 3), False),
+        (RNG.integers(0, 256, (50, 4, 4)).astype(np.uint8), False),
+        (RNG.integers(0, 90, (50, 6)), True),
+    ],
+)
+def test_values_of_unlike_scale_are_told_by_mean_and_deviation(x: np.ndarray, said: bool, tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=x, y=np.arange(50) % 2)
+    found = unscaled(read_own(tmp_path / "my.npz"))
+    assert ("data.normalize: standard" in found) == said
+    assert found.endswith("unless they are tokens") == (x.dtype == np.int64)
 
 
 def test_a_folder_of_pictures_has_classes_and_sides(tmp_path: Path) -> None:
@@ -229,56 +279,6 @@ def test_a_cell_that_cannot_be_used_is_named_with_its_line(text: str | bytes, ex
         read_own(tmp_path / "my.csv")
 
 
-def test_blank_lines_of_a_table_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "my.csv").write_text("a,label\n1,0\n\n2,1\n  \n\n")
-    found = read_own(tmp_path / "my.csv")
-    assert found.images.tolist() == [[1], [2]] and found.labels.tolist() == [0, 1]
-
-
-def test_a_value_too_large_and_a_label_that_is_none_are_shown_as_written(tmp_path: Path) -> None:
-    np.savez(tmp_path / "my.npz", x=np.array([[1.0], [1e300]]), y=[0, 1])
-    with pytest.raises(DataError, match=r"sample 1 has the value 1e\+300, too large for float32; scale it, or leave"):
-        read_own(tmp_path / "my.npz")
-    np.savez(tmp_path / "my.npz", x=np.ones((2, 1)), y=np.array([-2.5, 1], np.float32))
-    with pytest.raises(DataError, match=r"2 different values, such as -2.5; expected"):
-        read_own(tmp_path / "my.npz")
-
-
-def test_a_table_whose_columns_are_counted_has_its_label_last(tmp_path: Path) -> None:
-    (tmp_path / "my.csv").write_text("0,1,2\n5,6,0\n7,8,1\n")
-    found = read_own(tmp_path / "my.csv")
-    assert found.images.tolist() == [[5, 6], [7, 8]] and found.labels.tolist() == [0, 1]
-    assert found.columns == ("0", "1")
-
-
-def test_a_model_for_images_refuses_a_table(tmp_path: Path) -> None:
-    raw = quick_run.settings(
-        data={"name": "t", "path": str(table(tmp_path / "my.csv")), "label": "kind", "limit": None},
-        partition={"name": "iid", "clients": 3},
-        model={"name": "cnn"},
-    )
-    with pytest.raises(PflmpiError, match="model cnn takes images, CxHxW; the samples are 3; choose mlp"):
-        quick_run.run(raw, tmp_path / "run")
-
-
-@pytest.mark.parametrize("kind", ["images", "table"])
-def test_a_picture_has_samples_of_each_class_and_the_clients(
-    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path, drawn = tmp_path / "my.npz", tmp_path / "my.png"
-    x = RNG.integers(0, 256, (40, 6, 5)).astype(np.uint8) if kind == "images" else RNG.normal(size=(40, 7))
-    np.savez(path, x=x, y=np.arange(40) % 3, **({"client": np.arange(40) % 5} if kind == "images" else {}))
-    assert main(["data", str(path), "--picture", str(drawn)]) == 0
-    assert f"picture  {drawn}" in capfd.readouterr().out
-    assert drawn.read_bytes().startswith(b"\x89PNG") and drawn.stat().st_size > 5000
-
-
-@pytest.mark.parametrize("name", ["my.jpeg", "nothing/my.png"])
-def test_a_picture_that_cannot_be_written_is_one_error(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(9, 2)), y=np.arange(9) % 3)
-    assert main(["data", str(tmp_path / "my.npz"), "--picture", str(tmp_path / name)]) == 2
 @pytest.mark.parametrize(
     "text, expected",
     [
@@ -390,5 +390,55 @@ def test_pictures_as_narrow_as_their_colours_have_their_channels_last(tmp_path: 
     np.testing.assert_array_equal(read_own(tmp_path / "pets").images, [pixels.transpose(2, 0, 1)] * 2)
 
 
+def test_blank_lines_of_a_table_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("a,label\n1,0\n\n2,1\n  \n\n")
+    found = read_own(tmp_path / "my.csv")
+    assert found.images.tolist() == [[1], [2]] and found.labels.tolist() == [0, 1]
+
+
+def test_a_value_too_large_and_a_label_that_is_none_are_shown_as_written(tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=np.array([[1.0], [1e300]]), y=[0, 1])
+    with pytest.raises(DataError, match=r"sample 1 has the value 1e\+300, too large for float32; scale it, or leave"):
+        read_own(tmp_path / "my.npz")
+    np.savez(tmp_path / "my.npz", x=np.ones((2, 1)), y=np.array([-2.5, 1], np.float32))
+    with pytest.raises(DataError, match=r"2 different values, such as -2.5; expected"):
+        read_own(tmp_path / "my.npz")
+
+
+def test_a_table_whose_columns_are_counted_has_its_label_last(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text("0,1,2\n5,6,0\n7,8,1\n")
+    found = read_own(tmp_path / "my.csv")
+    assert found.images.tolist() == [[5, 6], [7, 8]] and found.labels.tolist() == [0, 1]
+    assert found.columns == ("0", "1")
+
+
+def test_a_model_for_images_refuses_a_table(tmp_path: Path) -> None:
+    raw = quick_run.settings(
+        data={"name": "t", "path": str(table(tmp_path / "my.csv")), "label": "kind", "limit": None},
+        partition={"name": "iid", "clients": 3},
+        model={"name": "cnn"},
+    )
+    with pytest.raises(PflmpiError, match="model cnn takes images, CxHxW; the samples are 3; choose mlp"):
+        quick_run.run(raw, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_a_picture_has_samples_of_each_class_and_the_clients(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, drawn = tmp_path / "my.npz", tmp_path / "my.png"
+    x = RNG.integers(0, 256, (40, 6, 5)).astype(np.uint8) if kind == "images" else RNG.normal(size=(40, 7))
+    np.savez(path, x=x, y=np.arange(40) % 3, **({"client": np.arange(40) % 5} if kind == "images" else {}))
+    assert main(["data", str(path), "--picture", str(drawn)]) == 0
+    assert f"picture  {drawn}" in capfd.readouterr().out
+    assert drawn.read_bytes().startswith(b"\x89PNG") and drawn.stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", ["my.jpeg", "nothing/my.png"])
+def test_a_picture_that_cannot_be_written_is_one_error(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(9, 2)), y=np.arange(9) % 3)
+    assert main(["data", str(tmp_path / "my.npz"), "--picture", str(tmp_path / name)]) == 2
     shown = capfd.readouterr().err
     assert shown.count("\n") == 1 and name in shown
