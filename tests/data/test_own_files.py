@@ -105,7 +105,7 @@ def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path: Path, capsys: 
 
 
 def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [f"{RNG.normal(120, 15):.3f},{n % 7},{'cat' if n % 2 else 'owl'},{n % 4:d}1,{n % 5 == 0}" for n in range(80)]
     (tmp_path / "my.csv").write_text("\n".join(["pressure,days,kind,client,test", *rows, "119,3,emu,21,1"]) + "\n")
@@ -120,15 +120,15 @@ def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(
         "data: {path: my.csv, label: kind}\npartition: {name: writers}\nmodel: {name: logistic}\n"
         "algorithm: {name: fedavg}\ntraining: {rounds: 1}\nruntime: {device: cpu}\n"
     )
-    run = ["run", str(tmp_path / "own.yaml"), "--out"]
+    run = ["run", str(tmp_path / "own.yaml"), "--ranks", "1", "--out"]
     assert quick_run.command([*run, str(tmp_path / "auto")]) == 0
-    said = capfd.readouterr().err
+    said = caplog.text
     assert said.count("tests on the 17 samples that the data marks as test (data.split: auto)") == 1
     assert said.count("1 of 2 columns are far from mean 0 and deviation 1, such as pressure") == 1
+    caplog.clear()
     official = ["-s", "data.split=official", "-s", "data.normalize=standard"]
     assert quick_run.command([*run, str(tmp_path / "official"), *official]) == 0
-    said = capfd.readouterr().err
-    assert "marks as test" not in said and "far from mean" not in said
+    assert "marks as test" not in caplog.text and "far from mean" not in caplog.text
     recorded = [
         yaml.safe_load((tmp_path / one / "config.yaml").read_text())["recorded"] for one in ("auto", "official")
     ]
