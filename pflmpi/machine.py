@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pflmpi.errors import RunError
+from pflmpi.errors import ConfigError, RunError
 from pflmpi.text import first_line
 
 if TYPE_CHECKING:
@@ -94,24 +94,24 @@ def temporary() -> tuple[str, int]:
         return "", 0
 
 
-def private_folder() -> Path:
-    """This user's folder for caches, with mode 0700, among the folders for temporary files, which all users share.
-
-    Its name may be taken, by another user's folder or a link, or others may have been able to write to it: then it has
-    another name, which nobody can foresee.
+def private_folder(named: str | None = None) -> Path:
+    """The folder for caches, made with mode 0700: `pflmpi-UID` among those for temporary files, unless one is named.
 
     Raises:
-        OSError: no folder can be made.
+        ConfigError: it is a link, another user's, or others can write to it.
+        OSError: it cannot be made.
     """
-    shared, name = Path(tempfile.gettempdir()), f"pflmpi-{os.getuid()}"
+    folder = (
+        Path(os.path.expandvars(named)).expanduser() if named else Path(tempfile.gettempdir()) / f"pflmpi-{os.getuid()}"
+    )
     with contextlib.suppress(FileExistsError):
-        (shared / name).mkdir(mode=0o700)
-    if (found := _own_folder(shared, name)) is None:
-        tempfile.mkdtemp(prefix=f"{name}-cache-", dir=shared)
-        found = _own_folder(shared, name)  # the same for ranks that do this at one time
-    if found is None:
-        raise PermissionError(f"{shared} gives new folders to another user")
-    return found
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"the cache folder {folder} is a link, another user's, or open to others; name another by runtime.cache"
+        )
+    return folder
 
 
 def processor() -> str:
@@ -161,17 +161,6 @@ def _gpus(visible: str | None) -> Iterator[Gpu]:
         about = torch.cuda.get_device_properties(number)
         uuid = slices[number] if number < len(slices) else str(about.uuid)
         yield Gpu(uuid, about.name, int(about.total_memory))
-
-
-def _own_folder(shared: Path, name: str) -> Path | None:
-    """First folder of these names that is this user's own and that nobody else can write to, made private."""
-    for folder in (shared / name, *sorted(shared.glob(f"{name}-cache-*"))):
-        with contextlib.suppress(FileNotFoundError):
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
-                folder.chmod(0o700)
-                return folder
-    return None
 
 
 def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -125,24 +124,9 @@ def test_no_import_circle() -> None:
         walk(name, ())
 
 
-def test_no_file_is_over_400_lines() -> None:
-    lines = {path: len(path.read_text().splitlines()) for path in modules()}
-    found = [f"{path} has {count} lines" for path, count in lines.items() if count > 400]
-    assert not found, "\n".join(found)
-
-
-def test_no_folder_has_more_than_21_files_but_the_algorithms() -> None:
-    sizes = Counter(path.parent.relative_to(PACKAGE) for path in modules())
-    assert [f"{folder}: {count}" for folder, count in sizes.items() if count > 21] == [f"algorithms: {_algorithms()}"]
-
-
 def test_the_root_has_only_the_ground_floor_and_the_command_line() -> None:
     loose = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "cli", "arguments"}
     assert loose <= FLOORS[0]
-
-
-def _algorithms() -> int:
-    return len(list((PACKAGE / "algorithms").glob("*.py")))
 
 
 def test_private_functions_of_vmap_have_one_door() -> None:

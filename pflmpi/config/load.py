@@ -157,8 +157,8 @@ def _data(value: object) -> DataConfig:
         if used := [key for key in ("root", "download") if values.get(key)]:
             raise ConfigError(f"data.{used[0]} with data.path, which is the data already; leave one of them out")
         return section("data", DataConfig, {"name": Path(values["path"]).stem, **values})
-    if used := [key for key in ("label", "client") if values.get(key) is not None]:
-        raise ConfigError(f"data.{used[0]} names a column of data.path, which is not set; set it, or leave the key out")
+    if used := [key for key in ("label", "client", "layout") if values.get(key) is not None]:
+        raise ConfigError(f"data.{used[0]} is about data.path, which is not set; set it, or leave the key out")
     name = values.get("name")
     if not isinstance(name, str) or not outside.is_reference(SOURCES.reference(name) or ""):
         return section("data", DataConfig, values)

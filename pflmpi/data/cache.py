@@ -2,9 +2,9 @@
 
     FOLDER/<source>-<key>/images.npy labels.npy official_test.npy [writers.npy] entry.json
 
-The key covers source, paths, sizes and modification times of the raw files. An entry appears by rename and is
-checked whenever it is opened: every file must be this user's own and nobody else's to write, and the content must have
-the digest it was written with, which one process of a node computes; any other entry is rebuilt.
+The folder is this user's own. The key covers source, paths, sizes and modification times of the raw files. An entry
+appears by rename; its content must have the digest it was written with, which one process of a node computes whenever
+it is opened; any other entry is rebuilt.
 """
 
 import fcntl
@@ -13,12 +13,10 @@ import json
 import logging
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -33,7 +31,7 @@ VERSION = 1  # of the layout above
 ARRAYS = ("images", "labels", "official_test", "writers")
 
 
-def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: Path | None = None) -> Dataset:
+def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: str | None = None) -> Dataset:
     """The dataset from the cache, which is filled first if it has no intact entry.
 
     One process per node reads; the others wait for it and map what it wrote. If the cache cannot be written (a full or
@@ -44,11 +42,12 @@ def cached(source: str, files: list[Path], read: Callable[[], Dataset], folder: 
         files: the raw files; they decide whether an entry is current.
         read: reads the raw files.
         folder: of the cache; None for the user's own folder below the temporary one.
+
+    Raises:
+        ConfigError: others can write to that folder.
     """
     try:
-        folder = machine.private_folder() if folder is None else folder
-        folder.mkdir(parents=True, exist_ok=True)
-        entry = folder / _entry_name(source, files)
+        entry = machine.private_folder(folder) / _entry_name(source, files)
         dataset = _open(entry, source)
         if dataset is not None:
             return dataset
@@ -69,7 +68,7 @@ def _fill(entry: Path, source: str, read: Callable[[], Dataset]) -> Dataset:
         temporary = Path(tempfile.mkdtemp(prefix=f"{entry.name}.tmp-", dir=entry.parent))
         try:
             _write(temporary, dataset)
-            if entry.exists():  # damaged, or with files that somebody planted; existing mappings stay valid
+            if entry.exists():  # damaged; existing mappings stay valid
                 aside = entry.with_name(f"{temporary.name}-old")
                 entry.rename(aside)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -94,11 +93,11 @@ def _write(folder: Path, dataset: Dataset) -> None:
     for name in ARRAYS:
         array = getattr(dataset, name)
         if array is not None:
-            with open(folder / f"{name}.npy", "wb", opener=_private) as file:
+            with open(folder / f"{name}.npy", "wb") as file:
                 np.save(file, array, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-    with open(folder / "entry.json", "w", opener=_private) as file:
+    with open(folder / "entry.json", "w") as file:
         json.dump({"digest": dataset.digest, "num_classes": dataset.num_classes}, file)
         file.flush()
         os.fsync(file.fileno())
@@ -120,8 +119,7 @@ def _open(entry: Path, source: str) -> Dataset | None:
 
 
 def _load(entry: Path, source: str, verify: bool) -> Dataset:
-    with _own_file(entry / "entry.json") as file:
-        about = json.load(file)
+    about = json.loads((entry / "entry.json").read_text())
     images, labels, official_test = (_mapped(entry / f"{name}.npy") for name in ARRAYS[:3])
     writers = _mapped(entry / "writers.npy") if (entry / "writers.npy").exists() else None
     if verify:
@@ -131,30 +129,10 @@ def _load(entry: Path, source: str, verify: bool) -> Dataset:
     return assemble(source, images, labels, official_test, about["num_classes"], writers, about["digest"])
 
 
-def _private(path: str, flags: int) -> int:
-    """Opener of a file that only this user can read and write, whatever the umask."""
-    return os.open(path, flags, 0o600)
-
-
-@contextmanager
-def _own_file(path: Path) -> Iterator[BinaryIO]:
-    """A file, opened to read; `PermissionError` for a link, and where another user could have written it."""
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{path} is not this user's own file, or others can write to it")
-        yield file
-
-
 def _mapped(path: Path) -> np.ndarray:
     """An array mapped from its file."""
-    with _own_file(path) as file:
-        np.lib.format.read_magic(file)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        if dtype.hasobject:
-            raise ValueError(f"{path} holds objects")
-        # np.asarray drops the memmap class and keeps the mapping: slices are then ordinary arrays.
-        return np.asarray(np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C"))
+    # np.asarray drops the memmap class and keeps the mapping: slices are then ordinary arrays.
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
 
 
 @contextmanager

@@ -19,6 +19,10 @@ class DataConfig(BaseModel):
         str | None, Field(description="column of the labels in a .csv; null: label, y, class, or last")
     ] = None
     client: Annotated[str | None, Field(description="column in a .csv that says whose samples they are")] = None
+    layout: Annotated[
+        Literal["nchw", "nhwc"] | None,
+        Field(description="axes of an array of one's own, channels first or last; null: as its shape tells"),
+    ] = None
     normalize: Annotated[
         Literal["fixed", "standard"],
         Field(
@@ -36,11 +40,12 @@ class DataConfig(BaseModel):
     root: Annotated[str | None, Field(description="data folder; null for the environment variable PFLMPI_DATA")] = None
     download: Annotated[bool, Field(description="let torchvision fetch what is missing")] = False
     split: Annotated[
-        Literal["pooled", "official"],
+        Literal["auto", "pooled", "official"],
         Field(
-            description="pool all samples and split each client's, or keep the official training and test sets apart"
+            description="pooled: pool all samples and split each client's; official: keep the official training and "
+            "test sets apart; auto: official for data of one's own that marks test samples, else pooled"
         ),
-    ] = "pooled"
+    ] = "auto"
     test_share: Annotated[
         float, Field(gt=0, lt=1, description="share of a client's pooled samples that are for testing")
     ] = 0.25

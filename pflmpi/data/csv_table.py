@@ -5,6 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi.data.dataset import as_numbers, first_missing
+
+_LABELS = ("label", "y", "class")  # what the column of the labels may be called
 _SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of the column `test`
 
 
@@ -13,8 +16,8 @@ def read_table(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray, tuple[str, ...]]:
     """The table in a file, which begins with a line of names.
 
-    Returns values [n, D], float32; labels [n], numbers where all are; whose samples they are [n], or None; whether they
-    are for testing [n]; what the values are called [D].
+    Returns values [n, D], float32; labels [n] and whose samples they are [n], or None, as texts; whether they are for
+    testing [n]; what the values are called [D].
 
     Args:
         path: of the file, UTF-8.
@@ -24,24 +27,23 @@ def read_table(
         ValueError: what it holds is no such table.
     """
     names, rows, at = _lines(path)
-    numbered = names == [*map(str, range(len(names)))]  # as pandas calls columns without names
-    if not numbered and _numbers(np.array(names)).dtype.kind == "f":
-        raise ValueError("its first line has numbers alone; expected a header, with the name of each column")
-    if len({*names}) < len(names):
-        raise ValueError(f"two columns are called {max(names, key=names.count)!r}; rename one")
     for number, row in zip(at, rows, strict=True):
         if len(row) != len(names):
             raise ValueError(f"line {number} has {len(row)} values, the header has {len(names)}")
+    _check_header(names, rows, label, client)
     columns = {name: np.array([row[place].strip() for row in rows]) for place, name in enumerate(names)}
     for key, wanted in (("label", label), ("client", client)):
         if wanted is not None and wanted not in columns:
             raise ValueError(f"there is no column data.{key} = {wanted!r}; known: {', '.join(names)}")
-    guessed = label is None and not {"label", "y", "class"} & {*names}
-    label = label or next((name for name in ("label", "y", "class") if name in columns), names[-1])
+    guessed = label is None and not {*_LABELS} & {*names}
+    label = label or next((name for name in _LABELS if name in columns), names[-1])
     client = client or ("client" if "client" in columns else None)
     for name in filter(None, (label, client, *names)):
         if (empty := np.flatnonzero(columns[name] == "")).size:
             raise ValueError(f"line {at[empty[0]]} has no {name}; fill it in, or leave the line out")
+    for name in filter(None, (label, client)):
+        if (lost := first_missing(as_numbers(columns[name]))) is not None:
+            raise ValueError(f"line {at[lost]} has {name} = {columns[name][lost]}; fill it in, or leave the line out")
     features = {
         name: _features(name, columns[name], at, guessed) for name in names if name not in (label, client, "test")
     }
@@ -49,7 +51,34 @@ def read_table(
         raise ValueError(f"there are no columns besides {label!r}; separate columns by commas")
     test = _sides(columns["test"], at) if "test" in columns else np.zeros(len(rows), bool)
     values = np.stack([*features.values()], 1)
-    return values, _numbers(columns[label]), columns.get(client or ""), test, tuple(features)
+    return values, columns[label], columns.get(client or ""), test, tuple(features)
+
+
+def _check_header(names: list[str], rows: list[list[str]], label: str | None, client: str | None) -> None:
+    """Raise `ValueError` unless the first line has a name for each column, and is not a sample.
+
+    A sample has numbers. So has a header that pandas numbers, or in which a column has the name that the user gives, or
+    one that says what it is and is no value below.
+    """
+    if names == [*map(str, range(len(names)))]:  # as pandas calls columns without names
+        return
+    if "" in names or any(name.startswith("Unnamed: ") for name in names):
+        place = next(place for place, name in enumerate(names, start=1) if not name or name.startswith("Unnamed: "))
+        raise ValueError(
+            f"column {place} has no name, as the row numbers that pandas writes; leave it out (to_csv(..., "
+            "index=False)), or give it a name to train on it"
+        )
+    if len({*names}) < len(names):
+        raise ValueError(f"two columns are called {max(names, key=names.count)!r}; rename one, or begin with a header")
+    number = next(filter(_is_number, names), None)
+    if number is None or {label, client} & {*names}:
+        return
+    known = {names.index(name): name for name in (*_LABELS, "client", "test") if name in names}
+    if all(any(row[place].strip() == name for row in rows) for place, name in known.items()):
+        raise ValueError(
+            f"its first line has {number!r}, as a sample would; expected a header, with the name of each column: add "
+            "one, or, if this is it, name the column of the labels by data.label (pflmpi data: --label)"
+        )
 
 
 def _lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
@@ -108,11 +137,3 @@ def _sides(column: np.ndarray, at: list[int]) -> np.ndarray:
         if value.lower() not in _SIDES:
             raise ValueError(f"column 'test' has '{value}' in line {number}; allowed: 0, 1, true, false")
     return np.array([_SIDES[value.lower()] for value in column])
-
-
-def _numbers(labels: np.ndarray) -> np.ndarray:
-    """Labels as numbers where all are, so that 10 comes after 9."""
-    try:
-        return labels.astype(np.float64)
-    except ValueError:
-        return labels

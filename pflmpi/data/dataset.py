@@ -7,6 +7,8 @@ import numpy as np
 
 from pflmpi.errors import DataError
 
+_ENOUGH = 10_000  # samples that tell the scale of values
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -26,6 +28,8 @@ class Dataset:
     digest: str  # SHA-256, hex
     class_names: tuple[str, ...] = ()  # [K]; none where nobody has said
     written_labels: tuple[str, ...] = ()  # [K], as they are in a file of one's own; none of other data
+    written_clients: tuple[str, ...] = ()  # by number in `writers`, as they are in a file of one's own
+    may_be_tokens: bool = False  # whether the values were whole numbers of an array
     columns: tuple[str, ...] = ()  # [D], what the values of a sample [D] are called; none where nobody has said
 
 
@@ -96,6 +100,25 @@ def standardised(dataset: Dataset, samples: np.ndarray | None = None) -> Dataset
     return replace(dataset, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
 
 
+def unscaled(dataset: Dataset) -> str:
+    """The columns or channels of numbers that are far from mean 0 and deviation 1, in words; empty if none is."""
+    images = dataset.images
+    if images.dtype == np.uint8:
+        return ""
+    found = standardised(dataset, np.arange(0, len(images), max(1, len(images) // _ENOUGH)))
+    mean, std = np.array(found.mean), np.array(found.std)
+    far = np.flatnonzero((np.hypot(mean, std) > 10) | (std < 1e-3)).tolist()
+    if not far:
+        return ""
+    what = "columns" if images.ndim == 2 else "channels"
+    first = dataset.columns[far[0]] if dataset.columns else f"number {far[0]}"
+    return (
+        f"{len(far)} of {len(mean)} {what} are far from mean 0 and deviation 1, such as {first} (mean "
+        f"{mean[far[0]]:.3g}, deviation {std[far[0]]:.3g}), and many models then train to chance: try data.normalize: "
+        f"standard{', unless they are tokens' if dataset.may_be_tokens else ''}"
+    )
+
+
 def whole(what: str, values: object) -> np.ndarray:
     """The values as int64 [n]; `ValueError` unless they are whole numbers, which may be stored as floats, or flags."""
     array = np.asarray(values)
@@ -111,6 +134,27 @@ def whole(what: str, values: object) -> np.ndarray:
     if not good.all():
         raise ValueError(f"{what} must be whole numbers, and one is {array[np.argmin(good)]}")
     return array.astype(np.int64)
+
+
+def as_numbers(values: np.ndarray) -> np.ndarray:
+    """Texts [n] as float64 where all are numbers, so that 10 comes after 9; other values as they are."""
+    if values.dtype.kind not in "SUO":
+        return values
+    try:
+        return values.astype(np.float64)
+    except (TypeError, ValueError):
+        return values
+
+
+def first_missing(values: np.ndarray) -> int | None:
+    """The first of values [n] that is NaN, infinite, or a text that is empty or `nan`; None if all are there."""
+    if values.dtype.kind == "f":
+        missing = ~np.isfinite(values)
+    elif values.dtype.kind in "SUO":
+        missing = np.isin(np.char.lower(np.char.strip(values.astype(str))), ("", "nan"))
+    else:
+        return None
+    return int(missing.argmax()) if missing.any() else None
 
 
 def content_digest(

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -13,9 +14,11 @@ from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import Dataset
 from pflmpi.data.partitions import PARTITIONS, divides
 from pflmpi.data.saved import read_split, write_split
+from pflmpi.data.sources import SOURCES
 from pflmpi.data.splits import official_by_class, official_by_writer, split_pooled
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
+from pflmpi.text import some
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,8 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     """The federation that a configuration describes; the same on every rank.
 
     `data.split: pooled` divides all samples and splits each client's; `official` divides the official training samples
-    and gives out the official test samples by the same class proportions (or by writer).
+    and gives out the official test samples by the same class proportions (or by writer). For `auto` see
+    `resolved_split`.
 
     Raises:
         DataError: a partition that is impossible with this data.
@@ -72,11 +76,13 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
     rng = stream(seed, 0, -1, "partition")
     by_writer = divides(partition.name) == "writers"
     key = _writers(dataset, partition.name) if by_writer else dataset.labels
-    pool = np.arange(len(key)) if data.split == "pooled" else np.flatnonzero(~dataset.official_test)
+    split = resolved_split(data, dataset)
+    pool = np.arange(len(key)) if split == "pooled" else np.flatnonzero(~dataset.official_test)
+    _check_pool(dataset, pool, by_writer)
     with _seeded(seed) if PARTITIONS.reference(partition.name) else nullcontext():
         shares = PARTITIONS[partition.name](key[pool], partition.clients, rng, **partition.parameters)
     parts = [pool[samples] for samples in _checked(shares, partition, len(pool))]
-    if data.split == "pooled":
+    if split == "pooled":
         splits = [
             split_pooled(samples, dataset.labels[samples], data.test_share, stream(seed, 0, client, "split"))
             for client, samples in enumerate(parts)
@@ -87,12 +93,39 @@ def build(dataset: Dataset, partition: PartitionConfig, data: DataConfig, seed: 
         tests = official_by_writer(parts, key, official)
     else:
         tests = official_by_class(_class_counts(dataset, parts), dataset.labels[official], official, rng)
+        if unused := len(official) - sum(map(len, tests)):
+            logger.warning("%d of %d test samples are left out: no client trains on their class", unused, len(official))
     if not any(len(test) for test in tests):
         raise DataError(
             f"data.split: official leaves all {len(parts)} clients of dataset {dataset.name!r} without test samples: "
             f"none of its {len(official)} official test samples matches them; set data.split: pooled"
         )
     return _federation(dataset, parts, tests)
+
+
+def resolved_split(data: DataConfig, dataset: Dataset) -> Literal["pooled", "official"]:
+    """What `data.split` is; `auto` keeps the marked test samples of the user's own data apart."""
+    if data.split != "auto":
+        return data.split
+    own = data.path is not None or SOURCES.reference(data.name) is not None
+    return "official" if own and dataset.official_test.any() else "pooled"
+
+
+def _check_pool(dataset: Dataset, pool: np.ndarray, by_writer: bool) -> None:
+    """Refuse samples [m] for training that are none, or lack a client of the user's, whose number another would get."""
+    if not len(pool):
+        raise DataError(
+            f"all {len(dataset.labels)} samples of dataset {dataset.name!r} are test samples, and none is left to "
+            "train on; mark fewer of them, or set data.split: pooled"
+        )
+    if by_writer and dataset.writers is not None:
+        lost = np.setdiff1d(np.arange(len(dataset.written_clients)), dataset.writers[pool])
+        if len(lost):
+            raise DataError(
+                f"no training samples of client {some([dataset.written_clients[client] for client in lost])}, and "
+                "without it the others would be numbered anew: mark fewer of its samples as test, take it out of the "
+                "data, set data.split: pooled, or raise data.limit"
+            )
 
 
 def take(federation: Federation, clients: np.ndarray) -> Federation:
@@ -155,6 +188,11 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
 
 def _federation(dataset: Dataset, train: list[np.ndarray], test: list[np.ndarray]) -> Federation:
     untested = sum(not len(samples) for samples in test)
+    if untested == len(test):
+        raise DataError(
+            f"none of the {len(test)} clients of dataset {dataset.name!r} has a test sample; give them two samples or "
+            "more each, or another partition"
+        )
     if untested:
         logger.warning("%d of %d clients have no test samples", untested, len(test))
     counts = _class_counts(dataset, train)

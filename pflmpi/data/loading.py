@@ -20,7 +20,7 @@ from pflmpi.rng import stream
 from pflmpi.text import shown
 
 
-def load(config: DataConfig, seed: int, cache: Path | None = None) -> Dataset:
+def load(config: DataConfig, seed: int, cache: str | None = None) -> Dataset:
     """The dataset that a configuration names.
 
     Args:
@@ -40,9 +40,9 @@ def load(config: DataConfig, seed: int, cache: Path | None = None) -> Dataset:
     return limited(dataset, config.limit, stream(seed, 0, -1, "limit"))
 
 
-def _read(config: DataConfig, cache: Path | None) -> Dataset:
+def _read(config: DataConfig, cache: str | None) -> Dataset:
     if config.path is not None:
-        return read_own(Path(config.path), config.label, config.client)
+        return read_own(Path(config.path), config.label, config.client, config.layout)
     source = SOURCES[config.name]
     if isinstance(source, type):
         dataset = source(**config.options).read(Path(_folder(config) or "."))
@@ -83,11 +83,11 @@ def limited(dataset: Dataset, limit: int, rng: np.random.Generator) -> Dataset:
         dataset.num_classes,
         None if dataset.writers is None else dataset.writers[kept],
     )
-    said = {name: getattr(dataset, name) for name in ("mean", "std", "class_names", "written_labels", "columns")}
-    return replace(found, **said)
+    said = ("mean", "std", "class_names", "written_labels", "written_clients", "may_be_tokens", "columns")
+    return replace(found, **{name: getattr(dataset, name) for name in said})
 
 
-def _from_folder(source: Source, config: DataConfig, cache: Path | None) -> Dataset:
+def _from_folder(source: Source, config: DataConfig, cache: str | None) -> Dataset:
     folder = _folder(config)
     if not folder:
         raise DataError(f"dataset {config.name!r} is read from files, and no data folder is set; {SHARED_FOLDER}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.data.csv_table import read_table
-from pflmpi.data.dataset import Dataset, assemble
+from pflmpi.data.dataset import Dataset, as_numbers, assemble, first_missing
 from pflmpi.data.h5_file import read_h5
 from pflmpi.data.npz import read_npz
 from pflmpi.data.pfllib import is_split_by_client, read_folder
@@ -35,6 +35,7 @@ class OwnArrays:
         num_classes: K, where y has numbers from 0 to K - 1; None: the classes are those in y.
         class_names: of the labels 0, 1, ..., or of the classes in sorted order; None: as in y, if it has texts.
         columns: what the values of a sample are called, in a table.
+        layout: `nchw` or `nhwc`, where the file or the user says it.
     """
 
     x: np.ndarray
@@ -44,16 +45,18 @@ class OwnArrays:
     num_classes: int | None = None
     class_names: np.ndarray | None = None
     columns: tuple[str, ...] = ()
+    layout: str | None = None
 
 
-def read_own(path: Path, label: str | None = None, client: str | None = None) -> Dataset:
+def read_own(path: Path, label: str | None = None, client: str | None = None, layout: str | None = None) -> Dataset:
     """The dataset in a file or folder.
 
     Samples of bytes are images: [n, H, W], [n, C, H, W], or [n, H, W, C] with 1 or 3 channels. All others become
-    float32 of the shape that they have. Classes and clients are numbered in sorted order.
+    float32 of the shape that they have. Classes and clients are numbered in sorted order, texts that are numbers too.
 
     Args:
         label, client: columns of a table; None for those called so, and for the last one as the label.
+        layout: `nchw` or `nhwc`, the axes of arrays [n, ., ., .]; None where the shape leaves no doubt.
 
     Raises:
         DataError: there is no such file, or its content cannot be used.
@@ -63,6 +66,8 @@ def read_own(path: Path, label: str | None = None, client: str | None = None) ->
     for key, column in (("label", label), ("client", client)):
         if column is not None and (path.is_dir() or path.suffix != ".csv"):
             raise DataError(f"data.{key} = {column!r} names a column of a .csv, and this is {path.name}; leave it out")
+    if layout is not None and (path.suffix == ".csv" or (path.is_dir() and not is_split_by_client(path))):
+        raise DataError(f"data.layout = {layout!r} is of arrays, and {path.name} holds none; leave it out")
     try:
         if path.is_dir():
             arrays = _folder(path)
@@ -74,34 +79,50 @@ def read_own(path: Path, label: str | None = None, client: str | None = None) ->
             arrays = _csv(path, label, client)
         else:
             raise DataError(f"data.path = {str(path)!r} has an unknown suffix; {_HOW}")
-        return _dataset(path.stem, arrays)
+        return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout))
     except (OSError, ValueError) as error:
         raise DataError(f"data.path = {str(path)!r} cannot be used: {error}") from error
 
 
 def _dataset(name: str, arrays: OwnArrays) -> Dataset:
-    x, count = _samples(arrays.x), len(arrays.x)
+    x, count = _samples(arrays.x, arrays.layout), len(arrays.x)
     for what, found in (("y", arrays.y), ("client", arrays.client), ("test", arrays.test)):
         if found is not None and found.shape != (count,):
             raise ValueError(f"{what} has the shape {list(found.shape)}, and x has {count} samples; expected [{count}]")
     if not count:
         raise ValueError("it has no samples")
     _check_sides(arrays.test)
-    if arrays.client is not None and arrays.client.dtype.kind == "f" and (empty := np.isnan(arrays.client)).any():
-        raise ValueError(f"sample {empty.argmax()} has no client (nan); give each sample one, or leave it out")
-    classes, labels = np.unique(arrays.y, return_inverse=True)
-    if len(classes) > _MOST_CLASSES or (arrays.y.dtype.kind == "f" and (classes != np.round(classes)).any()):
+    y = as_numbers(arrays.y)
+    for what, values in (("label", y), ("client", arrays.client)):
+        if values is not None and (lost := first_missing(values)) is not None:
+            raise ValueError(f"sample {lost} has no {what} ({values[lost]}); give each sample one, or leave it out")
+    classes, labels = np.unique(y, return_inverse=True)
+    if len(classes) > _MOST_CLASSES or (y.dtype.kind == "f" and (classes != np.round(classes)).any()):
         raise ValueError(
             f"y has {len(classes)} different values, such as {classes[0].item()!r}; expected labels of classes"
         )
     if arrays.num_classes is not None:  # some of which no sample may be of
-        classes, labels = np.arange(arrays.num_classes), arrays.y
-    writers = None if arrays.client is None else np.unique(arrays.client, return_inverse=True)[1]
+        classes, labels = np.arange(arrays.num_classes), y
+    clients, writers = (np.empty(0), None) if arrays.client is None else _clients(arrays.client)
     dataset = assemble(name, x, labels.astype(np.int64), arrays.test.astype(bool), len(classes), writers)
-    written = _texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes)
     return replace(
-        dataset, class_names=_names(classes, arrays.class_names), written_labels=written, columns=arrays.columns
+        dataset,
+        class_names=_names(classes, arrays.class_names),
+        written_labels=_texts(classes.astype(np.int64) if classes.dtype.kind in "biuf" else classes),
+        written_clients=_texts(clients),
+        may_be_tokens=arrays.x.dtype.kind in "iu" and x.dtype != np.uint8,
+        columns=arrays.columns,
     )
+
+
+def _clients(written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The clients [N] in their order, by number where all are numbers, and whose each sample [n] is."""
+    names, numbers = np.unique(written, return_inverse=True)
+    values = as_numbers(names)
+    if len(np.unique(values)) < len(names):  # texts such as 7 and 007, or too long for a float
+        return names, numbers
+    order = np.argsort(values, kind="stable")
+    return names[order], np.argsort(order)[numbers]
 
 
 def _check_sides(test: np.ndarray) -> None:
@@ -129,14 +150,15 @@ def _texts(values: np.ndarray) -> tuple[str, ...]:
     return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values.tolist())
 
 
-def _samples(x: np.ndarray) -> np.ndarray:
+def _samples(x: np.ndarray, layout: str | None) -> np.ndarray:
     if x.ndim < 2 or x.dtype.kind not in "biuf":
         raise ValueError(f"x is {x.dtype} {list(x.shape)}; expected numbers [n, ...]")
-    if x.dtype == np.uint8 and x.ndim == 3:
-        return x[:, None]
-    if x.dtype == np.uint8 and x.ndim == 4:
-        last = x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
+    if x.ndim == 4:
+        x = x if (layout or _layout(x)) == "nchw" else np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    elif layout is not None:
+        raise ValueError(f"data.layout = {layout!r} is of arrays [n, ., ., .], and x is {list(x.shape)}; leave it out")
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        return x[:, None] if x.ndim == 3 else x
     given = x
     with np.errstate(over="ignore"):  # refused below
         x = given.astype(np.float32)
@@ -148,6 +170,29 @@ def _samples(x: np.ndarray) -> np.ndarray:
             )
         raise ValueError(f"sample {bad} has a value that is not a finite number; fill it in, or leave the sample out")
     return x
+
+
+def _layout(x: np.ndarray) -> str:
+    """The axes of samples: channels are first, in bytes also last.
+
+    Raises:
+        ValueError: they look as if they were elsewhere. Sides are often equal, and channels few.
+    """
+    _, first, middle, last = x.shape
+    if (first == middle) != (middle == last):
+        found = "nhwc" if first == middle else "nchw"
+    elif first == middle:  # a cube
+        found = "nchw" if first == 1 else ""
+    elif (first <= 4) != (last <= 4):
+        found = "nhwc" if last <= 4 else "nchw"
+    else:
+        found = "nchw" if first > 4 else ""
+    if found == ("nhwc" if x.dtype == np.uint8 and last in (1, 3) and first not in (1, 3) else "nchw"):
+        return found
+    raise ValueError(
+        f"x is {x.dtype} {list(x.shape)}, and may have its channels first or last; set data.layout (pflmpi data: "
+        "--layout) to nchw or to nhwc"
+    )
 
 
 def _npz(path: Path) -> OwnArrays:
@@ -179,4 +224,4 @@ def _folder(path: Path) -> OwnArrays:
     if is_split_by_client(path):
         return OwnArrays(*read_folder(path))
     pictures, labels, test = read_pictures(path)
-    return OwnArrays(pictures, labels, None, test)
+    return OwnArrays(pictures, labels, None, test, layout="nhwc" if pictures.ndim == 4 else None)

@@ -2,13 +2,17 @@
 
 import json
 import zipfile
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pflmpi.data.array_pickle import read_pickle
+from pflmpi.data.dataset import as_numbers, first_missing, whole
 from pflmpi.data.npz import check_memory
+
+_ANEW = "clients are counted from 0 without a gap: leave it out of train/ and test/ and number the others anew"
 
 
 class ClientFiles(NamedTuple):
@@ -35,26 +39,29 @@ def read_folder(path: Path) -> ClientFiles:
     numbers = [_numbers(path / side) for side in ("train", "test")]
     for client in sorted(numbers[1] - numbers[0]):
         raise ValueError(f"test/{client}.npz has no train/{client}.npz beside it")
+    if len(numbers[0]) <= max(numbers[0]):
+        gap = next(client for client in count() if client not in numbers[0])
+        raise ValueError(f"there is no train/{gap}.npz; {_ANEW}")
     asked = _config(path / "config.json")
-    if (count := asked.get("num_clients")) is not None and count != len(numbers[0]):
-        raise ValueError(f"config.json says {count} clients, and train/ has {len(numbers[0])} files; make it anew")
+    if (clients := asked.get("num_clients")) is not None and clients != len(numbers[0]):
+        raise ValueError(f"config.json says {clients} clients, and train/ has {len(numbers[0])} files; make it anew")
     parts: list[tuple[np.ndarray, ...]] = []
-    for test, clients in enumerate(numbers):
-        for client in sorted(clients):
-            file = path / ("train", "test")[test] / f"{client}.npz"
+    for test, side in enumerate(("train", "test")):
+        for client in sorted(numbers[test]):
+            file = path / side / f"{client}.npz"
             try:
                 x, y = _arrays(file)
+                if parts and x.shape[1:] != parts[0][0].shape[1:] and len(x):
+                    raise ValueError(f"it has samples of {list(x.shape[1:])}, the first {list(parts[0][0].shape[1:])}")
             except ValueError as error:
                 raise ValueError(f"{file}: {error}") from error
-            if parts and x.shape[1:] != parts[0][0].shape[1:] and len(x):
-                raise ValueError(f"{file} has samples of {list(x.shape[1:])}, the first {list(parts[0][0].shape[1:])}")
             if len(x):
                 parts.append((x, y, np.full(len(x), client), np.full(len(x), bool(test))))
-    if not parts:
-        raise ValueError("its files hold no samples")
+            elif not test:
+                raise ValueError(f"{file} has no samples; {_ANEW}")
     x, y, client_of, tested = (np.concatenate(each) for each in zip(*parts, strict=True))
     classes = asked.get("num_classes")
-    if classes is not None and not (y.dtype.kind in "iu" and y.min() >= 0 and y.max() < classes):
+    if classes is not None and not ((y := whole("y", as_numbers(y))).min() >= 0 and y.max() < classes):
         raise ValueError(f"config.json says {classes} classes, and y has labels {y.min()} to {y.max()}")
     return ClientFiles(x, y, client_of, tested, classes)
 
@@ -102,6 +109,10 @@ def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(found, dict) or not {"x", "y"} <= found.keys():
         raise ValueError("`data` is no dictionary with x and y")
     x, y = (np.asarray(found[key]) for key in ("x", "y"))
+    if not x.ndim or y.shape != (len(x),):
+        raise ValueError(f"x has the shape {list(x.shape)} and y {list(y.shape)}; expected [n, ...] and [n]")
+    if (lost := first_missing(y)) is not None:
+        raise ValueError(f"sample {lost} has the label {y[lost]}; fill it in, or leave it out")
     return (_tokens(x) if x.dtype.hasobject else x), y
 
 

@@ -41,7 +41,7 @@ def divide(federation: Federation, share: float, rng: np.random.Generator) -> Di
     """A federation with a share of its clients kept out of training, at least one unless the share is 0.
 
     Raises:
-        DataError: nobody would be left to train.
+        DataError: nobody would be left to train, or the trained or the unseen clients have no test samples.
     """
     n = federation.num_clients
     count = max(1, int(np.floor(share * n + 0.5))) if share else 0
@@ -55,6 +55,12 @@ def divide(federation: Federation, share: float, rng: np.random.Generator) -> Di
     chosen = np.zeros(n, bool)
     chosen[rng.permutation(n)[:count]] = True
     numbers = np.concatenate([np.flatnonzero(~chosen), np.flatnonzero(chosen)])
+    for clients, which in ((numbers[: n - count], "trained"), (numbers[n - count :], "unseen")):
+        if not federation.num_test[clients].any():
+            raise DataError(
+                f"evaluation.unseen = {share}: none of the {len(clients)} {which} clients has a test sample; "
+                "change it, or give each client two samples or more"
+            )
     return Division(take(federation, numbers[: n - count]), take(federation, numbers), numbers)
 
 

@@ -94,7 +94,7 @@ class Experiment:
 
 def load_federation(config: Config) -> Federation:
     """The clients' data as configured."""
-    return build(load(config.data, config.seed), config.partition, config.data, config.seed)
+    return build(load(config.data, config.seed, config.runtime.cache), config.partition, config.data, config.seed)
 
 
 def prepare(config: Config, device: torch.device, gpu_models: Sequence[str] = ()) -> Experiment:

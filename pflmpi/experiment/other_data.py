@@ -23,7 +23,9 @@ def read(text: str, config: DataConfig) -> Dataset:
         UserError: there is no such data.
     """
     if Path(text).exists() or text not in list(SOURCES):
-        section = config.model_copy(update={"path": text, "name": Path(text).stem, "limit": None})
+        layout = config.layout if Path(text).suffix in (".npz", ".h5", ".hdf5") else None
+        changes = {"path": text, "name": Path(text).stem, "limit": None, "layout": layout}
+        section = config.model_copy(update=changes)
     else:
         section = DataConfig(name=text, root=config.root)
     return load(section, 0)

@@ -10,7 +10,8 @@ import torch
 
 from pflmpi.algorithms.base import CannotJoin
 from pflmpi.config.load import Config
-from pflmpi.data.federation import Federation
+from pflmpi.data.dataset import unscaled
+from pflmpi.data.federation import Federation, resolved_split
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, assemble, prepare
@@ -19,6 +20,7 @@ from pflmpi.experiment.execute import Paused, RankContext, run_rounds
 from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
 from pflmpi.experiment.retrying import retried_all_or_none, retried_on_root
+from pflmpi.models import MODELS
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.state.storage import check_scratch
 from pflmpi.runtime.trackers.tracking import check_installed
@@ -138,12 +140,26 @@ def _prepare(
         if isinstance(experiment.newcomer, CannotJoin) and context.transport.rank == 0:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if run is None:
+            if context.transport.rank == 0:
+                _say_what_was_assumed(experiment)
             return experiment
         experiment = on_recorded_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
     made = retried_all_or_none(context.transport, make)
     return choose_convolutions(made, context.transport, on_gpu=bool(context.gpu_models))
+
+
+def _say_what_was_assumed(experiment: Experiment) -> None:
+    """Log what is not in the configuration of data of one's own, and what it may lack."""
+    config, dataset = experiment.config, experiment.federation.dataset
+    chosen = config.data.split == "auto" and config.partition.path is None
+    if chosen and resolved_split(config.data, dataset) == "official":
+        marked = int(dataset.official_test.sum())
+        _log.warning("tests on the %d samples that the data marks as test (data.split: auto)", marked)
+    tokens = dataset.may_be_tokens and any(MODELS.reference(MODELS.name_of(type(model))) for model in config.models)
+    if config.data.normalize == "fixed" and not tokens and (problem := unscaled(dataset)):
+        _log.warning("%s", problem)
 
 
 @contextlib.contextmanager

@@ -86,6 +86,8 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
     executor: str = config.runtime.executor
     if executor == "auto":  # the run has recorded what was chosen
         executor, _ = different.pop("runtime.executor", (executor, executor))
+    if config.data.split == "auto":  # a run from before that default goes on with its own
+        different.pop("data.split", None)
     if config.runtime.lanes is None or executor == "loop":
         different.pop("runtime.lanes", None)
     if config.runtime.lane_convolutions == "measured" or executor == "loop":

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from pflmpi.errors import ConfigError
+from pflmpi.text import first_line
+
+_SAVE = "write it by torch.save(module.state_dict(), FILE), with the weights in it"
 
 
 def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> dict[str, Tensor]:
     """Load a state dict into a module; the weights of its head are returned if they are for that many classes.
 
     Raises:
-        ConfigError: the file cannot be read, holds more than tensors, or does not fit.
+        ConfigError: the file cannot be read, holds anything but finite tensors, or does not fit.
     """
     state = _read(path)
     heads = {name.rpartition(".")[2]: state.pop(name) for name in list(state) if name.rpartition(".")[0] == head}
@@ -26,6 +29,13 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
             raise ConfigError(
                 f"model.weights = {str(path)!r} is not of this model: {name} is {sides[0]}, here {sides[1]}"
             )
+    buffers = dict(module.named_buffers())
+    for name, value in {
+        **state,
+        **{f"{head}.{key}": value for key, value in heads.items()},
+    }.items():  # a buffer may be a mask of -inf
+        if (value.isnan() if name in buffers else ~value.float().isfinite()).any():
+            raise ConfigError(f"model.weights = {str(path)!r}: {name} has a value that is not a finite number")
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(state[name])
@@ -43,13 +53,20 @@ def _read(path: Path) -> dict[str, Tensor]:
             raise ConfigError(f"model.weights = {str(path)!r}: unknown suffix; known: .pt, .pth, .safetensors")
     except ModuleNotFoundError as error:
         raise ConfigError(f"model.weights = {str(path)!r} needs {error.name}: pip install {error.name}") from error
-    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"model.weights = {str(path)!r} cannot be read: {reason}") from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise ConfigError(f"model.weights = {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(f"model.weights = {str(path)!r} is no state dict: expected names with tensors, nothing else")
+    except ConfigError:
+        raise
+    except Exception as error:  # torch and safetensors raise a dozen kinds for damaged bytes
+        problem = f"cannot be read: {first_line(error)};"
+        if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+            problem = "holds more than plain tensors, and nothing else is read:"
+        raise ConfigError(f"model.weights = {str(path)!r} {problem} {_SAVE}") from error
+    if not isinstance(state, dict):
+        raise ConfigError(f"model.weights = {str(path)!r} holds a {type(state).__name__}, no state dict; {_SAVE}")
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            found = f"{name!r} with a {type(value).__name__}"
+            raise ConfigError(f"model.weights = {str(path)!r} is no state dict, it has {found}; {_SAVE}")
+        if value.is_meta or value.is_quantized or value.layout != torch.strided or value.is_complex():
+            found = "meta" if value.is_meta else f"{value.dtype}, {value.layout}"
+            raise ConfigError(f"model.weights = {str(path)!r}: {name} has no plain numbers ({found}); {_SAVE}")
     return state

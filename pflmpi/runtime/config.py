@@ -89,6 +89,10 @@ class RuntimeConfig(BaseModel):
         Literal["memory", "disk"],
         Field(description="where the state of clients lives that have trained; disk: in a mapped file, not in memory"),
     ] = "memory"
+    cache: Annotated[
+        str | None,
+        Field(description="folder for what ranks of a node share of a dataset; null: pflmpi-UID below TMPDIR"),
+    ] = None
     scratch: Annotated[
         str | None, Field(description="folder of that file, such as $TMPDIR on a node's own disk; null: the run's")
     ] = None
@@ -136,6 +140,7 @@ FREE_ON_RESUME = {
     "runtime.balance",
     "runtime.state",
     "runtime.scratch",
+    "runtime.cache",
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.path",  # what lies there is checked by its hash
     "data.root",  # what lies there is checked by its hash

@@ -112,7 +112,7 @@ def fix_kernels(device: torch.device, runtime: RuntimeConfig, training: Training
     with contextlib.suppress(OSError):
         # For its compiler, which nothing here uses, torch otherwise makes a folder with a name that all users know in
         # the one for temporary files, and fails where somebody has made a file of that name first.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine.private_folder() / "torch"))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(machine.private_folder(runtime.cache) / "torch"))
     if device.type != "cuda":
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without

@@ -107,6 +107,23 @@ def test_a_page_opens_in_a_browser_and_answers_and_fetches_nothing(runs: list[Pa
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
+def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs: list[Path], tmp_path: Path) -> None:
+    quick_run.run(quick_run.settings(evaluation={"unseen": 0.4}, seed=9), tmp_path / "fewer")
+    assert main(["report", str(runs[0]), str(tmp_path / "fewer"), "--out", str(tmp_path)]) == 0
+    chosen = """<script>
+    const choice = document.querySelector("#client select"), errors = [];
+    onerror = (said) => errors.push(said);
+    choice.value = "6";
+    choice.dispatchEvent(new Event("change"));
+    parent.postMessage(JSON.stringify({errors, text: document.getElementById("client").innerText}), "*");
+    </script></body>"""
+    (tmp_path / "page.html").write_text((tmp_path / "report.html").read_text().replace("</body>", chosen))
+    (tmp_path / "around.html").write_text(AROUND)
+    found = opened(tmp_path / "around.html", tmp_path)
+    assert found["errors"] == [] and "Samples" in found["text"] and "Layers: mean cosine" in found["text"]
+
+
+@pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
 def test_no_table_is_cut_off_at_1400_pixels(runs: list[Path], tmp_path: Path) -> None:
     """Neither that of the runs, whose folders have long names, nor the layers of a client in six runs."""
     assert main(["report", *map(str, runs), "--out", str(tmp_path)]) == 0

@@ -216,6 +216,24 @@ def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained:
     assert isinstance(alone, Missing) and "same data and partition" in alone.why
 
 
+def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_path: Path) -> None:
+    def ended(algorithm: str, seed: int, partition: str, accuracy: list[float]) -> tuple[Run, final.Final]:
+        sent = "0" if algorithm == "local" else "9"
+        run = written(tmp_path / f"{algorithm}{seed}{partition}", [{"up_bytes": sent}] * 2, algorithm)
+        run.config.update(seed=seed, recorded={"data": "d", "partition": partition})
+        return run, final.Final(2, np.array(accuracy))
+
+    alone = [ended("local", 0, "p", [50, 60]), ended("local", 1, "q", [10, 20, 30]), ended("local", 2, "p", [0, 0])]
+    others = [ended("fedavg", 0, "p", [51, 62]), ended("fedavg", 1, "q", [13, 24, 35]), ended("fedavg", 2, "p", [7, 8])]
+    runs, ends = zip(*alone, *others, strict=True)
+    gains = [line["gain over local"] for line in summary.summaries(named(runs), ends)]
+    assert gains[3:] == [1.5, 4.0, 7.5] and np.isnan(np.array(gains[:3], float)).all()
+    plot = final.against_local(named(runs), ends)
+    assert isinstance(plot, Dots) and [len(gain) for gain in plot.series.values()] == [2, 2], (
+        "rows are of one partition"
+    )
+
+
 def test_without_a_local_run_there_is_no_comparison(trained: dict[str, Run]) -> None:
     plot = final.against_local(named([trained["fedavg"]]), [final.final(trained["fedavg"])])
     assert isinstance(plot, Missing) and "no run among these sends nothing" in plot.why

@@ -13,6 +13,7 @@ from pflmpi import machine
 from pflmpi.data import cache
 from pflmpi.data.cache import cached
 from pflmpi.data.dataset import Dataset
+from pflmpi.errors import ConfigError
 from raw_files import alike, toy
 
 
@@ -29,7 +30,7 @@ class Reader:
         return toy([20, 20], [5, 5])
 
     def load(self, folder: Path | None) -> Dataset:
-        return cached("toy", self.files, self, folder)
+        return cached("toy", self.files, self, folder and str(folder))
 
 
 @pytest.fixture
@@ -139,24 +140,19 @@ def test_leftovers_of_a_killed_process_are_removed(reader: Reader, tmp_path: Pat
     assert entry(tmp_path / "cache") == good and not leftover.exists()
 
 
-def test_the_users_own_folder_is_private(
-    reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_users_own_folder_is_private(reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reader.load(None)
     folder = tmp_path / f"pflmpi-{os.getuid()}"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and entry(folder)
-    folder.chmod(0o755)
-    assert machine.private_folder() == folder and stat.S_IMODE(folder.stat().st_mode) == 0o700, "made private again"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and entry(folder) and machine.private_folder() == folder
 
 
 @pytest.mark.parametrize("taken", ["a link", "a file", "open to all", "another user's"])
-def test_a_folder_that_somebody_made_first_does_not_block_the_cache(
-    taken: str, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_folder_that_is_not_the_users_own_is_refused_and_another_can_be_named(
+    taken: str, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    user = os.getuid()
-    folder = tmp_path / f"pflmpi-{user}"
+    folder = tmp_path / f"pflmpi-{os.getuid()}"
     if taken == "a link":
         (tmp_path / "elsewhere").mkdir()
         folder.symlink_to(tmp_path / "elsewhere")
@@ -166,70 +162,14 @@ def test_a_folder_that_somebody_made_first_does_not_block_the_cache(
         folder.mkdir()
         folder.chmod(0o777 if taken == "open to all" else 0o755)
     if taken == "another user's":
-        owned_by(folder, user + 1, monkeypatch)
-        owned_by(tmp_path / f"{folder.name}-cache-0000", user + 1, monkeypatch).mkdir()
-    with caplog.at_level(logging.WARNING):
-        results = [reader.load(None) for _ in range(3)]
-    assert reader.calls == 1 and not caplog.text and all(alike(one, results[0]) for one in results)
-    own = machine.private_folder()
-    assert own != folder and own.name.startswith(f"{folder.name}-cache-") and entry(own)
-    assert stat.S_IMODE(own.stat().st_mode) == 0o700 and machine.private_folder() == own
+        user, lstat = os.getuid() + 1, Path.lstat
 
+        def of_another(path: Path) -> os.stat_result:
+            found = lstat(path)
+            return os.stat_result([*found[:4], user, *found[5:]]) if path == folder else found
 
-@pytest.mark.parametrize("file", ["images.npy", "entry.json"])
-@pytest.mark.parametrize("how", ["another user's", "writable by all", "a link", "a pipe"])
-def test_a_planted_file_is_refused_and_the_entry_rebuilt(
-    file: str,
-    how: str,
-    reader: Reader,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    reader.load(tmp_path / "cache")
-    path = entry(tmp_path / "cache") / file
-    good = path.read_bytes()
-    if how == "another user's":
-        owned_by(path, os.getuid() + 1, monkeypatch)
-    elif how == "writable by all":
-        path.chmod(0o666)
-    else:
-        path.rename(tmp_path / "elsewhere")
-        path.symlink_to(tmp_path / "elsewhere") if how == "a link" else os.mkfifo(path)
-    with caplog.at_level(logging.WARNING):
-        assert alike(reader.load(tmp_path / "cache"), reader())
-    assert reader.calls == 3 and "will be rewritten" in caplog.text
-    assert path.read_bytes() == good and not path.is_symlink()
-
-
-def test_files_of_the_cache_are_private_whatever_the_umask(reader: Reader, tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        reader.load(tmp_path / "cache")
-    finally:
-        os.umask(before)
-    found = {stat.S_IMODE(path.stat().st_mode) for path in entry(tmp_path / "cache").iterdir()}
-    assert found == {0o600}
-    reader.load(tmp_path / "cache")
-    assert reader.calls == 1
-
-
-def owned_by(path: Path, user: int, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let a path that exists, or will, look as if another user owned it, until it is replaced."""
-    real_fstat, real_lstat = os.fstat, Path.lstat
-    inode = path.stat().st_ino if path.exists() else None
-
-    def changed(found: os.stat_result) -> os.stat_result:
-        return os.stat_result([*found[:4], user, *found[5:]])
-
-    def fstat(descriptor: int) -> os.stat_result:
-        found = real_fstat(descriptor)
-        return changed(found) if found.st_ino == inode else found
-
-    def lstat(self: Path) -> os.stat_result:
-        found = real_lstat(self)
-        return changed(found) if self == path else found
-
-    monkeypatch.setattr(os, "fstat", fstat)
-    monkeypatch.setattr(Path, "lstat", lstat)
-    return path
+        monkeypatch.setattr(Path, "lstat", of_another)
+    with pytest.raises(ConfigError, match=rf"{folder} is a link, another user's, or open to others; .* runtime.cache"):
+        reader.load(None)
+    assert reader.calls == 0 and alike(reader.load(tmp_path / "named" / "cache"), reader())
+    assert stat.S_IMODE((tmp_path / "named" / "cache").stat().st_mode) == 0o700

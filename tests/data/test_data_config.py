@@ -1,12 +1,15 @@
 """The `data` section of a configuration."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 import quick_run
 from pflmpi.config.load import parse
 from pflmpi.data.config import DataConfig
-from pflmpi.errors import ConfigError
+from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.experiment.stored_config import resumed_config
 
 
 @pytest.mark.parametrize(
@@ -20,11 +23,19 @@ def test_a_wrong_data_section_is_refused(wrong: dict[str, object]) -> None:
 
 def test_the_defaults_of_the_data_section_are_those_of_the_papers() -> None:
     config = DataConfig(name="digits")
-    assert (config.split, config.test_share, config.limit, config.download) == ("pooled", 0.25, None, False)
+    assert (config.split, config.test_share, config.limit, config.download) == ("auto", 0.25, None, False)
 
 
-@pytest.mark.parametrize("key", ["label", "client"])
-def test_a_column_without_a_table_is_refused(key: str) -> None:
+@pytest.mark.parametrize("key, value", [("label", "species"), ("client", "who"), ("layout", "nhwc")])
+def test_what_is_about_a_file_is_refused_without_one(key: str, value: str) -> None:
     parse(quick_run.settings({"data": {"name": "digits", key: None}}))
-    with pytest.raises(ConfigError, match=f"data.{key} names a column of data.path, which is not set; set it, or"):
-        parse(quick_run.settings({"data": {"name": "digits", key: "species"}}))
+    with pytest.raises(ConfigError, match=f"data.{key} is about data.path, which is not set; set it, or"):
+        parse(quick_run.settings({"data": {"name": "digits", key: value}}))
+
+
+def test_a_run_from_before_a_default_goes_on_with_its_own_split(tmp_path: Path) -> None:
+    quick_run.run(quick_run.settings(data={"split": "pooled"}, training={"rounds": 1}), tmp_path)
+    now = parse(quick_run.settings(training={"rounds": 2}))
+    assert now.data.split == "auto" and resumed_config(tmp_path, now).data.split == "pooled"
+    with pytest.raises(CheckpointError, match=r"data\.split = 'pooled' in the run, 'official' now"):
+        resumed_config(tmp_path, parse(quick_run.settings(data={"split": "official"})))

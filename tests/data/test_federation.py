@@ -1,5 +1,6 @@
 """The clients and their data: what every federation keeps, and its file."""
 
+import dataclasses
 import hashlib
 import logging
 import os
@@ -14,7 +15,9 @@ from pflmpi.data import load
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.dataset import Dataset, assemble
 from pflmpi.data.federation import Federation, build, reuse, save
+from pflmpi.data.loading import limited
 from pflmpi.data.partitions import PARTITIONS
+from pflmpi.data.unseen import divide
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
 
@@ -245,6 +248,58 @@ def test_clients_that_cannot_be_tested_are_counted_in_the_log(caplog: pytest.Log
         found = federation("exdir", "official", dataset=toy(tests=4))
     empty = int((found.num_test == 0).sum())
     assert empty >= 4 and f"{empty} of 8 clients have no test samples" in caplog.text
+
+
+def own(dataset: Dataset, split: str = "auto", name: str = "iid", **partitioned: object) -> Federation:
+    """The federation of a file of one's own."""
+    data = DataConfig.model_validate({"name": "toy", "path": "toy.npz", "split": split})
+    return build(dataset, partition({"name": name, **partitioned}), data, 0)
+
+
+def test_marked_test_samples_of_own_data_are_not_trained_on() -> None:
+    for clients in (1, 3):
+        found = own(toy(), clients=clients)
+        assert same(found, own(toy(), "official", clients=clients))
+        assert sum(found.num_test) == 100 and np.concatenate(found.train).max() < 300
+    assert same(own(toy(tests=0), clients=3), own(toy(tests=0), "pooled", clients=3)), "as before without marks"
+    pooled, default = DataConfig(name="mnist", split="pooled"), DataConfig(name="mnist")
+    three = partition({"name": "iid", "clients": 3})
+    assert same(build(toy(), three, default, 0), build(toy(), three, pooled, 0)), "as before for a known dataset"
+
+
+def test_data_of_test_samples_alone_is_refused() -> None:
+    with pytest.raises(DataError, match="all 400 samples of dataset 'toy' are test samples, and none is left to train"):
+        own(toy(tests=400), clients=3)
+
+
+@pytest.mark.parametrize("limit", [False, True])
+def test_no_client_gets_the_number_of_another_that_is_left_out(limit: bool) -> None:
+    writers = np.arange(12) // 4
+    test = np.zeros(12, bool) if limit else writers == 1  # client b has nothing to train on
+    data = assemble("toy", np.ones((12, 2), np.float32), np.arange(12) % 2, test, 2, writers)
+    data = dataclasses.replace(data, written_clients=("a", "b", "c"))
+    if limit:
+        data = limited(data, 2, rng())
+    with pytest.raises(
+        DataError, match=r"no training samples of client .*, and without it the others would be numbered"
+    ):
+        own(data, name="writers")
+
+
+def test_where_no_client_has_a_test_sample_it_is_refused(tmp_path: Path) -> None:
+    single = assemble("toy", np.ones((3, 2), np.float32), np.arange(3), np.zeros(3, bool), 3)
+    with pytest.raises(DataError, match="none of the 3 clients of dataset 'toy' has a test sample; give them two"):
+        own(single, clients=3)
+    halves = assemble("toy", np.ones((3, 2), np.float32), np.arange(3) % 2, np.zeros(3, bool), 2, np.array([0, 0, 1]))
+    with pytest.raises(DataError, match=r"none of the 1 (trained|unseen) clients has a test sample"):
+        divide(own(halves, name="writers"), 0.5, rng())
+
+
+def test_test_samples_of_classes_that_nobody_trains_on_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    labels, test = np.array([0, 1] * 6 + [2, 0, 1]), np.arange(15) >= 12
+    with caplog.at_level(logging.WARNING):
+        own(assemble("toy", np.ones((15, 2), np.float32), labels, test, 3), clients=2)
+    assert "1 of 3 test samples are left out: no client trains on their class" in caplog.text
 
 
 def test_data_without_official_test_samples_is_refused() -> None:

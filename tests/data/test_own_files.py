@@ -7,11 +7,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import yaml
 
 import quick_run
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
+from pflmpi.data.dataset import unscaled
 from pflmpi.data.own_files import read_own
 from pflmpi.errors import DataError, PflmpiError
 
@@ -102,6 +104,55 @@ def test_a_table_and_its_clients_run_with_the_same_bits(tmp_path: Path, capsys: 
     assert float(last["accuracy_mean"]) > 0.8
 
 
+def test_what_is_assumed_of_data_is_shown_and_said_at_the_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [f"{RNG.normal(120, 15):.3f},{n % 7},{'cat' if n % 2 else 'owl'},{n % 4:d}1,{n % 5 == 0}" for n in range(80)]
+    (tmp_path / "my.csv").write_text("\n".join(["pressure,days,kind,client,test", *rows, "119,3,emu,21,1"]) + "\n")
+    assert main(["data", str(tmp_path / "my.csv"), "--label", "kind"]) == 0
+    shown = capfd.readouterr().out
+    assert "columns  pressure, days" in shown and "classes  3 (cat, emu, owl), 1 to " in shown
+    assert "scale    1 of 2 columns are far from mean 0 and deviation 1, such as pressure (mean 1" in shown
+    assert "try data.normalize: standard" in shown and "only in samples marked as test: emu" in shown
+    assert "test     17 samples are marked as test, and not trained on (data.split: auto)" in shown
+    assert "clients  4, " in shown and "numbered from 0: 01, 11, 21, 31" in shown
+    (tmp_path / "own.yaml").write_text(
+        "data: {path: my.csv, label: kind}\npartition: {name: writers}\nmodel: {name: logistic}\n"
+        "algorithm: {name: fedavg}\ntraining: {rounds: 1}\nruntime: {device: cpu}\n"
+    )
+    run = ["run", str(tmp_path / "own.yaml"), "--ranks", "1", "--out"]
+    assert quick_run.command([*run, str(tmp_path / "auto")]) == 0
+    said = caplog.text
+    assert said.count("tests on the 17 samples that the data marks as test (data.split: auto)") == 1
+    assert said.count("1 of 2 columns are far from mean 0 and deviation 1, such as pressure") == 1
+    caplog.clear()
+    official = ["-s", "data.split=official", "-s", "data.normalize=standard"]
+    assert quick_run.command([*run, str(tmp_path / "official"), *official]) == 0
+    assert "marks as test" not in caplog.text and "far from mean" not in caplog.text
+    recorded = [
+        yaml.safe_load((tmp_path / one / "config.yaml").read_text())["recorded"] for one in ("auto", "official")
+    ]
+    assert recorded[0]["partition"] == recorded[1]["partition"]
+
+
+@pytest.mark.parametrize(
+    "x, said",
+    [
+        (RNG.normal(size=(50, 3)), False),
+        (RNG.normal(size=(50, 3)) * [1, 1, 1e-6], True),
+        (RNG.random((50, 2, 3, 3)) * 255, True),
+        (np.eye(50, 3), False),
+        (RNG.integers(0, 256, (50, 4, 4)).astype(np.uint8), False),
+        (RNG.integers(0, 90, (50, 6)), True),
+    ],
+)
+def test_values_of_unlike_scale_are_told_by_mean_and_deviation(x: np.ndarray, said: bool, tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=x, y=np.arange(50) % 2)
+    found = unscaled(read_own(tmp_path / "my.npz"))
+    assert ("data.normalize: standard" in found) == said
+    assert found.endswith("unless they are tokens") == (x.dtype == np.int64)
+
+
 def test_a_folder_of_pictures_has_classes_and_sides(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -153,7 +204,7 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
         (lambda: csv("a,label\n1,0\n2,\n"), "line 3 has no label; fill it in"),
         (lambda: csv("a,client,label\n1,,0\n"), "line 2 has no client"),
         (lambda: csv("a,label\n" + '"' + "1,0\n" * 40_000), "a quote may not be closed"),
-        (lambda: csv("1,2,0\n3,4,1\n"), "its first line has numbers alone"),
+        (lambda: csv("1,2,0\n3,4,1\n"), "its first line has '1', as a sample would"),
         (lambda: csv("a;label\n1;0\n"), "separate columns by commas"),
         (lambda: csv("a,a,label\n1,2,0\n"), "two columns are called 'a'"),
         (lambda: csv("a,label\n1e39,0\n"), "column 'a' has '1e39' in line 2, too large for float32"),
@@ -226,6 +277,117 @@ def test_a_cell_that_cannot_be_used_is_named_with_its_line(text: str | bytes, ex
     (tmp_path / "my.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=expected):
         read_own(tmp_path / "my.csv")
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("5.1,3.5,setosa\n4.9,3.0,setosa\n6.2,3.4,virginica\n", "its first line has '5.1', as a sample would"),
+        ("5.1,3.5,y\n4.9,3.0,n\n6.2,3.4,y\n", "its first line has '5.1', as a sample would"),
+        ("5.1,5.1,y\n4.9,3.0,n\n", "two columns are called '5.1'; rename one, or begin with a header"),
+        (",a,label\n0,5,x\n1,6,y\n", r"column 1 has no name, .*to_csv\(..., index=False\)"),
+        ("Unnamed: 0,a,label\n0,5,x\n1,6,y\n", "column 1 has no name"),
+        ("a,label,\n5,x,1\n6,y,1\n", "column 3 has no name"),
+        ("a,label\n5,1\n6,nan\n", "line 3 has label = nan; fill it in, or leave the line out"),
+        ("a,label\n5,NaN\n6,cat\n", "line 2 has label = NaN; fill it in"),
+        ("a,client,label\n5,3,0\n\n6,nan,1\n", "line 4 has client = nan; fill it in"),
+    ],
+)
+def test_a_table_that_would_be_understood_wrongly_is_refused(text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text(text)
+    with pytest.raises(DataError, match=expected):
+        read_own(tmp_path / "my.csv")
+
+
+@pytest.mark.parametrize("header", ["400.5,402.5,label", "0,1,y", "2001,2002,kind", "a,b,last", "0,1,2"])
+def test_a_header_may_have_numbers_where_a_name_says_what_it_is(header: str, tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text(f"{header}\n5,6,yes\n7,8,no\n")
+    found = read_own(tmp_path / "my.csv", "kind" if "kind" in header else None)
+    assert found.images.tolist() == [[5, 6], [7, 8]] and found.columns == tuple(header.split(",")[:2])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "npz"])
+def test_labels_and_clients_written_as_texts_are_in_the_order_of_their_numbers(suffix: str, tmp_path: Path) -> None:
+    path, y, who = tmp_path / f"my.{suffix}", ["2", "10", "9", "2"], ["10", "2", "33", "10"]
+    if suffix == "npz":
+        np.savez(path, x=RNG.normal(size=(4, 2)), y=y, client=who)
+    else:
+        path.write_text(
+            "a,y,client\n" + "".join(f"{n},{label},{c}\n" for n, (label, c) in enumerate(zip(y, who, strict=True)))
+        )
+    found = read_own(path)
+    assert found.labels.tolist() == [0, 2, 1, 0] and found.written_labels == ("2", "9", "10")
+    assert found.writers is not None and found.writers.tolist() == [1, 0, 2, 1]
+    assert found.written_clients == ("2", "10", "33")
+
+
+def test_clients_whose_names_are_one_number_stay_apart(tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(3, 2)), y=[0, 1, 0], client=["7", "007", "10"])
+    found = read_own(tmp_path / "my.npz")
+    assert found.written_clients == ("007", "10", "7") and found.num_classes == 2
+
+
+@pytest.mark.parametrize("y, row", [([0.0, np.nan], 1), ([np.inf, 1.0], 0), (["a", "nan"], 1), (["", "b"], 0)])
+def test_a_label_that_is_missing_is_named_with_its_sample(y: list[Any], row: int, tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=RNG.normal(size=(2, 2)), y=y)
+    with pytest.raises(DataError, match=rf"sample {row} has no label \(.*\); give each sample one, or leave it out"):
+        read_own(tmp_path / "my.npz")
+
+
+FIRST, LAST, UNCLEAR = "nchw", "nhwc", "set data.layout"
+
+
+@pytest.mark.parametrize(
+    "shape, of_bytes, of_floats",
+    [
+        ((3, 6, 5), FIRST, FIRST),
+        ((6, 5, 3), LAST, UNCLEAR),
+        ((6, 6, 1), LAST, UNCLEAR),
+        ((1, 6, 6), FIRST, FIRST),
+        ((1, 4, 4), FIRST, FIRST),
+        ((6, 6, 4), UNCLEAR, UNCLEAR),
+        ((6, 6, 16), UNCLEAR, UNCLEAR),
+        ((16, 3, 3), UNCLEAR, FIRST),
+        ((9, 1, 128), FIRST, FIRST),
+        ((3, 9, 3), UNCLEAR, UNCLEAR),
+        ((5, 5, 5), UNCLEAR, UNCLEAR),
+        ((1, 1, 1), FIRST, FIRST),
+    ],
+)
+def test_the_axes_of_images_are_refused_where_they_are_not_clear(
+    shape: tuple[int, int, int], of_bytes: str, of_floats: str, tmp_path: Path
+) -> None:
+    path, x, y = tmp_path / "my.npz", RNG.integers(0, 256, (4, *shape)), np.arange(4) % 2
+    last = x.transpose(0, 3, 1, 2)
+    for dtype, expected in ((np.uint8, of_bytes), (np.float32, of_floats), (np.int64, of_floats)):
+        np.savez(path, x=x.astype(dtype), y=y)
+        if expected == UNCLEAR:
+            with pytest.raises(
+                DataError, match=r"channels first or last; set data.layout \(pflmpi data: --layout\) to"
+            ):
+                read_own(path)
+        else:
+            np.testing.assert_array_equal(read_own(path).images, x if expected == FIRST else last)
+        np.testing.assert_array_equal(read_own(path, layout=FIRST).images, x)
+        np.testing.assert_array_equal(read_own(path, layout=LAST).images, last)
+
+
+def test_a_layout_where_there_are_no_such_axes_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=np.ones((2, 3)), y=[0, 1])
+    with pytest.raises(DataError, match=r"data.layout = 'nhwc' is of arrays \[n, ., ., .\], and x is \[2, 3\]; leave"):
+        read_own(tmp_path / "my.npz", layout="nhwc")
+    with pytest.raises(DataError, match=r"data.layout = 'nhwc' is of arrays, and my.csv holds none; leave it out"):
+        read_own(table(tmp_path / "my.csv"), layout="nhwc")
+
+
+def test_pictures_as_narrow_as_their_colours_have_their_channels_last(tmp_path: Path) -> None:
+    from PIL import Image
+
+    pixels = RNG.integers(0, 256, (3, 5, 3)).astype(np.uint8)  # three rows
+    for label in ("cat", "dog"):
+        (tmp_path / "pets" / label).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / "pets" / label / "0.png")
+    np.testing.assert_array_equal(read_own(tmp_path / "pets").images, [pixels.transpose(2, 0, 1)] * 2)
 
 
 def test_blank_lines_of_a_table_are_left_out(tmp_path: Path) -> None:

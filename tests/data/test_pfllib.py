@@ -43,6 +43,20 @@ def test_clients_tests_and_classes_are_those_of_the_files(tmp_path: Path, capsys
     assert "clients  12, 7 to 7 samples each" in capsys.readouterr().out
 
 
+def test_a_client_without_a_file_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data", [client(3, 0), client(3, 1), client(3, 2)], [])
+    (folder / "train" / "1.npz").unlink()
+    with pytest.raises(DataError, match=r"there is no train/1\.npz; clients are counted from 0 without a gap"):
+        read_own(folder)
+
+
+@pytest.mark.parametrize("config", [{}, {"num_classes": 3}])
+def test_labels_may_be_whole_numbers_stored_as_floats(config: dict[str, int], tmp_path: Path) -> None:
+    part = client(6, 0, 1, 2)
+    found = read_own(write(tmp_path / "data", [{**part, "y": part["y"].astype(np.float64)}], [], **config))
+    assert found.labels.tolist() == [0, 1, 2, 0, 1, 2] and found.num_classes == 3
+
+
 def test_rows_of_tokens_and_their_number_are_sequences(tmp_path: Path) -> None:
     texts = np.array([([4, 2, 0, 0], 2), ([5, 1, 3, 0], 3)], dtype=object)
     found = read_own(write(tmp_path / "data", [{"x": texts, "y": np.array([0, 1])}], []))
@@ -74,6 +88,15 @@ def test_a_pickle_that_would_call_something_is_refused_and_calls_nothing(tmp_pat
         ([client(3, 0)], [client(1, 0), client(1, 0)], {}, "test/1.npz has no train/1.npz"),
         ([client(3, 0), {"x": np.zeros((1, 2)), "y": np.zeros(1)}], [], {}, r"samples of \[2\], the first \[1, 4, 4\]"),
         ([{"x": np.zeros((1, 2))}], [], {}, "no dictionary with x and y"),
+        (
+            [client(3, 0), client(0, 0), client(3, 1)],
+            [],
+            {},
+            r"train/1\.npz has no samples; clients are counted from 0",
+        ),
+        ([client(3, 0), {"x": np.zeros((1, 1, 4, 4)), "y": np.zeros(2)}], [], {}, r"train/1\.npz: x has the shape"),
+        ([{"x": np.zeros((2, 2)), "y": [0, np.nan]}], [], {}, r"train/0\.npz: sample 1 has the label nan; fill it in"),
+        ([{"x": np.zeros((2, 2)), "y": [0, 0.5]}], [], {"num_classes": 2}, "y must be whole numbers, and one is 0.5"),
     ],
 )
 def test_files_that_do_not_belong_together_are_refused(

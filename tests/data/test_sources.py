@@ -62,7 +62,7 @@ every_file_source = pytest.mark.parametrize("name", [name for name in SOURCES if
 
 @every_source
 def test_a_source_gives_well_formed_arrays(name: str, root: Path, tmp_path: Path) -> None:
-    data = load(config(name, root), seed=0, cache=tmp_path / "cache")
+    data = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
     count = len(data.labels)
     assert data.name == name and data.num_classes == NUM_CLASSES[name]
     assert data.images.dtype == np.uint8 and data.images.shape == (count, *SHAPES.get(name, (1, 28, 28)))
@@ -82,8 +82,8 @@ def test_a_source_has_a_summary_of_one_line(name: str) -> None:
 
 @every_source
 def test_reading_again_gives_the_same_with_and_without_cache(name: str, root: Path, tmp_path: Path) -> None:
-    first = load(config(name, root), seed=0, cache=tmp_path / "cache")
-    again = load(config(name, root), seed=0, cache=tmp_path / "cache")
+    first = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
+    again = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
     plain = SOURCES[name].read(root)
     assert alike(first, plain) and alike(again, plain)
     if not SOURCES[name].embedded:
@@ -99,7 +99,7 @@ def test_missing_data_is_one_error_with_the_folder_and_two_ways_to_get_it(
     if empty:
         folder.mkdir()
     with pytest.raises(DataError) as caught:
-        load(config(name, folder), seed=0, cache=tmp_path / "cache")
+        load(config(name, folder), seed=0, cache=str(tmp_path / "cache"))
     message = str(caught.value)
     assert str(folder) in message and repr(name) in message
     assert ("LEAF's data/femnist/preprocess.sh" if name == "femnist" else "data.download: true") in message
@@ -113,10 +113,10 @@ def test_a_damaged_file_is_named(name: str, damage: str, root: Path, tmp_path: P
         good = path.read_bytes()
         path.write_bytes(good[: len(good) // 2] if damage == "truncated" else b"not what it should be" * 20)
         with pytest.raises(DataError) as caught:
-            load(config(name, root), seed=0, cache=tmp_path / "cache")
+            load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
         assert str(path) in str(caught.value)
         path.write_bytes(good)
-    assert len(load(config(name, root), seed=0, cache=tmp_path / "cache").labels) > 0
+    assert len(load(config(name, root), seed=0, cache=str(tmp_path / "cache")).labels) > 0
 
 
 @every_file_source
@@ -133,7 +133,7 @@ def test_a_failed_download_is_a_data_error(name: str, tmp_path: Path, monkeypatc
     for reader in ("CIFAR10", "CIFAR100", "EMNIST"):
         monkeypatch.setattr(getattr(torchvision.datasets, reader), "url", NOWHERE + "archive.tar.gz")
     with pytest.raises(DataError) as caught:
-        load(config(name, tmp_path / "new", download=True), seed=0, cache=tmp_path / "cache")
+        load(config(name, tmp_path / "new", download=True), seed=0, cache=str(tmp_path / "cache"))
     expected = "cannot be fetched by data.download" if name == "femnist" else "check the network, or copy the files"
     assert expected in str(caught.value) and str(tmp_path / "new") in str(caught.value)
 
@@ -146,15 +146,15 @@ def test_download_uses_no_network_for_data_that_is_there(
         raise AssertionError("tried to download")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    there = load(config(name, root, download=True), seed=0, cache=tmp_path / "cache")
-    assert alike(there, load(config(name, root), seed=0, cache=tmp_path / "cache"))
+    there = load(config(name, root, download=True), seed=0, cache=str(tmp_path / "cache"))
+    assert alike(there, load(config(name, root), seed=0, cache=str(tmp_path / "cache")))
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_real_data_is_read_completely(name: str, data_root: Path, tmp_path: Path) -> None:
     if name == "cifar100" and not (data_root / "cifar-100-python").is_dir():
         pytest.skip("needs real data: set PFLMPI_DATA to a folder with CIFAR-100")
-    data = load(config(name, data_root), seed=0, cache=tmp_path)
+    data = load(config(name, data_root), seed=0, cache=str(tmp_path))
     assert len(data.labels) == REAL[name]
     assert len(np.unique(data.labels)) == NUM_CLASSES[name]
 
@@ -169,7 +169,7 @@ def test_an_unknown_source_is_refused_with_a_suggestion() -> None:
 
 def test_idx_files_come_out_as_they_were_written(root: Path, tmp_path: Path) -> None:
     for name in ("mnist", "fashion_mnist"):
-        data = load(config(name, root), seed=0, cache=tmp_path / "cache")
+        data = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
         parts = [random_samples(1, 30, name), random_samples(2, 10, name)]
         assert np.array_equal(data.images, np.concatenate([x for x, _ in parts]))
         assert np.array_equal(data.labels, np.concatenate([y for _, y in parts]))
@@ -208,7 +208,7 @@ def test_emnist_is_looked_for_where_torchvision_puts_it(
 
 def test_cifar_pickles_come_out_as_they_were_written(root: Path, tmp_path: Path) -> None:
     for name, batches in (("cifar10", 6), ("cifar100", 2)):
-        data = load(config(name, root), seed=0, cache=tmp_path / "cache")
+        data = load(config(name, root), seed=0, cache=str(tmp_path / "cache"))
         parts = [random_samples(seed, 6, name) for seed in range(batches)]
         assert np.array_equal(data.images, np.concatenate([x for x, _ in parts]))
         assert np.array_equal(data.labels, np.concatenate([y for _, y in parts]))
@@ -217,8 +217,8 @@ def test_cifar_pickles_come_out_as_they_were_written(root: Path, tmp_path: Path)
 
 def test_leaf_json_and_the_sample_file_agree(root: Path, tmp_path: Path) -> None:
     write_sample(tmp_path / "other" / "FEMNIST")
-    leaf = load(config("femnist", root), seed=0, cache=tmp_path / "cache")
-    sample = load(config("femnist", tmp_path / "other"), seed=0, cache=tmp_path / "cache")
+    leaf = load(config("femnist", root), seed=0, cache=str(tmp_path / "cache"))
+    sample = load(config("femnist", tmp_path / "other"), seed=0, cache=str(tmp_path / "cache"))
     assert alike(leaf, sample)
     assert leaf.writers is not None
     assert np.bincount(leaf.writers).tolist() == [4 + 4, 5, 6 + 5, 6], "f0001, f0002, f0003, f0099 in this order"
@@ -460,7 +460,7 @@ def test_torchvision_downloads_what_is_missing(root: Path, tmp_path: Path, monke
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
-        fetched = load(config("mnist", tmp_path / "new", download=True), seed=0, cache=tmp_path / "cache")
+        fetched = load(config("mnist", tmp_path / "new", download=True), seed=0, cache=str(tmp_path / "cache"))
         server.shutdown()
     assert alike(fetched, SOURCES["mnist"].read(root))
 
@@ -470,6 +470,6 @@ def test_the_data_folder_comes_from_the_configuration_or_the_environment(
 ) -> None:
     expected = SOURCES["mnist"].read(root).digest
     monkeypatch.setenv("PFLMPI_DATA", str(root))
-    assert load(DataConfig(name="mnist"), seed=0, cache=tmp_path / "cache").digest == expected
+    assert load(DataConfig(name="mnist"), seed=0, cache=str(tmp_path / "cache")).digest == expected
     monkeypatch.setenv("PFLMPI_DATA", str(tmp_path / "elsewhere"))
-    assert load(config("mnist", root), seed=0, cache=tmp_path / "cache").digest == expected
+    assert load(config("mnist", root), seed=0, cache=str(tmp_path / "cache")).digest == expected

@@ -1,5 +1,6 @@
 """Torch modules from outside the package as models: named head, pretrained weights, dropout, unlike clients."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pflmpi.analysis.state_dict import client_state
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models import MODELS
+from pflmpi.models.weights_file import read_weights
 
 NET = '''
 import torch
@@ -112,6 +114,56 @@ def test_pretrained_weights_are_where_clients_start(suffix: str, net: str, tmp_p
         assert not same_head or torch.equal(tree.at(found, "head/bias"), module.classify[2].bias)
 
 
+def _plain() -> nn.Module:
+    """As a module is when its weights are read: batch norm has no counter."""
+    norm = nn.BatchNorm1d(2)
+    norm.num_batches_tracked = None
+    return nn.ModuleDict({"body": norm, "fc": nn.Linear(2, 3)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"body.weight": torch.tensor([1, float("nan")])}, "body.weight has a value that is not a finite number$"),
+        ({"body.running_mean": torch.tensor([1, float("nan")])}, "body.running_mean has a value that is not a finite"),
+        ({"fc.bias": torch.tensor([1, 2, float("inf")])}, "fc.bias has a value that is not a finite number$"),
+        ({"body.weight": torch.full((2,), 1e300, dtype=torch.float64)}, "body.weight has a value that is not a finite"),
+        ({"body.weight": torch.empty(2, device="meta")}, r"body.weight has no plain numbers \(meta\); write it by"),
+        ({"body.weight": torch.ones(2, dtype=torch.complex64)}, "body.weight has no plain numbers"),
+        ({"epoch": 3}, "is no state dict, it has 'epoch' with a int; write it by torch.save"),
+        ({7: torch.ones(2)}, "is no state dict, it has 7 with a Tensor"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_named(changes: dict[Any, Any], said: str, tmp_path: Path) -> None:
+    torch.save({**_plain().state_dict(), **changes}, tmp_path / "weights.pt")
+    with pytest.raises(ConfigError, match=said):
+        read_weights(tmp_path / "weights.pt", _plain(), "fc", 3)
+
+
+@pytest.mark.parametrize("content", ["module", "script", "text"])
+def test_a_file_that_is_no_state_dict_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    if content == "module":
+        torch.save(_plain(), path)
+    elif content == "script":
+        with warnings.catch_warnings(action="ignore"):
+            torch.jit.script(nn.Linear(2, 2)).save(path)
+    else:
+        path.write_text("hello")
+    with pytest.raises(
+        ConfigError, match=r"^[\x20-\x7e]+ write it by torch.save\(module.state_dict\(\), FILE\)"
+    ) as caught:
+        read_weights(path, _plain(), "fc", 3)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_mask_of_infinities_is_a_buffer_as_any(tmp_path: Path) -> None:
+    module = _plain()
+    module.register_buffer("mask", torch.tensor([0, float("-inf")]))
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    assert read_weights(tmp_path / "weights.pt", module, "fc", 3).keys() == {"weight", "bias"}
+
+
 def test_torchvision_by_name_with_its_own_weights(tmp_path: Path) -> None:
     from torchvision.models.resnet import resnet18
 
@@ -142,7 +194,10 @@ def test_what_is_no_model_is_refused(net: str, tmp_path: Path) -> None:
         ({"name": net.replace("Net", "Soft"), "head": "classify.2"}, "does not end with classify.2"),
         ({"head": "classify.2", "width": "x"}, "model.width = 'x'"),
         ({"head": "classify.2", "weights": "nothing.pt"}, "cannot be read"),
-        ({"head": "classify.2", "weights": str(tmp_path / "evil.pt")}, "cannot be read: Weights only load failed"),
+        (
+            {"head": "classify.2", "weights": str(tmp_path / "evil.pt")},
+            "holds more than plain tensors, and nothing else is read: write it by",
+        ),
         (
             {"head": "classify.2", "weights": str(tmp_path / "other.pt")},
             "is not of this model: bias is .*, here missing",

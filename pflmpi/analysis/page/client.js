@@ -77,6 +77,7 @@
       chart(title, curves, parts);
     }
     data.counts.forEach(({ classes, train, test }, place) => {
+      if (!train[client]) return;  // a run with fewer clients
       const runs = data.runs.filter((run) => run.counts === place).map((run) => run.label);
       const most = Math.max(...train[client]);
       const held = train[client].map((number, label) => [label, number, test[client][label]]).filter(([, a, b]) => a || b);

@@ -83,11 +83,13 @@ def distribution(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Cu
 
 def against_local(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Dots | Missing:
     """By how much each client is better than when it trains alone, for each run with the same clients."""
-    local, gains = against(runs, finals)
-    if local is None:
+    alone, found = against(runs, finals)
+    if not alone:
         return Missing(_AGAINST, "no run among these sends nothing; add one of local training, on the same partition")
-    if not gains:
-        return Missing(_AGAINST, f"no other run has the same data and partition as {local.label}")
+    if not found:
+        return Missing(_AGAINST, f"no other run has the same data and partition as {alone[0].label}")
+    local = found[0][2]
+    gains = [(one, gain) for one, gain, base in found if _same_clients(base.run, local.run)]  # a row for each client
     losers = "; ".join(_losers(one, gain) for one, gain in gains[:_MOST_NAMED])
     mean = np.array([gain for _, gain in gains]).mean(0)
     clients = np.flatnonzero(~np.isnan(mean))
@@ -107,18 +109,21 @@ def against_local(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> D
 
 def against(
     runs: Sequence[NamedRun], finals: Sequence[Final | None]
-) -> tuple[NamedRun | None, list[tuple[NamedRun, np.ndarray]]]:
-    """The run of local training, and by how many percentage points [N] clients are better in each with the same."""
+) -> tuple[list[NamedRun], list[tuple[NamedRun, np.ndarray, NamedRun]]]:
+    """The runs of local training; and each other run with by how many percentage points [N] its clients are better.
+
+    A run is compared with the local one of the same clients, and of several with that of its seed.
+    """
     known = [(one, end) for one, end in zip(runs, finals, strict=True) if end is not None]
-    alone = (each for each in known if _local(each[0].run) and "partition" in each[0].run.config.get("recorded", {}))
-    local, base = next(alone, (None, None))
-    if local is None or base is None:
-        return None, []
-    return local, [
-        (one, end.accuracy - base.accuracy)
-        for one, end in known
-        if not _local(one.run) and _same_clients(one.run, local.run)
-    ]
+    alone = [each for each in known if _local(each[0].run) and "partition" in each[0].run.config.get("recorded", {})]
+    found = []
+    for one, end in known:
+        same = [each for each in alone if not _local(one.run) and _same_clients(one.run, each[0].run)]
+        if same:
+            seed = one.run.config.get("seed")
+            local, base = next((each for each in same if each[0].run.config.get("seed") == seed), same[0])
+            found.append((one, end.accuracy - base.accuracy, local))
+    return [one for one, _ in alone], found
 
 
 def _names(run: Run, clients: np.ndarray) -> list[str]:

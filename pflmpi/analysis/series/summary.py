@@ -15,12 +15,13 @@ from pflmpi.analysis.series.target import cost_to
 Line = dict[str, str | int | float]
 
 EXPLAINED = (
-    "Best and last: accuracy, mean over clients; worst client: its accuracy at the end; lowest 10 %: mean over these "
-    "clients at the end; unseen: the mean at the end of clients that were kept out of training, which count in nothing "
-    "else; after training: of the participants, before the server answers; gain over local: accuracy at the end minus "
-    "that of the same client in the run of local training, mean over clients, and how many are below zero; bytes: what "
-    "the messages of all rounds hold; time: that of all rounds; rounds, time and bytes (up and down) to an accuracy: "
-    "until the first round whose mean is as high, empty where none is. Options that have unlike values follow the name."
+    "Best and last: accuracy, mean over clients; worst client: its accuracy at the end; lowest 10 %: mean over "
+    "these clients at the end; unseen: the mean at the end of clients that were kept out of training, which count "
+    "in nothing else; after training: of the participants, before the server answers; gain over local: accuracy at "
+    "the end minus that of the same client in the run of local training (of the same seed, if any), mean over "
+    "clients, and how many are below zero; bytes: what the messages of all rounds hold; time: that of all rounds; "
+    "rounds, time and bytes (up and down) to an accuracy: until the first round whose mean is as high, empty where "
+    "none is. Options that have unlike values follow the name."
 )
 _OF_BEST = 0.9  # of the best accuracy of all runs, to which costs are counted
 _OPTIONAL = (
@@ -40,7 +41,7 @@ def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: S
         ends: the clients at the end of each.
         targets: accuracies, as shares.
     """
-    gains = dict(against(runs, ends)[1])
+    gains = {one: gain for one, gain, _ in against(runs, ends)[1]}
     options = compared_options([one.run for one in runs])
     lines: list[Line] = []
     for place, (one, end) in enumerate(zip(runs, ends, strict=True)):
