@@ -99,20 +99,25 @@ class FedPAC(Algorithm):
         before = class_means(task, model, data)
         variance = self._variance(task, model, before, data)
         known = leaf(down["means"], "known").unsqueeze(-1)
-        anchors = torch.where(known > 0, leaf(down["means"], "mean"), leaf(before, "means"))
-        weight = self.alignment_weight * known.max()
+        fixed: Tree = {
+            "anchors": torch.where(known > 0, leaf(down["means"], "mean"), leaf(before, "means")),
+            "weight": self.alignment_weight * known.max(),
+        }
 
         def head_loss(model: Tree, batch: Batch) -> Tensor:
             return cross_entropy(task.predict(model, batch.x), batch)
 
         def body_loss(model: Tree, batch: Batch) -> Tensor:
+            anchors, weight = leaf(model, "anchors"), leaf(model, "weight")
             z = task.features(model, batch.x, training=True)
             apart = (z - anchors[batch.y]).square().mean(-1)
             return cross_entropy(task.logits(part(model, "head"), z), batch) + weight * average(apart, batch)
 
         head_lr = self.head_lr * data.decay
         model = train(task, model, data.passes["head"], head_loss, head_lr, frozen=("body",), name="head")
-        model = train(task, model, data.passes["body"], body_loss, data.learning_rate, frozen=("head",), name="body")
+        model = train(
+            task, model, data.passes["body"], body_loss, data.learning_rate, frozen=("head",), name="body", fixed=fixed
+        )
         return {name: model[name] for name in task.local_stats}, {
             "body": {name: model[name] for name in down["body"]},
             "head": part(model, "head"),

@@ -13,7 +13,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import only
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.shared_parts import ClientWeighting
-from pflmpi.learning.client import Batch, ClientData
+from pflmpi.learning.client import Batch, ClientData, model_loss
 from pflmpi.learning.diagnostics import Diagnostic, PerClient
 from pflmpi.learning.personal import Kept, Merge, Mix, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate
@@ -67,7 +67,7 @@ class APFL(FedAvg):
         return {**super().init_client(task, client), "own": task.init(client), "alpha": torch.tensor(self.alpha)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        plain = self.loss(task, down["model"])
+        plain = model_loss(task)
 
         def personal(params: Tree, batch: Batch) -> Tensor:
             model = mixed(leaf(params, "alpha"), part(params, "own"), part(params, "shared"))

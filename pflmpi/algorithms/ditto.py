@@ -73,8 +73,11 @@ class Ditto(FedAvg):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         state, up = super().client_update(task, only(client, task.local_stats), down, data)
         batches = data.passes.get("personal", data.passes["train"])
-        loss = proximal_loss(task, down["model"], self.prox_weight)
-        personal = train(task, part(client, "personal"), batches, loss, data.learning_rate, name="personal")
+        loss = proximal_loss(task, self.prox_weight)
+        anchor: Tree = {"anchor": down["model"]}
+        personal = train(
+            task, part(client, "personal"), batches, loss, data.learning_rate, name="personal", fixed=anchor
+        )
         return {**state, "personal": personal}, up
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:

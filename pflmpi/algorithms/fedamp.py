@@ -102,9 +102,9 @@ class FedAMP(Algorithm):
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         cloud, own = down["cloud"], part(client, "model")
-        loss = proximal_loss(task, cloud, self.prox_weight / self.alpha if self.alpha else 0.0)
+        loss = proximal_loss(task, self.prox_weight / self.alpha if self.alpha else 0.0)
         begin = {**own, **cloud} if self.start == "cloud" else own
-        model = train(task, begin, data.passes["train"], loss, data.learning_rate)
+        model = train(task, begin, data.passes["train"], loss, data.learning_rate, fixed={"anchor": cloud})
         return {"model": model}, {"model": only(model, ("body", "head"))}
 
     def mixing_weights(self, task: Task, up: Messages, round: Round) -> Messages:

@@ -76,20 +76,20 @@ class FedCP(WeightedSharedParts):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         shared, own = part(down["model"], "head"), part(client, "head")
         start: Tree = {**down["model"], **client}
-        view = context(own)
 
         def loss(model: Tree, batch: Batch) -> Tensor:
+            received, view = part(model, "received"), leaf(model, "context")
             z = task.features(model, batch.x, training=True)
             assert batch.key is not None
             noise = uniform(batch.key, (len(z), task.num_features))
             share = gate(part(model, "gate"), z * view, noise)
-            scores = task.logits(part(model, "head"), share * z) + task.logits(shared, (1 - share) * z)
-            return cross_entropy(scores, batch) + self.alignment_weight * discrepancy(z, fixed(batch.x), batch)
+            scores = task.logits(part(model, "head"), share * z) + task.logits(part(received, "head"), (1 - share) * z)
+            # A copy of the statistics, which a forward pass in training changes.
+            fixed = task.features({**received, **tree.clone(only(received, ("stats",)))}, batch.x, training=True)
+            return cross_entropy(scores, batch) + self.alignment_weight * discrepancy(z, fixed, batch)
 
-        def fixed(x: Tensor) -> Tensor:
-            return task.features({**start, **tree.clone(only(start, ("stats",)))}, x, training=True)
-
-        model = train(task, start, data.passes["train"], loss, data.learning_rate)
+        fixed: Tree = {"received": {**down["model"], **only(client, ("stats",))}, "context": context(own)}
+        model = train(task, start, data.passes["train"], loss, data.learning_rate, fixed=fixed)
         head = tree.map(lambda mine, theirs: (mine + theirs) / 2, part(model, "head"), shared)
         return self.to_keep(task, model), {"model": self.to_share(task, {**model, "head": head})}
 

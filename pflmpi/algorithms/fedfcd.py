@@ -21,7 +21,7 @@ from pflmpi.learning.personal import Add, Kept, Personal, Received
 from pflmpi.learning.sgd import Phase, alternate
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
-from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, tensor
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, OwnClasses, Shared, Uplink, as_messages, tensor
 from pflmpi.tree import Tree, leaf, part
 
 
@@ -132,29 +132,33 @@ class FedFCD(Algorithm):
         return {"means": class_means(task, part(client, "model"), data)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        means, known = leaf(down["class_means"], "mean"), leaf(down["class_means"], "known")
 
         def aligned(model: Tree, batch: Batch) -> Tensor:
+            received = as_messages(part(model, "received"))
+            means, known = (leaf(received["class_means"], name) for name in ("mean", "known"))
             z = task.features(model, batch.x, training=True)
             distance = (z - means[batch.y]).square().mean(-1) * known[batch.y]
-            fit = cross_entropy(self.fused(task, model, down, z), batch)
+            fit = cross_entropy(self.fused(task, model, received, z), batch)
             return fit + self.align_weight * average(distance, batch)
 
         def fitted(model: Tree, batch: Batch) -> Tensor:
-            return cross_entropy(self.predict(task, {"model": model}, down, batch.x), batch)
+            received = as_messages(part(model, "received"))
+            return cross_entropy(self.predict(task, {"model": model}, received, batch.x), batch)
 
         body_lr, head_lr = self.learning_rates(task, data.decay)
         body = Phase(aligned, ("body",), body_lr, name="body")
         head = Phase(fitted, ("head",), head_lr, name="head")
         model = part(client, "model")
+        fixed: Tree = {"received": {**down}}
         if self.variant == "without_hierarchy":
-            model = alternate(task, model, data.passes["train"], [Phase(aligned, ("body", "head"), body_lr)])
+            whole = [Phase(aligned, ("body", "head"), body_lr)]
+            model = alternate(task, model, data.passes["train"], whole, fixed=fixed)
         elif self.alternation == "batch":
-            model = alternate(task, model, data.passes["train"], [body, head])
+            model = alternate(task, model, data.passes["train"], [body, head], fixed=fixed)
         else:
             for phase in _phases(task):
-                model = alternate(task, model, data.passes[f"body/{phase}"], [body])
-                model = alternate(task, model, data.passes[f"head/{phase}"], [head])
+                model = alternate(task, model, data.passes[f"body/{phase}"], [body], fixed=fixed)
+                model = alternate(task, model, data.passes[f"head/{phase}"], [head], fixed=fixed)
         return {"model": model}, {"means": class_means(task, model, data)}
 
     def fused(self, task: Task, model: Tree, down: Messages, z: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
 from pflmpi.algorithms.prototypes import GLOBAL_MEANS, Weighting, batch_means, combine, no_means
 from pflmpi.learning.client import Batch, ClientData, average, class_means, cross_entropy
@@ -88,9 +89,9 @@ class FedProto(Algorithm):
         return {"prototypes": server}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        means, known = leaf(down["prototypes"], "means"), leaf(down["prototypes"], "known")
 
         def loss(model: Tree, batch: Batch) -> Tensor:
+            means, known = tree.at(model, "prototypes/means"), tree.at(model, "prototypes/known")
             z = task.features(model, batch.x, training=True)
             fit = cross_entropy(task.logits(part(model, "head"), z), batch)
             if self.loss_on == "means":
@@ -100,7 +101,7 @@ class FedProto(Algorithm):
             distance = (z - means[batch.y]).square().mean(-1) * known[batch.y]
             return fit + self.prototype_weight * average(distance, batch)
 
-        model = train(task, part(client, "model"), data.passes["train"], loss, data.learning_rate)
+        model = train(task, part(client, "model"), data.passes["train"], loss, data.learning_rate, fixed={**down})
         return {"model": model}, {"means": class_means(task, model, data)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:

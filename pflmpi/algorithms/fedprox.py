@@ -34,5 +34,8 @@ class FedProx(FedAvg):
         float, Field(ge=0, allow_inf_nan=False, description="how strongly a client is drawn to the global model (mu)")
     ] = 0.01
 
-    def loss(self, task: Task, received: Tree) -> Loss:
-        return proximal_loss(task, received, self.prox_weight)
+    def loss(self, task: Task) -> Loss:
+        return proximal_loss(task, self.prox_weight)
+
+    def fixed(self, received: Tree) -> Tree:
+        return {"anchor": received}

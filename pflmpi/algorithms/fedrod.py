@@ -13,7 +13,7 @@ from pflmpi.learning.personal import Add, Kept, Merge, Personal, Received
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
-from pflmpi.tree import Tree, part
+from pflmpi.tree import Tree, leaf, part
 
 ABSENT = 1e-8  # samples that a class counts for when the client has none: log 0 would make the loss infinite or NaN
 
@@ -56,15 +56,14 @@ class FedRoD(FedAvg):
         return {"train": {**super().trainings(task)["train"], "personal": part(task.like(), "head")}}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        prior = (data.class_counts + ABSENT).log()
-
         def loss(model: Tree, batch: Batch) -> Tensor:
             z = task.features(model, batch.x, training=True)
             generic = task.logits(part(model, "head"), z)
             personal = generic.detach() + task.logits(part(model, "personal"), z.detach())
-            return cross_entropy(generic + prior, batch) + cross_entropy(personal, batch)
+            return cross_entropy(generic + leaf(model, "prior"), batch) + cross_entropy(personal, batch)
 
-        model = train(task, {**down["model"], **client}, data.passes["train"], loss, data.learning_rate)
+        prior: Tree = {"prior": (data.class_counts + ABSENT).log()}
+        model = train(task, {**down["model"], **client}, data.passes["train"], loss, data.learning_rate, fixed=prior)
         return self.to_keep(task, model), {"model": self.to_share(task, model)}
 
     def personal(self, task: Task) -> Personal:

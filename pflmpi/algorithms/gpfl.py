@@ -94,9 +94,9 @@ class GPFL(WeightedSharedParts):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         received = embeddings(down["shared"])
         shares = data.class_counts / data.num_samples
-        everyone, own = received.mean(0), shares @ received  # g, p_i
 
         def loss(model: Tree, batch: Batch) -> Tensor:
+            received, everyone, own = (leaf(model, name) for name in ("received", "everyone", "own"))
             z = task.features(model, batch.x, training=True)
             guided = valve(part(model, "valve"), z, everyone)
             similarity = F.normalize(guided, dim=-1) @ F.normalize(embeddings(model), dim=-1).mT
@@ -110,7 +110,8 @@ class GPFL(WeightedSharedParts):
             )
 
         start = {**down["shared"], **only(client, ("head", *task.local_stats))}
-        model = train(task, start, data.passes["train"], loss, data.learning_rate)
+        fixed: Tree = {"received": received, "everyone": received.mean(0), "own": shares @ received}  # C, g, p_i
+        model = train(task, start, data.passes["train"], loss, data.learning_rate, fixed=fixed)
         return {**self.to_keep(task, model), "label_shares": shares}, {"shared": self.to_share(task, model)}
 
     def personal(self, task: Task) -> Personal:

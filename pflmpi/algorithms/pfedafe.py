@@ -18,7 +18,7 @@ from pflmpi.learning.sgd import Phase, alternate, train
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
-from pflmpi.tree import Tree, leaf
+from pflmpi.tree import Tree, leaf, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class PFedAFE(SharedParts):
         """beta, []: the share of the client's own body in the mix; 0 before its first training."""
 
         def loss(params: Tree, batch: Batch) -> Tensor:
-            model = mixed(client, shared, leaf(params, "beta"))
+            model = mixed(part(params, "own"), part(params, "shared"), leaf(params, "beta"))
             # PyTorch has no derivative by running statistics.
             fixed = tree.map(Tensor.detach, only(model, ("stats",)))
             return cross_entropy(task.predict({**model, **fixed}, batch.x), batch)
@@ -91,7 +91,10 @@ class PFedAFE(SharedParts):
         beta = torch.full_like(leaf(client, "beta"), self.beta_init)
         if self.adaptive:
             phase = Phase(loss, ("beta",), self.beta_lr, plain=True, limits=(0.0, 1.0))
-            beta = leaf(alternate(task, {"beta": beta}, data.passes["beta"], [phase]), "beta")
+            beta = leaf(
+                alternate(task, {"beta": beta}, data.passes["beta"], [phase], fixed={"own": client, "shared": shared}),
+                "beta",
+            )
         return torch.where(leaf(client, "trained"), beta, 0.0)
 
     def adapt(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:

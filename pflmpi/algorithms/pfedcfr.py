@@ -126,17 +126,17 @@ class PFedCFR(Algorithm):
         return {"model": {**part(client, "model"), **_join(*down.values())}}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        plain, own = model_loss(task), part(client, "model")
+        plain, own, received = model_loss(task), part(client, "model"), tuple(down)
         strengths = {"personal": self.prox_weight / (2 * self.alpha), "decision": self.decision_prox_weight / 2}
 
         def loss(model: Tree, batch: Batch) -> Tensor:
             value = plain(model, batch)
-            for name, anchor in down.items():
-                value = value + strengths[name] * squared_distance(model, anchor)
+            for name in received:
+                value = value + strengths[name] * squared_distance(model, part(model, name))
             return value
 
         begin = own if self.start == "local" else {**own, **_join(*down.values())}
-        model = train(task, begin, data.passes["train"], loss, data.learning_rate)
+        model = train(task, begin, data.passes["train"], loss, data.learning_rate, fixed={**down})
         return {"model": model}, self._parts(task, model)
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:

@@ -82,9 +82,9 @@ class PFedMe(FedAvg):
         personal = part(client, "personal")
         model = {**down["model"], **only(personal, task.local_stats)}
         personal_lr = self.personal_lr * data.decay
+        loss = proximal_loss(task, self.prox_weight)
         for batch in data.passes["train"]:
-            loss = proximal_loss(task, model, self.prox_weight)
-            theta = train(task, model, [batch] * self.inner_steps, loss, personal_lr)
+            theta = train(task, model, [batch] * self.inner_steps, loss, personal_lr, fixed={"anchor": model})
             # The gradient of the envelope. Zero on padding alone, where theta has stayed at w.
             slope = tree.map(lambda w, t: self.prox_weight * (w - t), only(model, ("body", "head")), theta)
             model = {**theta, **step(only(model, ("body", "head")), slope, data.learning_rate)}

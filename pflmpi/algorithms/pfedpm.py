@@ -100,10 +100,11 @@ class PFedPM(Algorithm):
 
         def fit(params: Tree, batch: Batch) -> Tensor:
             z = task.features(params, batch.x, training=True)
-            drift = self.drift(z, batch, mixed, known)
+            drift = self.drift(z, batch, leaf(params, "mixed"), leaf(params, "known"))
             return cross_entropy(task.logits(part(params, "head"), z), batch) + self.prototype_weight * drift
 
         def relate(params: Tree, batch: Batch) -> Tensor:
+            mixed, known = leaf(params, "mixed"), leaf(params, "known")
             found = relation_scores(part(params, "relation"), task.features(params, batch.x), mixed)
             error = (found - one_hot(batch, len(known))).square() * known
             return average(error.sum(-1), batch)
@@ -112,7 +113,8 @@ class PFedPM(Algorithm):
         if self.relation:
             phases.append(Phase(relate, ("relation",), self.learning_rate(task, data), name="relation"))
         params = {**part(client, "model"), **only(client, ("relation",))}
-        params = alternate(task, params, data.passes["train"], phases)
+        fixed: Tree = {"mixed": mixed, "known": known}
+        params = alternate(task, params, data.passes["train"], phases, fixed=fixed)
         model = only(params, ("body", "head", "stats"))
         up = class_means(task, model, data)
         state: Tree = {"model": model, "own": {"means": up["means"], "known": data.holds}}

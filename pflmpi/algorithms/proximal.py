@@ -1,20 +1,28 @@
 """The loss of a model that is drawn to another: what several methods for personal models have in common."""
 
+from torch import Tensor
+
 from pflmpi.algorithms.base import only
-from pflmpi.learning.client import Loss, model_loss, squared_distance
+from pflmpi.learning.client import Batch, Loss, model_loss, squared_distance
 from pflmpi.learning.task import Task
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, part
 
 
-def proximal_loss(task: Task, anchor: Tree, weight: float) -> Loss:
+def proximal_loss(task: Task, weight: float) -> Loss:
     """Cross-entropy + weight/2 ||w - anchor||^2, over body and head; with weight 0 the plain loss, bit for bit.
+
+    The anchor is `params["anchor"]`, a model given to `train` as `fixed`; its batch-norm statistics count for nothing.
 
     Args:
         task: the task.
-        anchor: a model; batch-norm statistics in it count for nothing.
         weight: the strength of the pull; its gradient is weight (w - anchor).
     """
-    plain, fixed = model_loss(task), only(anchor, ("body", "head"))
+    plain = model_loss(task)
     if weight == 0:
         return plain
-    return lambda model, batch: plain(model, batch) + weight / 2 * squared_distance(model, fixed)
+
+    def loss(params: Tree, batch: Batch) -> Tensor:
+        anchor = only(part(params, "anchor"), ("body", "head"))
+        return plain(params, batch) + weight / 2 * squared_distance(params, anchor)
+
+    return loss

@@ -62,9 +62,13 @@ class SharedParts(Algorithm):
         """The model that local training starts from."""
         return {**received, **client}
 
-    def loss(self, task: Task, received: Tree) -> Loss:
-        """The local objective; `received` is what the server sent."""
+    def loss(self, task: Task) -> Loss:
+        """The local objective."""
         return model_loss(task)
+
+    def fixed(self, received: Tree) -> Tree:
+        """What the local objective reads besides the model, from what the server sent."""
+        return {}
 
     def uplink(self, task: Task) -> Mapping[str, Uplink]:
         return {self.message: Mean(self.to_share(task, self.like_model(task)), by=self.averaged_by())}
@@ -87,9 +91,8 @@ class SharedParts(Algorithm):
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         received = down[self.message]
-        model = train(
-            task, self.whole(client, received), data.passes["train"], self.loss(task, received), data.learning_rate
-        )
+        model, loss = self.whole(client, received), self.loss(task)
+        model = train(task, model, data.passes["train"], loss, data.learning_rate, fixed=self.fixed(received))
         return self.to_keep(task, model), {self.message: self.to_share(task, model)}
 
     def server_update(self, task: Task, server: Tree, up: Messages, round: Round) -> Tree:

@@ -4,9 +4,8 @@ PyTorch looks at every argument of a call of `torch.ops`, so most operations are
 `torch.mul`: 1 us less for each of some 30 in a step in lanes, 4 % of a step of ten small perceptrons.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,40 +45,60 @@ class Call:
 
 
 class Program:
-    """A list of operations as a function of the tensors of a batch and of what is kept from step to step."""
+    """The operations of a step as a function of a batch, of the state that they change, and of learning rates.
 
-    def __init__(self, source: str, operations: Sequence[OpOverload]) -> None:
+    Args:
+        views: of the state, made once for all steps of a pass.
+        calls: of the step.
+        constants: what the calls read besides, k0, k1, ...
+        num_batch, num_state, num_rates: tensors of a batch b0, ..., of the state s0, ..., numbers n0, ...
+
+    Attributes:
+        source: what is run; the same for equal steps.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[Call],
+        calls: Sequence[Call],
+        constants: Sequence[Any],
+        num_batch: int,
+        num_state: int,
+        num_rates: int,
+    ) -> None:
+        lines, used = body(calls)
+        made, _ = body(views, used)
+        kept = sorted(name for name in used if name[0] in "sv")
+        state, batch, rates = (
+            ", ".join(f"{letter}{place}" for place in range(count))
+            for letter, count in (("s", num_state), ("b", num_batch), ("n", num_rates))
+        )
+        given = [*filter(None, (batch, ", ".join(kept), rates))]
+        self.source = (
+            f"def bind({state}):\n    {_indented([*made, f'return ({_tuple(kept)})'])}\n"
+            f"def run({', '.join(given)}):\n    {_indented([*lines, 'return None'])}"
+        )
+        operations = dict.fromkeys(call.operation for call in (*views, *calls))
         names: dict[str, Any] = {_name(one): PYTHON_BINDINGS.get(one, one) for one in operations}
-        exec(source, names)  # names of operations and tensors, integers, texts: nothing that a file says
-        self._run: Callable[..., None] = names["run"]
-        self.repeats: dict[Hashable, bool] = {}  # by the kind of step and its number, whether the next was the same
-        self.uses: dict[Hashable, Any] = {}  # of `capture`, by the layout of the tensors
-
-    def run(self, batch: Sequence[Tensor], kept: Sequence[Any]) -> None:
-        """Run the operations, in place on what is kept."""
-        self._run(*batch, *kept)
+        names |= {f"k{place}": value for place, value in enumerate(constants)}
+        exec(self.source, names)  # names of operations and tensors, numbers, texts: nothing that a file says
+        self.bind: Callable[..., tuple[Tensor, ...]] = names["bind"]
+        self.run: Callable[..., None] = names["run"]
 
 
-def compile_calls(calls: Sequence[Call], num_batch: int, num_kept: int) -> Program:
-    """The calls as a function of so many tensors of a batch, and of what is kept; the same for equal lists."""
-    operations = dict.fromkeys(call.operation for call in calls)
-    return _program(source(calls, num_batch, num_kept), tuple(operations))
+def body(calls: Sequence[Call], results: set[str] | None = None) -> tuple[list[str], set[str]]:
+    """The lines that make the calls, and what they read; each result ends after the last call that reads it.
 
-
-def source(calls: Sequence[Call], num_batch: int, num_kept: int) -> str:
-    """The function that makes the calls; each result ends after the last call that reads it."""
+    Args:
+        results: what is read after them.
+    """
     lines: list[str] = []
-    later: set[str] = set()
+    later = set(results or ())
     for call in reversed(calls):
-        lines += reversed(_lines(call, later))
-        later |= call.reads
-    inputs = [*(f"b{place}" for place in range(num_batch)), *(f"k{place}" for place in range(num_kept))]
-    return "\n    ".join([f"def run({', '.join(inputs)}):", *reversed(lines), "return None"])
-
-
-@lru_cache(maxsize=256)  # a process has few kinds of steps, each taken in many passes
-def _program(source: str, operations: tuple[OpOverload, ...]) -> Program:
-    return Program(source, operations)
+        if new := _lines(call, later):
+            lines += reversed(new)
+            later |= call.reads
+    return lines[::-1], later
 
 
 def _lines(call: Call, later: set[str]) -> list[str]:
@@ -94,6 +113,14 @@ def _lines(call: Call, later: set[str]) -> list[str]:
         text = f"{', '.join(read)}{'' if isinstance(call.results, str) else ','} = {text}"
     ended = sorted(name for name in call.reads - later - set(results) if name.startswith("r"))
     return [text, *([f"del {', '.join(ended)}"] if ended else [])]
+
+
+def _indented(lines: Sequence[str]) -> str:
+    return "\n    ".join(lines)
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return "".join(f"{name}, " for name in names)
 
 
 def _name(operation: OpOverload) -> str:

@@ -1,110 +1,153 @@
-"""The steps of a pass, of which one is recorded and the others replayed: the same operations without what finds them.
+"""Steps of training, traced once in a run and replayed: the same operations without what finds them.
 
 A step of SGD is found anew each time: Python calls the loss, `vmap` turns its operations into those for all lanes,
-autograd notes them and walks back. What reaches the device is the same list of operations step after step. So one step
-is recorded as that list, and those that follow run it with their own batch: the same operations in the same order, so
-the same bits.
+autograd notes them and walks back. What reaches the device is the same list of operations step after step. A step is a
+function of the batch and of the state that stays in place during a pass. So the first one of its kind is traced as that
+list, and those that follow, in this pass and in later ones, run it on their own batch and state: the same operations in
+the same order, so the same bits.
 
-That holds for a step that depends on its batch and on what stays in place during the pass. It is checked once for each
-list: two steps, one after the other, must give the same list, with the same numbers and the same tensors from outside.
-A step that looks at values (`item`, a size that depends on data) is never replayed.
+Two steps of a kind must give the same list. A step that looks at values (`item`, a size that depends on data) is never
+replayed. One that reads a tensor from elsewhere is refused: the next pass would read the tensor of this one.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from pflmpi.learning.capture.graphs import capture_on, say_why_not
-from pflmpi.learning.capture.runs import Runs
 from pflmpi.learning.client import Batch
+from pflmpi.learning.cuda_graphs import StaticBuffers, capture_on, say_why_not
 from pflmpi.learning.program import Program
-from pflmpi.learning.recording import Recording, same
+from pflmpi.learning.recording import Recording
+from pflmpi.tree import ALIGNED
 from pflmpi.vmap_lanes import behind, in_lane, lane_axis, outside_vmap
 
-_WORTH = 8  # steps of a pass: to record one takes as long as two or three
 _replays = True
-_last_pass: dict[Hashable, int] = {}  # how many steps it had, by their kind and the form of their batches
 
 
 @dataclass
-class _Form:
-    """What is known of the steps whose batches have one form."""
+class _Traced:
+    """A kind of step.
+
+    Attributes:
+        program: its operations; None before the first step, and where it cannot be replayed.
+        agreed: whether a second step had the same ones.
+        possible: whether it can be replayed.
+    """
 
     program: Program | None = None
-    kept: list[Any] = field(default_factory=list)
-    taken: int = 0
-    recorded: int = 0
-    repeats: bool | None = None  # None: not yet known
+    agreed: bool = False
+    possible: bool = True
 
-    def note(self, recording: Recording, kind: Hashable) -> bool:
-        """Take a recorded step as the one to replay, once it is known to repeat itself; whether it may do so.
+    def note(self, recording: Recording) -> bool:
+        """Takes a traced step as the one to replay, once a second one is like it; whether that may be."""
+        before, self.program = self.program, recording.program() if recording.possible else None
+        self.agreed = before is not None and self.program is not None and before.source == self.program.source
+        self.possible = self.agreed or (before is None and self.program is not None)
+        return self.possible
 
-        The first step may make what all of them use. So where the second is not like it, the third decides.
-        """
-        if not recording.possible:
-            self.repeats = False
-            return False
-        before, program, step = self.program, recording.program(), self.recorded
-        alike = before is program and same(self.kept, recording.kept)
-        if before is not None and kind is not None:
-            before.repeats[kind, step - 1] = alike
-        known = None if kind is None else program.repeats.get((kind, step))
-        if alike or known:
-            self.repeats = True
-        elif step == 2 or (step == 1 and known is False):
-            self.repeats = False
-        self.program, self.kept, self.recorded = program, recording.kept, step + 1
-        return self.repeats is not False
+
+@lru_cache(maxsize=256)
+def _traced(key: Hashable) -> _Traced:
+    """What is known of a kind of step in this run."""
+    return _Traced()
+
+
+@lru_cache(maxsize=8)  # they have memory of their own
+def _static(kind: Hashable) -> StaticBuffers:
+    """The buffers of a kind of training in this run."""
+    return StaticBuffers()
 
 
 class Steps:
     """Takes the steps of a pass, most of them by replaying one.
 
     Args:
-        step: takes one step in place, on tensors that are the same during the pass.
-        kind: steps of one kind repeat themselves, or not, whatever they are given; None: that is checked in each pass.
-        length: how many steps the pass has.
+        step: takes one step in place.
+        kind: steps of one kind, with state and batches of one layout, are the same operations; None: nothing is known,
+            so that each step is taken as it is.
+        state: all tensors that a step reads or changes, but for the batch; they stay in place during the pass.
+        num_changed: how many of them, from the first on, a step may change.
+        rates: learning rates that the step takes as numbers.
     """
 
-    def __init__(self, step: Callable[[Batch], None], kind: Hashable, length: int) -> None:
-        self._step, self._kind, self._length = step, kind, length
-        self._forms: dict[Hashable, _Form] = {}
-        self._runs = Runs()
+    def __init__(
+        self,
+        step: Callable[[Batch], None],
+        kind: Hashable,
+        state: Sequence[Tensor],
+        num_changed: int,
+        rates: tuple[float, ...],
+    ) -> None:
+        self._step, self._rates, self._num_changed = step, rates, num_changed
+        self._kind: Hashable = None
+        if kind is not None and _replays:
+            self._state, layout = _behind_lanes(state)
+            self._kind = kind, layout, tuple(map(_begin, self._state))
+        self._bound: dict[int, tuple[Tensor, ...]] = {}  # by program
+        self._static: StaticBuffers | None = None
 
     def take(self, batch: Batch) -> None:
         """Take the step of one batch."""
-        if self._length < _WORTH or not _replays:
+        if self._kind is None:
             return self._step(batch)
-        tensors, key = _behind_lanes(batch)
-        form = self._forms.setdefault(key, _Form())
-        form.taken += 1
-        if form.taken == 1 and _last_pass.get((self._kind, key)) == 1:
-            form.repeats = False  # it came once, as a smaller last batch does
-        if form.repeats and form.program:
+        padding = batch.padding
+        tensors = [batch.x, batch.y, batch.key]
+        if padding is not None:
+            tensors += [padding.weight, padding.share, padding.target, padding.active]
+        given, layout = _behind_lanes(tensors)
+        key = self._kind, layout, padding is not None and padding.full, batch.smoothing
+        traced = _traced(key)
+        if traced.agreed and traced.program is not None:
             with outside_vmap(), torch.no_grad():
-                return self._runs.run(form.program, key, tensors, form.kept)
+                return self._run(traced.program, key, given)
         self._put_back()
-        if form.repeats is False:
+        if not traced.possible:
             return self._step(batch)
-        with Recording(tensors) as recording:
+        with Recording(given, self._state) as recording:
             self._step(batch)
-        if not form.note(recording, self._kind) and capture_on(batch.x.device):
+        if recording.possible and recording.elsewhere is not None:
+            raise ReadsElsewhere(recording.elsewhere)
+        if not traced.note(recording) and capture_on(batch.x.device):
             say_why_not("it looks at values, or is another one each time")
         return None
 
     def end(self) -> None:
-        """Leave to what stays in place what the steps have made of it; `take` may be late with that."""
+        """Leave to the state what the steps have made of it; `take` may be late with that."""
         self._put_back()
-        if self._kind is not None:
-            _last_pass.update({(self._kind, key): form.taken for key, form in self._forms.items()})
+
+    def _run(self, program: Program, key: Hashable, batch: list[Tensor]) -> None:
+        capture = capture_on(batch[0].device)
+        if capture is not None:
+            self._static = self._static or _static(self._kind)
+            if self._static.run(program, key, batch, self._state, self._num_changed, capture):
+                return
+        bound = self._bound.get(id(program))
+        if bound is None:
+            bound = self._bound[id(program)] = program.bind(*self._state)
+        program.run(*batch, *bound, *self._rates)
 
     def _put_back(self) -> None:
-        with outside_vmap(), torch.no_grad():
-            self._runs.put_back()
+        if self._static is not None:
+            with outside_vmap(), torch.no_grad():
+                self._static.put_back()
+
+
+class ReadsElsewhere(Exception):
+    """A step has read a tensor that is neither in its state nor in its batch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor)
+        self.tensor = tensor
+
+
+def forget() -> None:
+    """Trace every kind of step anew: what a loss calls may have changed since an earlier run in this process."""
+    _traced.cache_clear()
+    _static.cache_clear()
 
 
 @contextmanager
@@ -118,17 +161,26 @@ def step_by_step() -> Iterator[None]:
         _replays = True
 
 
-def _behind_lanes(batch: Batch) -> tuple[list[Tensor], Hashable]:
-    """The tensors of a batch, in lanes those of all behind those of one, and what a recorded step knows of them."""
-    padding = batch.padding
-    own = [batch.x, batch.y, batch.key]
-    of_lanes = [] if padding is None else [padding.weight, padding.share, padding.target, padding.active]
-    tensors: list[Tensor] = []
-    key: list[Hashable] = [padding is not None and padding.full]
-    for one in (*own, *of_lanes):
+def _behind_lanes(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Hashable]:
+    """The tensors, in lanes those of all behind those of one, and what a traced step knows of them.
+
+    That is their layout, and which of them are one and the same.
+    """
+    found: list[Tensor] = []
+    layout: list[Hashable] = []
+    first: dict[int, int] = {}
+    for one in tensors:
+        if one is None:
+            layout.append(None)
+            continue
         axis = -1
-        if one is not None and in_lane(one):
-            one, axis = behind(one), lane_axis(one)
-        key.append(None if one is None else (one.dtype, one.shape, one.stride(), axis))
-        tensors += [] if one is None else [one]
-    return tensors, tuple(key)
+        if in_lane(one):
+            axis, one = lane_axis(one), behind(one)
+        layout.append((one.dtype, one.shape, one.stride(), axis, first.setdefault(id(one), len(found))))
+        found.append(one)
+    return found, tuple(layout)
+
+
+def _begin(tensor: Tensor) -> int:
+    """Where a tensor begins, as far as a GPU's kernels choose by it."""
+    return 0 if tensor.is_cpu else int(tensor.storage_offset()) * tensor.element_size() % ALIGNED

@@ -4,21 +4,24 @@ Inside a vmapped call (`task.batched`) the same code trains many clients at once
 without a real sample changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
+from pflmpi.learning.closures import name_of
 from pflmpi.learning.gradients import gradients
 from pflmpi.learning.optimizers import Rate
 from pflmpi.learning.parts import has, others, overlay, trained
-from pflmpi.learning.replay import Steps
+from pflmpi.learning.replay import ReadsElsewhere, Steps
 from pflmpi.learning.steps import Phase as Phase
 from pflmpi.learning.steps import PhaseStep
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
+
+_NOTHING: Tree = {}
 
 
 def train(
@@ -30,6 +33,7 @@ def train(
     *,
     frozen: tuple[str, ...] = (),
     name: str = "train",
+    fixed: Tree = _NOTHING,
 ) -> Tree:
     """The parameters after the configured optimizer's steps over the batches; the argument is not changed.
 
@@ -40,44 +44,70 @@ def train(
     Args:
         params: a tree of named parts, such as a model.
         batches: the minibatches in order; one step each.
-        loss: from (params, batch) to a scalar. It depends on nothing else that changes during the call: a step may be
-            recorded, and replayed with the batches that follow (see `replay`).
+        loss: from (params, batch) to a scalar. It reads no tensor from elsewhere: a step is traced once in a run
+            and replayed from then on (see `replay`).
         lr: learning rate.
         frozen: paths of what is not trained, such as "head" or "body/fc1".
         name: of the training, where a client has several; see `Phase`.
+        fixed: what the loss reads besides, as further parts of its `params`; neither trained nor returned.
     """
     for path in frozen:
         if not has(params, path):
             raise ValueError(f"frozen names {path!r}, which the model does not have; its parts are {', '.join(params)}")
     parts = tuple(others(params, ("stats", *frozen)))
-    return alternate(task, params, batches, [Phase(loss, parts, lr, name=name)])
+    return alternate(task, params, batches, [Phase(loss, parts, lr, name=name)], fixed=fixed)
 
 
-def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequence[Phase]) -> Tree:
+def alternate(
+    task: Task, params: Tree, batches: Iterable[Batch], phases: Sequence[Phase], *, fixed: Tree = _NOTHING
+) -> Tree:
     """The parameters after all phases on every batch; a phase sees what the one before it has changed.
 
     As `train`, with an optimizer for each phase.
     """
     channels_last = task.architecture.trains_channels_last and task.device.type == "cpu" and not task.batched
     params = tree.map(_copy_channels_last, params) if channels_last else tree.clone(params)
-    movers = [PhaseStep(task, params, phase) for phase in phases]
+    if twice := params.keys() & fixed.keys():
+        raise ValueError(f"`fixed` has {', '.join(sorted(twice))}, which the parameters have too; choose other names")
+    movers = [PhaseStep(task, {**params, **fixed}, phase) for phase in phases]
 
     def step(batch: Batch) -> None:
         for mover in movers:
             mover.step(batch)
 
-    losses = [getattr(phase.loss, "__code__", None) for phase in phases]
-    # On a CPU a step of one client is arithmetic: nothing is gained by replaying it.
-    length = len(batches) if isinstance(batches, Sized) and (task.batched or task.device.type != "cpu") else 0
-    steps = Steps(step, None if None in losses else tuple(losses), length)
+    steps = _steps(task, step, movers, params, fixed)
     for batch in batches:
-        steps.take(batch)
+        try:
+            steps.take(batch)
+        except ReadsElsewhere as error:
+            raise ValueError(_elsewhere(error.tensor, phases)) from error
         for mover in movers:
             mover.count(batch)
     steps.end()
     for mover in movers:
         mover.end()
     return tree.map(lambda leaf: leaf.detach().contiguous() if channels_last else leaf.detach(), params)
+
+
+def _steps(task: Task, step: Callable[[Batch], None], movers: Sequence[PhaseStep], params: Tree, fixed: Tree) -> Steps:
+    """The steps of a pass, replayed where that is possible and worth it."""
+    kinds = [mover.kind for mover in movers]
+    # On a CPU a step of one client is arithmetic: nothing is gained by replaying it.
+    if None in kinds or (task.device.type == "cpu" and not task.batched):
+        return Steps(step, None, (), 0, ())
+    changed = [leaf for _, leaf in tree.leaves(params)] + [one for mover in movers for one in mover.tensors]
+    rates = tuple(rate for mover in movers for rate in mover.rates)
+    read = [leaf for _, leaf in tree.leaves(fixed)]
+    return Steps(step, (task, *kinds), [*changed, *read], len(changed), rates)
+
+
+def _elsewhere(tensor: Tensor, phases: Sequence[Phase]) -> str:
+    name = next(filter(None, (name_of(tensor, phase.loss) for phase in phases)), "")
+    what, key = (f"the tensor {name!r}", name) if name else ("a tensor", "NAME")
+    return (
+        f"the loss reads {what} of shape {tuple(tensor.shape)} that is in neither its parameters nor its batch; give "
+        f"it to `train` or `alternate` as fixed={{{key!r}: ...}}, and read params[{key!r}]"
+    )
 
 
 def gradient(

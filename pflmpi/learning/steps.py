@@ -1,5 +1,6 @@
 """The steps of one phase of local training, for one client or in a lane of a vmapped call."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -8,12 +9,14 @@ from torch import Tensor
 
 from pflmpi import tree
 from pflmpi.learning.client import Batch, Loss
+from pflmpi.learning.closures import contents
+from pflmpi.learning.cuda_graphs import capture_on
 from pflmpi.learning.gradients import gradients, unit_grad_output
 from pflmpi.learning.optimizers import Rate, adam_step, clip, initial_state
 from pflmpi.learning.parts import trained
 from pflmpi.learning.task import Task
 from pflmpi.tree import Tree
-from pflmpi.vmap_lanes import lane_axis, of_all_lanes
+from pflmpi.vmap_lanes import in_lane, lane_axis, of_all_lanes
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,29 @@ class PhaseStep:
             self._state = self._local.begin(phase.name, self._state)
             self._loss_sum = self._local.loss_sum(phase.name, self._leaves[0])
         self._velocity = [leaf for _, leaf in tree.leaves(self._state)] if self._momentum else []
+        self._rate = phase.lr
+        if isinstance(self._rate, float) and capture_on(self._leaves[0].device):
+            self._rate = torch.full((), self._rate, device=self._leaves[0].device)  # so that it may fall
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What a step changes or reads besides parameters and batch; what it changes comes first."""
+        own = [leaf for _, leaf in tree.leaves(self._state)] + [self._loss_sum, self._grad_output]
+        return [one for one in (*own, self._rate) if isinstance(one, Tensor)]
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate, where a traced step takes it as a number."""
+        return () if self._adam or isinstance(self._rate, Tensor) or self._rate == 1 else (self._rate,)
+
+    @property
+    def kind(self) -> Hashable:
+        """What decides the operations of a step besides the task, and the layout of what it reads; None: not known."""
+        loss, phase = contents(self._phase.loss), self._phase
+        if loss is None:
+            return None
+        rate = self._rate if self._adam and not isinstance(self._rate, Tensor) else self._rate == 1  # see `_descend`
+        return loss, phase.parts, phase.plain, phase.limits, self._loss_sum is None, rate
 
     def step(self, batch: Batch) -> None:
         """Take one step."""
@@ -73,7 +99,7 @@ class PhaseStep:
             if self._norm is not None:
                 slopes = clip(slopes, self._norm)
             if self._adam:
-                adam_step(self._task.training, self._leaves, slopes, self._state, active, self._phase.lr)
+                adam_step(self._task.training, self._leaves, slopes, self._state, active, self._rate)
             else:
                 self._descend(slopes, active)
             if self._phase.limits is not None:
@@ -96,11 +122,11 @@ class PhaseStep:
         All leaves move in one call: on a GPU a call for each costs more than its arithmetic.
         """
         leaves, momentum, decay, velocity = self._leaves, self._momentum, self._decay, self._velocity
-        rate = self._phase.lr
+        rate = self._rate
         if self._task.batched:
             slopes = [*map(self._lane_slope, range(len(leaves)), slopes, repeat(active))]
-            if isinstance(rate, Tensor):  # it differs by lane
-                slopes = [rate * slope for slope in slopes]
+            if isinstance(rate, Tensor) and in_lane(rate):  # it differs by lane
+                slopes, rate = [rate * slope for slope in slopes], 1.0
             assert all(lane_axis(one) >= 0 for one in (*leaves, *slopes)), "what trains, and its slope, differs by lane"
             # Behind the lanes: vmap has no `_foreach` operations (PyTorch 2.14).
             leaves, slopes = [*map(of_all_lanes, leaves)], [*map(of_all_lanes, slopes)]
@@ -111,7 +137,10 @@ class PhaseStep:
                 torch._foreach_mul_(velocity, momentum)
                 torch._foreach_add_(velocity, slopes)
                 slopes = velocity
-        torch._foreach_sub_(leaves, slopes, alpha=1.0 if isinstance(rate, Tensor) else rate)
+        if isinstance(rate, Tensor):
+            slopes, rate = list(torch._foreach_mul(slopes, rate)), 1.0
+        # A trace has no alpha that is 1.
+        torch._foreach_sub_(leaves, slopes, **({} if rate == 1 else {"alpha": rate}))
 
     def _lane_slope(self, index: int, slope: Tensor, active: Tensor | None) -> Tensor:
         """What a leaf moves along, with decay and momentum; 0 where `active` is."""

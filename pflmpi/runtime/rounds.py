@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from pflmpi.learning import replay
 from pflmpi.messages.downlink import Reply
 from pflmpi.runtime import client_errors, report
 from pflmpi.runtime.balance import client_seconds
@@ -57,6 +58,7 @@ def run(
         Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
         Joining: likewise, when others wait to join.
     """
+    replay.forget()
     rank, between_reports = transport.rank, Stopwatch()
     scores = Counts.none(setup.executor.federation.test_class_counts)
     _limit_waiting(setup, transport, None)

@@ -17,8 +17,7 @@ from torch import Tensor
 import stub_run
 from every_algorithm import Sections, every_algorithm
 from pflmpi import tree
-from pflmpi.learning import replay
-from pflmpi.learning.capture import graphs
+from pflmpi.learning import cuda_graphs, replay
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime import devices
@@ -41,17 +40,17 @@ class _Said(logging.Handler):
 def check(case: Sections, model: str, executor: str, device: torch.device) -> str:
     """One line of what was seen; raises `AssertionError` where something does not hold."""
     raw: dict[str, Any] = stub_run.settings(case, model, executor, steps=24)
-    raw["training"] |= {"rounds": 2, "lr_decay": 0.9}  # the second round captures anew
+    raw["training"] |= {"rounds": 2, "lr_decay": 0.9}
     captures, launches, said = list[int](), list[int](), _Said()
-    graphs.say_why_not.cache_clear()
+    cuda_graphs.say_why_not.cache_clear()
     logging.getLogger("pflmpi").addHandler(said)
 
-    def counted(work: graphs.Work) -> graphs.Work:
+    def counted(work: cuda_graphs.Work) -> cuda_graphs.Work:
         captures.append(1)
-        launch = graphs.cuda_graph(work)
+        launch = cuda_graphs.cuda_graph(work)
         return lambda: (launches.append(1), launch())
 
-    with mock.patch.dict(graphs.BY_DEVICE, {"cuda": counted}):
+    with mock.patch.dict(cuda_graphs.BY_DEVICE, {"cuda": counted}):
         captured = stub_run.run(raw, False, device).values
         again = stub_run.run(raw, False, device).values
     with replay.step_by_step():

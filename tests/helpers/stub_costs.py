@@ -7,6 +7,7 @@ from pathlib import Path
 import stub_run
 from counts import Counts
 from every_algorithm import MESSAGE_KINDS, every_algorithm
+from pflmpi.learning import replay
 from project import GOLDEN
 from stub_run import Outcome
 
@@ -56,9 +57,10 @@ def situations() -> list[tuple[str, str, str]]:
 
 
 def measure(case: str, model: str, executor: str) -> tuple[Outcome, Costs]:
-    """A round with two steps on the stub device, and its costs, from the difference to a round with three."""
+    """A round with two steps on the stub device, none replayed, and its costs, from the difference to one with three."""
     sections = every_algorithm()[case]
-    two, three = (stub_run.run(stub_run.settings(sections, model, executor, steps), True) for steps in (2, 3))
+    with replay.step_by_step():
+        two, three = (stub_run.run(stub_run.settings(sections, model, executor, steps), True) for steps in (2, 3))
     step = _each(three.counts["update"] - two.counts["update"], two.units)
     unit, test = _each(two.counts["update"], two.units), _each(two.counts["evaluate"], two.tests)
     return two, Costs(

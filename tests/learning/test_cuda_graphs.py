@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pflmpi.learning.capture import graphs
+from pflmpi.learning import cuda_graphs
 
 
 class Gpu:
@@ -64,14 +64,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 7)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: zeros(*shape))
-    graphs._shared.cache_clear()
+    cuda_graphs._shared.cache_clear()
     yield found
-    graphs._shared.cache_clear()
+    cuda_graphs._shared.cache_clear()
 
 
 def test_a_step_can_be_captured_after_the_only_graph_has_gone(gpu: Gpu) -> None:
     for _ in range(3):  # as with another learning rate in each round
-        launch = graphs.cuda_graph(lambda: None)
+        launch = cuda_graphs.cuda_graph(lambda: None)
         launch()
         del launch
         gc.collect()
@@ -79,5 +79,5 @@ def test_a_step_can_be_captured_after_the_only_graph_has_gone(gpu: Gpu) -> None:
 
 
 def test_graphs_are_captured_on_one_stream(gpu: Gpu) -> None:
-    kept = [graphs.cuda_graph(lambda: None) for _ in range(3)]
+    kept = [cuda_graphs.cuda_graph(lambda: None) for _ in range(3)]
     assert gpu.streams == 1 and gpu.uses == {7: 1 + len(kept)}

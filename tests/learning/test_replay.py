@@ -1,19 +1,21 @@
 """Steps that are replayed: the same bits as steps that are taken, and none is replayed that might be another one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
+import quick_run
 import small_task
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.algorithms.local_only import Local
-from pflmpi.learning import program, replay
+from pflmpi.errors import AlgorithmError
+from pflmpi.learning import replay
 from pflmpi.learning.client import Batch, ClientData, model_loss
+from pflmpi.learning.closures import contents
 from pflmpi.learning.recording import Recording
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -22,8 +24,6 @@ from pflmpi.testing import conformance
 from pflmpi.testing.conformance import Runs
 from pflmpi.tree import Tree, part
 
-# Each of their steps is made by hand, or their passes are of a few steps.
-NEVER = {"pfedme", "perfedavg", "perfedavg-hessian_free"}
 ALSO_QUICK = (*MESSAGE_KINDS, "apfl", "fedcp", "gpfl", "pfedpm-relation")
 
 
@@ -31,9 +31,8 @@ ALSO_QUICK = (*MESSAGE_KINDS, "apfl", "fedcp", "gpfl", "pfedpm-relation")
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The programs that have been run since, once for each run."""
     seen: list[Any] = []
-
-    run = program.Program.run
-    monkeypatch.setattr(program.Program, "run", lambda self, *given: (seen.append(self), run(self, *given))[1])
+    run = replay.Steps._run
+    monkeypatch.setattr(replay.Steps, "_run", lambda self, *given: (seen.append(given[0]), run(self, *given))[1])
     return seen
 
 
@@ -43,8 +42,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 )
 def test_a_replayed_pass_gives_the_same_bits(name: str, replayed: list[Any], tmp_path: Path) -> None:
     conformance.replayed_steps_are_the_steps(Runs(every_algorithm()[name], tmp_path))
-    if name != "l2gd":  # chance decides how long its passes are
-        assert bool(replayed) == (name not in NEVER)
+    assert bool(replayed) == (name not in {"perfedavg", "perfedavg-hessian_free"}), "their steps are made by hand"
 
 
 @pytest.mark.parametrize(
@@ -71,42 +69,21 @@ def test_a_loss_that_changes_now_and_then_fails_the_tests_of_its_algorithm(tmp_p
 
 class NowAndThen(Local):
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
-        plain, steps = model_loss(task), iter(range(10**9))
+        plain, steps = model_loss(task), [0]
 
         def loss(model: Tree, batch: Batch) -> Tensor:
-            return plain(model, batch) * (2 if next(steps) % 5 == 4 else 1)
+            steps[0] += 1
+            return plain(model, batch) * (2 if steps[0] % 5 == 0 else 1)
 
         return {"model": train(task, part(client, "model"), data.passes["train"], loss, data.learning_rate)}, {}
 
 
-class Unlike:
-    """Steps that look alike and are not."""
+class Steps:
+    """Steps on a weight and a total, with a learning rate."""
 
-    def __init__(self) -> None:
-        self.weight, self.total, self.count = torch.ones(3), torch.zeros(()), 0
-        self.many = [torch.full((3,), float(each)) for each in range(20)]
-
-    def counter(self, batch: Batch) -> None:
-        self.count += 1
-        self.weight.sub_(batch.x.mean(), alpha=1 / self.count)
-
-    def another_tensor(self, batch: Batch) -> None:
-        self.count += 1
-        self.weight.add_(self.many[self.count] * batch.x.mean())
-
-    def rebinds(self, batch: Batch) -> None:
-        self.total = self.total + batch.x.mean()
-        self.weight.sub_(self.total)
-
-    def looks(self, batch: Batch) -> None:
-        self.weight.sub_(1.0 if float(batch.x.mean()) > 0 else batch.x.std())
-
-    def mask(self, batch: Batch) -> None:
-        self.weight.sub_(batch.x[batch.x > 0].sum())
-
-
-class Alike(Unlike):
-    """Steps that may be replayed."""
+    def __init__(self, rate: float = 0.1) -> None:
+        self.weight, self.total, self.rate, self.count = torch.ones(3), torch.zeros(()), rate, 0
+        self.elsewhere = torch.full((3,), 2.0)
 
     def places(self, batch: Batch) -> None:
         self.weight.sub_(batch.x.flatten()[batch.y].sum())
@@ -119,93 +96,130 @@ class Alike(Unlike):
     def several(self, batch: Batch) -> None:
         _, place = batch.x.flatten().max(0)
         low, high = torch.aminmax(batch.x)
-        torch._foreach_add_([self.weight, self.many[0]], [low * place, high])
+        torch._foreach_add_([self.weight, self.total], [low * place, high])
+
+    def descent(self, batch: Batch) -> None:
+        torch._foreach_sub_([self.weight], [self.weight * torch.tensor([1.0, 2.0, 3.0])], alpha=self.rate)
+
+    def counter(self, batch: Batch) -> None:
+        self.count += 1
+        self.weight.sub_(batch.x.mean(), alpha=1 / self.count)
+
+    def looks(self, batch: Batch) -> None:
+        self.weight.sub_(1.0 if float(batch.x.mean()) > 0 else batch.x.std())
+
+    def mask(self, batch: Batch) -> None:
+        self.weight.sub_(batch.x[batch.x > 0].sum())
+
+    def reads_elsewhere(self, batch: Batch) -> None:
+        self.weight.sub_(self.elsewhere)
+
+    def rebinds(self, batch: Batch) -> None:
+        self.total = self.total + batch.x.mean()
+        self.weight.sub_(self.total)
 
 
-def _both(kind: type[Unlike], name: str, steps: int = 12) -> tuple[Unlike, Unlike]:
-    """The steps taken one by one, and as `Steps` takes them."""
-    plain, other = kind(), kind()
-    taken = replay.Steps(getattr(other, name), name, steps)
-    for seed in range(steps):
-        getattr(plain, name)(small_task.batch(seed))
-        taken.take(small_task.batch(seed))
-    return plain, other
+@pytest.fixture(autouse=True)
+def _nothing_traced() -> None:
+    replay._traced.cache_clear()
 
 
-@pytest.mark.parametrize("name", ["counter", "another_tensor", "rebinds", "looks", "mask"])
+def _both(name: str, sizes: Sequence[int] = (6,) * 12, rate: float = 0.1) -> None:
+    """Checks that the steps of a pass, as `Steps` takes them, have the bits of steps taken one by one."""
+    plain, other = Steps(rate), Steps(rate)
+    taken = replay.Steps(getattr(other, name), name, [other.weight, other.total], 2, (rate,) * (name == "descent"))
+    for seed, size in enumerate(sizes):
+        getattr(plain, name)(small_task.batch(seed, size))
+        taken.take(small_task.batch(seed, size))
+    taken.end()
+    assert torch.equal(plain.weight, other.weight) and torch.equal(plain.total, other.total)
+
+
+@pytest.mark.parametrize("name", ["counter", "looks", "mask"])
 def test_a_step_that_may_be_another_one_is_not_replayed(name: str, replayed: list[Any]) -> None:
-    plain, other = _both(Unlike, name)
-    assert torch.equal(plain.weight, other.weight) and not replayed
-
-
-@pytest.mark.parametrize("name", ["places", "views", "several"])
-def test_a_step_of_batch_and_what_stays_in_place_is_replayed(name: str, replayed: list[Any]) -> None:
-    program._program.cache_clear()
-    plain, other = _both(Alike, name)
-    assert torch.equal(plain.weight, other.weight) and torch.equal(plain.many[0], other.many[0])
-    assert len(replayed) == 12 - 2, "two are recorded"
-
-
-class MakesOne(Unlike):
-    """Its first step makes what all of them use."""
-
-    made: Tensor | None = None
-
-    def makes(self, batch: Batch) -> None:
-        self.made = torch.full((3,), 2.0) if self.made is None else self.made
-        self.weight.sub_(self.made * batch.x.mean())
-
-
-@pytest.mark.parametrize(("kind", "name", "recorded"), [(Alike, "places", 2), (MakesOne, "makes", 3)])
-def test_the_next_pass_records_a_step_less(kind: type[Unlike], name: str, recorded: int, replayed: list[Any]) -> None:
-    program._program.cache_clear()
-    for expected in (12 - recorded, 12 - recorded + 1):
-        replayed.clear()
-        plain, other = _both(kind, name)
-        assert torch.equal(plain.weight, other.weight) and len(replayed) == expected
-
-
-def test_a_batch_that_is_alone_of_its_form_in_every_pass_is_recorded_once(replayed: list[Any]) -> None:
-    program._program.cache_clear()
-    recorded = []
-    for _ in range(3):
-        plain, other = Alike(), Alike()
-        taken = replay.Steps(other.places, "a smaller last batch", 12)
-        with mock.patch.object(replay, "Recording", side_effect=replay.Recording) as recordings:
-            for seed in range(12):
-                batch = small_task.batch(seed, size=6 if seed < 11 else 4)
-                plain.places(batch)
-                taken.take(batch)
-            taken.end()
-        recorded.append(recordings.call_count)
-        assert torch.equal(plain.weight, other.weight)
-    assert recorded == [3, 1, 1] and len(replayed) == 9 + 10 + 10
-
-
-def test_batches_of_another_form_have_a_recording_of_their_own(replayed: list[Any]) -> None:
-    plain, other = Alike(), Alike()
-    taken = replay.Steps(other.places, "sizes", 30)
-    for seed in range(30):
-        batch = small_task.batch(seed, size=6 + seed % 3)
-        plain.places(batch)
-        taken.take(batch)
-    assert torch.equal(plain.weight, other.weight) and len(replayed) == 30 - 3 * 2
-
-
-def test_a_short_pass_is_taken_step_by_step(replayed: list[Any]) -> None:
-    _both(Alike, "places", steps=7)
+    _both(name)
     assert not replayed
 
 
-def _recorded(step: Callable[[Tensor], None]) -> list[str]:
+@pytest.mark.parametrize("name", ["places", "views", "several", "descent"])
+def test_two_steps_of_a_process_are_traced_and_all_others_replayed_on_the_state_of_their_pass(
+    name: str, replayed: list[Any]
+) -> None:
+    for expected in (12 - 2, 12):
+        replayed.clear()
+        _both(name)
+        assert len(replayed) == expected
+
+
+def test_another_learning_rate_is_not_traced_anew(replayed: list[Any]) -> None:
+    for rate in (0.1, 0.05, 0.025):
+        _both("descent", rate=rate)
+    assert len(replayed) == 3 * 12 - 2
+
+
+def test_batches_of_each_form_are_traced_apart(replayed: list[Any]) -> None:
+    _both("places", [6 + seed % 3 for seed in range(30)])
+    assert len(replayed) == 30 - 3 * 2
+    _both("places", [6, 7, 8])
+    assert len(replayed) == 30 - 3 * 2 + 3, "also where each comes once in a pass"
+
+
+def test_tensors_that_are_one_in_one_pass_and_two_in_another_are_not_taken_for_each_other() -> None:
+    def passed(one: Tensor, other: Tensor) -> Tensor:
+        weight = torch.ones(3)
+        steps = replay.Steps(lambda batch: weight.add_(one - 2 * other), "alias", [weight, one, other], 1, ())
+        for seed in range(4):
+            steps.take(small_task.batch(seed))
+        return weight
+
+    one, other = torch.ones(3), torch.full((3,), 5.0)
+    assert passed(one, one).tolist() == [-3.0] * 3 and passed(one, other).tolist() == [1 - 4 * 9.0] * 3
+
+
+@pytest.mark.parametrize("name", ["reads_elsewhere", "rebinds"])
+def test_a_step_that_reads_a_tensor_from_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(replay.ReadsElsewhere):
+        _both(name)
+
+
+class ReadsAClosure(Local):
+    def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
+        plain, prior = model_loss(task), data.class_counts.log()
+
+        def loss(model: Tree, batch: Batch) -> Tensor:
+            return plain(model, batch) + prior.clamp(min=0).sum()
+
+        return {"model": train(task, part(client, "model"), data.passes["train"], loss, data.learning_rate)}, {}
+
+
+def test_a_loss_that_closes_over_a_tensor_is_refused_by_name_with_what_to_do(tmp_path: Path) -> None:
+    sections = {"algorithm": {"name": f"{__file__}:ReadsAClosure"}, "runtime": {"executor": "lanes"}}
+    with pytest.raises(AlgorithmError, match=r"reads the tensor 'prior' of shape .* as fixed=\{'prior': \.\.\.\}"):
+        quick_run.run(quick_run.settings(sections), tmp_path / "run", 1)
+
+
+def test_what_a_function_closes_over_is_compared_by_value_but_for_tensors() -> None:
+    def loss_of(task: object, factor: float, tensor: Tensor, more: object = None) -> Callable[..., object]:
+        inner = {"a": [1, tensor]}
+        return lambda x: (task, factor, tensor, inner, more)
+
+    task = small_task.task()
+    known = contents(loss_of(task, 2.0, torch.ones(2)))
+    assert known == contents(loss_of(task, 2.0, torch.zeros(2))) != contents(loss_of(task, 3.0, torch.ones(2)))
+    assert known != contents(loss_of(task, 2, torch.ones(2))) and hash(known)
+    assert contents(loss_of(task, 2.0, torch.ones(2), iter([]))) is None, "what may be anything is not replayed"
+
+
+def _recorded(step: Callable[[Tensor], None], weight: Tensor) -> list[str]:
     one = torch.arange(6.0).view(2, 3)
-    with Recording([one]) as seen:
+    with Recording([one], [weight]) as seen:
         step(one)
     return [str(call.operation) for call in seen._calls]
 
 
-def test_views_that_change_nothing_and_views_of_what_is_kept_are_no_operations() -> None:
+def test_views_that_change_nothing_and_views_of_the_state_are_no_operations_of_a_step() -> None:
     weight = torch.ones(3, 2)
-    assert _recorded(lambda x: weight.add_(x.view(2, 3).expand(2, 3).t())) == ["aten.t.default", "aten.add_.Tensor"]
-    assert _recorded(lambda x: weight.t().unsqueeze(0)[0].add_(x)) == ["aten.add_.Tensor"]
-    assert _recorded(lambda x: weight.add_(x.t().t().t())) == ["aten.t.default"] * 2 + ["aten.add_.Tensor"]
+    calls = ["aten.t.default", "aten.add_.Tensor"]
+    assert _recorded(lambda x: weight.add_(x.view(2, 3).expand(2, 3).t()), weight) == calls
+    assert _recorded(lambda x: weight.t().unsqueeze(0)[0].add_(x), weight) == ["aten.add_.Tensor"]
+    assert _recorded(lambda x: weight.add_(x.t().t().t()), weight) == ["aten.t.default", *calls]

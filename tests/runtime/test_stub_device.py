@@ -13,8 +13,7 @@ import stub_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi import tree
 from pflmpi.errors import AlgorithmError
-from pflmpi.learning import client, program, replay
-from pflmpi.learning.program import Program
+from pflmpi.learning import client, replay
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import client_errors, participants
 from pflmpi.runtime.executors import shared_model
@@ -72,16 +71,14 @@ def test_a_device_gives_what_the_host_gives_and_does_no_more_than_kept(case: str
 )
 def test_a_device_replays_steps_and_does_no_more_than_by_taking_them(case: str, model: str, executor: str) -> None:
     raw = stub_run.settings(every_algorithm()[case], model, executor, steps=12)
-    program._program.cache_clear()  # of a program that another test has recorded one step less is recorded
-    with mock.patch.object(Program, "run", autospec=True, side_effect=Program.run) as runs:
+    replay._traced.cache_clear()
+    with mock.patch.object(replay.Steps, "_run", autospec=True, side_effect=replay.Steps._run) as runs:
         found = stub_run.run(raw, True)
     with replay.step_by_step():
         taken = stub_run.run(raw, True)
     for path, leaf in stub_run.run(raw, False).values.items():
         torch.testing.assert_close(found.values[path], leaf, rtol=0, atol=0)
-    assert runs.call_count == (10 if executor == "lanes" else stub_run.CLIENTS * 11 - 1), (
-        "all but those that are recorded: two, and one of each pass that follows"
-    )
+    assert runs.call_count == (12 if executor == "lanes" else stub_run.CLIENTS * 12) - 2, "all but two that are traced"
     mine, theirs = found.counts["update"], taken.counts["update"]
     assert mine.syncs == 0 and mine.launches <= theirs.launches and mine.uploads == theirs.uploads
 

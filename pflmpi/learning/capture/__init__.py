@@ -1,1 +1,0 @@
-"""Replayed steps captured as one launch each."""

@@ -1,0 +1,196 @@
+"""Training steps captured in CUDA graphs: one launch a step, on buffers of their own.
+
+A captured step reads and writes fixed memory. So the state of a pass moves into buffers when its first captured step is
+taken and back at its end, and each batch moves there before its step. Buffers and captures stay for later passes.
+
+Nothing is believed of a capture: the first captured step is also taken as it is, and if one bit differs, or the capture
+fails, the log says so once and steps are launched operation by operation.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pflmpi.learning.program import Program
+from pflmpi.tree import ALIGNED
+
+Work = Callable[[], object]
+Capture = Callable[[Work], Work]  # notes what the work launches, without running it; the result launches that again
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an entry
+_log = logging.getLogger(__name__)
+
+
+def cuda_graph(work: Work) -> Work:
+    """What some work launches on the current GPU, as one launch."""
+    shared = _shared()
+    return _graph(work, shared.stream, shared.pool).replay
+
+
+def _graph(work: Work, stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        # What other threads call meanwhile is no part of it, such as NCCL's, which looks for ranks that are lost.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
+    here.wait_stream(stream)
+    return graph
+
+
+BY_DEVICE: dict[str, Capture] = {"cuda": cuda_graph}
+
+
+def capture_on(device: torch.device) -> Capture | None:
+    """What captures steps on a device; None if nothing does."""
+    return BY_DEVICE.get(device.type)
+
+
+@cache  # one line for each reason in a process
+def say_why_not(reason: str) -> None:
+    """Say in the log, once, why a step is not captured."""
+    _log.warning("a training step is not captured in a CUDA graph, but launched operation by operation: %s", reason)
+
+
+class StaticBuffers:
+    """Memory for the state of one kind of training, and the steps that are captured on it."""
+
+    def __init__(self) -> None:
+        self._state: list[Tensor] = []
+        self._changed: Sequence[Tensor] = ()  # what `put_back` gives to the pass that is under way
+        self._captured: dict[Hashable, tuple[list[Tensor], Work] | None] = {}
+
+    def run(
+        self,
+        program: Program,
+        form: Hashable,
+        batch: Sequence[Tensor],
+        state: Sequence[Tensor],
+        num_changed: int,
+        capture: Capture,
+    ) -> bool:
+        """Take a step of a pass; False where steps of this form are not captured.
+
+        Args:
+            form: batches of one form have one program.
+            state: of the pass; `put_back` gives it what captured steps have made of it.
+            num_changed: how many of these tensors, from the first on, a step may change.
+        """
+        if form not in self._captured:
+            self.put_back()
+            self._captured[form] = self._try(program, batch, state, num_changed, capture)
+            return True
+        captured = self._captured[form]
+        if captured is None:
+            self.put_back()
+            return False
+        self._load(state, num_changed)
+        own, launch = captured
+        _copy(own, batch)
+        launch()
+        return True
+
+    def put_back(self) -> None:
+        """Give the state of the pass what captured steps have made of it."""
+        _copy(self._changed, self._state[: len(self._changed)])
+        self._changed = ()
+
+    def _load(self, state: Sequence[Tensor], num_changed: int) -> None:
+        if not self._changed:
+            self._state = self._state or [_like(one, int(one.storage_offset())) for one in state]
+            _copy(self._state, state)
+            self._changed = state[:num_changed]
+
+    def _try(
+        self,
+        program: Program,
+        batch: Sequence[Tensor],
+        state: Sequence[Tensor],
+        num_changed: int,
+        capture: Capture,
+    ) -> tuple[list[Tensor], Work] | None:
+        """Take a step as it is and captured; the capture, with the state loaded, if both have the same bits."""
+        captured = None
+        reason = _obstacle(batch, state)
+        if not reason:
+            try:
+                own = [_like(one, 0) for one in batch]
+                self._load(state, num_changed)
+                captured = own, capture(lambda: program.run(*own, *program.bind(*self._state)))
+                _copy(own, batch)
+                captured[1]()
+            except RuntimeError as error:  # what torch raises, also for want of memory
+                captured, reason = None, str(error).splitlines()[0]
+        program.run(*batch, *program.bind(*state))
+        if captured is not None and not _same_bits(self._state[:num_changed], state[:num_changed]):
+            captured, reason = None, "the captured step has other bits"
+        if captured is None:
+            self._changed = ()
+        if reason:
+            say_why_not(reason)
+        return captured
+
+
+def _obstacle(batch: Sequence[Tensor], state: Sequence[Tensor]) -> str:
+    """Why a step on such tensors cannot be captured; "" if it can be tried."""
+    if any(one.device != batch[0].device for one in (*batch, *state)):
+        return "it reads a tensor of the host, whose value would be fixed"
+    if any(
+        not stride and size > 1
+        for one in (*batch, *state)
+        for size, stride in zip(one.shape, one.stride(), strict=True)
+    ):
+        return "entries of a tensor that it reads share memory"
+    return ""
+
+
+def _like(tensor: Tensor, offset: int) -> Tensor:
+    """New memory with the layout of a tensor, which begins as one at that offset, as far as kernels choose by it."""
+    span = (
+        1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel()
+        else 0
+    )
+    offset %= ALIGNED // tensor.element_size()
+    memory = torch.empty(offset + span, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, tensor.stride(), offset)
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors of one layout, those of a type in one call."""
+    for dtype in dict.fromkeys(one.dtype for one in targets):
+        pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+def _same_bits(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether tensors have the same bits; waits for the device."""
+    pairs = [[one.view(_BITS[one.element_size()]) for one in pair] for pair in zip(some, others, strict=True)]
+    return bool(torch.stack([(one == other).all() for one, other in pairs]).all())
+
+
+class _Shared(NamedTuple):
+    """What all graphs of this process share, since they run one after another.
+
+    Attributes:
+        stream: on which they are captured; memory of one stream is not used on another.
+        pool: memory for what steps compute on their way.
+        first: of the graphs: PyTorch frees the pool for good with the last graph that uses it.
+    """
+
+    stream: torch.cuda.Stream
+    pool: Any
+    first: torch.cuda.CUDAGraph
+
+
+@cache
+def _shared() -> _Shared:
+    stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+    return _Shared(stream, pool, _graph(torch.zeros(1, device="cuda").zero_, stream, pool))
