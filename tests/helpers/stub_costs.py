@@ -57,7 +57,7 @@ def situations() -> list[tuple[str, str, str]]:
 
 
 def measure(case: str, model: str, executor: str) -> tuple[Outcome, Costs]:
-    """A round with two steps on the stub device, none replayed, and its costs, from the difference to one with three."""
+    """A round with two steps on the stub device, none replayed, and its costs, by the difference to three steps."""
     sections = every_algorithm()[case]
     with replay.step_by_step():
         two, three = (stub_run.run(stub_run.settings(sections, model, executor, steps), True) for steps in (2, 3))
