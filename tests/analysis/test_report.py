@@ -13,6 +13,7 @@ from pflmpi.analysis import formats
 from pflmpi.analysis.table import Entry, Value, entries, pick
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
+from pflmpi.store import config_file
 from pflmpi.store.metrics import metrics_file
 from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.table import SweepTable, load
@@ -40,6 +41,8 @@ def made(cell: Cell, out: Path, means: Sequence[float]) -> None:
     """Write what a sweep leaves of a cell: its configuration and the metrics of its run."""
     metrics(cell.run(out), [(mean, mean - 0.1, 0.25) for mean in means])
     cell.config(out).write_text(dump(cell.raw))
+    rounds = max(cell.raw["training"]["rounds"], len(means))
+    config_file.write(cell.run(out), dump(cell.raw | {"training": {"rounds": rounds}}))
 
 
 def small(folder: Path, **changes: Any) -> tuple[SweepTable, list[Cell]]:
