@@ -7,7 +7,7 @@ from pathlib import Path
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file, partition_file, probe_file, verify
-from pflmpi.store.checked_hdf5 import damage
+from pflmpi.store.checked_hdf5 import damage, damaged_arrays
 from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_checksums, read_layout
@@ -83,8 +83,9 @@ def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
     if path.parent == run and (probed := probe_file.round_of(path.name)) is not None:
         return _listed(probe_file.damage(run, probed))
     number = round_of(path.name) if path.parent == run else None
-    problem = damage(path) or (None if number is None else foreign(run, number))
-    return _listed(problem) if problem or number is None else _unmet(run, number, good)
+    if problem := damage(path) or (None if number is None else foreign(run, number)):
+        return (problem,)
+    return (*damaged_arrays(path), *(() if number is None else _unmet(run, number, good)))
 
 
 def _listed(problem: str | None) -> tuple[str, ...]:
