@@ -14,6 +14,7 @@ import yaml
 
 import quick_run
 from pflmpi.analysis.run import Run, open_run
+from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.series.comparison import results
 from pflmpi.cli import main
 from pflmpi.cluster.run_status import run_status
@@ -255,11 +256,31 @@ def test_lines_that_no_checkpoint_vouches_for_are_said(
     runs: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     note = f"metrics of round {LAST} are not vouched for by a checkpoint"
-    for words in (["compare", *map(str, runs)], ["status", str(runs[0])]):
+    for words in (["compare", *map(str, runs)], ["status", str(runs[0])], ["inspect", str(runs[0]), "--verify"]):
         assert main(words) == 0
         assert note in " ".join(capfd.readouterr().out.split()), words
     assert main(["report", str(runs[0]), "--out", str(tmp_path)]) == 0
     assert note in (tmp_path / "report.html").read_text()
+
+
+def test_a_value_that_may_change_is_said_until_a_checkpoint_has_it(
+    runs: tuple[Path, Path], run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["training"]["rounds"] = 9
+    config_file.write(run, yaml.safe_dump(values, sort_keys=False))
+    for words in (["compare", str(run), str(runs[1])], ["status", str(run)], ["inspect", str(run)]):
+        assert main(words) == 0
+        shown = " ".join(capfd.readouterr().out.split())
+        assert "training.rounds = 9 in config.yaml, 5 in round 4: not vouched for by a checkpoint" in shown, words
+
+
+def test_many_runs_in_python_are_verified_too(runs: tuple[Path, Path], run: Path) -> None:
+    found = open_runs([runs[1], run])
+    assert found[1].columns["round"].tolist() == [1, 2, 3, 4, 5]
+    sixth_round(run)
+    with pytest.raises(CheckpointError, match="it has 6 rounds, and"):
+        open_runs([runs[1], run]).frame()
 
 
 def test_a_partition_that_is_not_the_runs_is_said_and_left_out(

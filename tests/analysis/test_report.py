@@ -142,6 +142,20 @@ def test_a_run_made_with_another_configuration_is_not_used(tmp_path: Path) -> No
     assert of(table, among, tmp_path / "out")["FedAvg"].state == ""
 
 
+def test_a_damaged_run_is_left_out_and_named(tmp_path: Path) -> None:
+    table, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.5, 0.6])
+    made(among[1], tmp_path / "out", [0.7, 0.8])
+    path = metrics_file.path(among[0].run(tmp_path / "out"))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[2], lines[1]]))
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == Value(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, 1 damaged"
+    (problem,) = entry.problems
+    assert problem.startswith(f"{path} is damaged: line 2 is of round '2', and 1 is to follow")
+    assert any("are not vouched for by a checkpoint" in note for note in entry.notes), "a run without checkpoints"
+
+
 # --- texts --------------------------------------------------------------------------------------------------------
 
 
