@@ -13,7 +13,7 @@ from pflmpi.store import config_file, verify
 from pflmpi.text import for_shell, shown
 
 _MAY_CHANGE = {*FREE_ON_RESUME, *(f"recorded.{key}" for key in ("device", "ranks", "transport", "code", "versions"))}
-_FOLDERS = re.compile(r"[^'\s:]*/(?=[^/:]*\.py:)")  # of files of the user, which may be moved
+_FILES = re.compile(r"[^'\s:]*\.py(?=:)")  # of the user, which may be moved and renamed
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -53,11 +53,11 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     if index is None:
         return values, ["no checkpoint vouches for its configuration"]
     before, now = (by_key(each) for each in (_written(run, index.attributes, values), values))
-    different = [key for key in sorted(before.keys() | now.keys()) if _moved(before.get(key)) != _moved(now.get(key))]
+    different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     notes = []
     for key in different:
         change = f"{key} = {shown(now.get(key))} in config.yaml, {shown(before.get(key))} in round {index.round}"
-        if key in before and not key.startswith(tuple(_MAY_CHANGE)):
+        if key in before and key not in _MAY_CHANGE and _objects(before[key]) != _objects(now.get(key)):
             raise CheckpointError(
                 f"{config_file.path(run)} is not the one that the run was written with: {change}; put it back from a "
                 f"copy, or delete it: `pflmpi resume {for_shell(run)}` then takes that of the newest checkpoint"
@@ -66,9 +66,9 @@ def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
     return values, notes
 
 
-def _moved(value: object) -> str:
-    """A value as text without the folders of files of the user's."""
-    return _FOLDERS.sub("", repr(value))
+def _objects(value: object) -> str:
+    """A value as text, in which objects of the user's files have their names alone."""
+    return _FILES.sub("", repr(value))
 
 
 def _from_checkpoint(run: Path) -> dict[str, Any]:
