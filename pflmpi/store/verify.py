@@ -17,7 +17,7 @@ from pflmpi.store.metrics.history import History
 from pflmpi.store.names import rounds
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.reading import read_attributes, read_history
-from pflmpi.store.run_identity import foreign
+from pflmpi.store.run_identity import foreign_by
 from pflmpi.text import for_shell, spans
 
 
@@ -76,7 +76,7 @@ def newest_index(run: Path) -> Index | None:
             found = Index(number, read_attributes(run, number), read_history(run, number))
         except CheckpointError:
             continue  # which is said where checkpoints are read
-        if problem := foreign(run, number):
+        if problem := foreign_by(run, number, found.attributes):
             problems.append(problem)
         else:
             return found
