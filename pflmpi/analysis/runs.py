@@ -50,7 +50,7 @@ class Runs(Sequence[Run]):
         everywhere = sorted(set().union(*flat))
         keys = [key for key in everywhere if any(one.get(key) != first.get(key) for one in flat)]
         keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
-        table = _metrics(pandas, [run.path for run in self])
+        table = _metrics(pandas, self)
         places = table.pop("")
         columns = {"run": [str(run.path) for run in self], **{key: [one.get(key) for one in flat] for key in keys}}
         about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
@@ -110,18 +110,12 @@ def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _metrics(pandas: Any, runs: Sequence[Path]) -> Any:
-    """The complete lines of metrics.csv of all runs, and in a column without a name the place of their run."""
+def _metrics(pandas: Any, runs: Sequence[Run]) -> Any:
+    """The metrics of all runs, and in a column without a name the place of their run."""
     texts: dict[str, list[str]] = {",".join(metrics_file.COLUMNS): []}  # by header: a version may have other columns
     for place, run in enumerate(runs):
-        try:
-            header, *lines = metrics_file.text(run).decode().split("\n")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{metrics_file.path(run)} is damaged: {error}; put it back from a copy") from error
-        texts.setdefault(header, []).extend(f"{place},{line}" for line in lines[:-1])  # the last may be half a line
-    tables = [
-        pandas.read_csv(StringIO("\n".join([f"place,{header}", *lines])), on_bad_lines="skip")
-        for header, lines in texts.items()
-    ]
+        metrics = run.verified_metrics
+        texts.setdefault(",".join(metrics.names), []).extend(f"{place},{text}" for text in metrics.texts)
+    tables = [pandas.read_csv(StringIO("\n".join([f"place,{header}", *lines]))) for header, lines in texts.items()]
     whole = pandas.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
     return whole.rename(columns={"place": ""}).sort_values([""], kind="stable", ignore_index=True)

@@ -8,7 +8,7 @@ from pflmpi.cluster import queue
 from pflmpi.cluster.jobs import Job, cells_file
 from pflmpi.cluster.run_status import run_status, runs_below
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
-from pflmpi.errors import ConfigError
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store.lock import run_lock
 
 _FORGOTTEN = "Slurm forgets a job some minutes after its end"
@@ -64,6 +64,8 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     if jobs:
         yield from _blocks(_current(jobs))
     elif state is not None:
+        if state.problem:
+            raise CheckpointError(state.problem)
         yield f"{folder}: {state.title}"
         yield from (f"  {line}" for line in progress_lines(state, None))
     elif not runs:

@@ -18,7 +18,7 @@ from zlib_ng import zlib_ng as zlib
 from pflmpi import atomic
 from pflmpi.errors import CheckpointError, PflmpiError
 from pflmpi.store.checksums import Part, crc32, crc32_of_file
-from pflmpi.store.hdf5 import File, Group, Identifier, h5py, write_array, write_attribute
+from pflmpi.store.hdf5 import Dataset, File, Group, Identifier, h5py, write_array, write_attribute
 from pflmpi.store.large_files.target import Target
 
 # 1: without `received`, `diagnostics` and descriptions; 2: booleans of clients are not known to be missing;
@@ -28,6 +28,7 @@ FORMAT_VERSION = 4
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
+_PIECE = 1 << 25  # bytes of an array in memory while it is checked
 _SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 
@@ -90,12 +91,37 @@ def get(group: Group, path: str) -> np.ndarray:
     """
     dataset = group[path]
     array: np.ndarray = np.asarray(dataset[()])
-    expected = int(dataset.attrs["crc32"])
-    if (found := crc32(array)) != expected:
-        raise CheckpointError(
-            f"{dataset.name} in {group.file.filename} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
-        )
+    if problem := _other(dataset, crc32(array)):
+        raise CheckpointError(problem)
     return array
+
+
+def damaged_arrays(path: Path) -> list[str]:
+    """Problems with the arrays of a file that have a checksum of their own; a piece at a time is in memory.
+
+    Raises:
+        CheckpointError: see `reading`.
+    """
+    with reading(path) as file:
+        arrays = [file[name] for name in names(file) if "crc32" in file[name].attrs]
+        return [problem for array in arrays if (problem := _other(array, _crc32_in_pieces(array)))]
+
+
+def _crc32_in_pieces(dataset: Dataset) -> int:
+    if not dataset.shape:
+        return crc32(np.asarray(dataset[()]))
+    found, at_once = 0, max(1, _PIECE * len(dataset) // max(dataset.nbytes, 1))
+    for start in range(0, len(dataset), at_once):
+        found = crc32(dataset[start : start + at_once], found)
+    return found
+
+
+def _other(dataset: Dataset, found: int) -> str | None:
+    """Says that an array has another CRC-32 than was written; None if it has not."""
+    if found == (expected := int(dataset.attrs["crc32"])):
+        return None
+    where = f"{dataset.name} in {dataset.file.filename}"
+    return f"{where} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
 
 
 def names(group: Group, prefix: str = "") -> list[str]:

@@ -32,11 +32,15 @@ def run_id(run: Path) -> str | None:
 
 def foreign(run: Path, round: int) -> str | None:
     """Why a round file belongs to another round or run, or None; a file of format 1 does not record its run."""
-    path, expected = round_path(run, round), run_id(run)
     try:
-        found = read_attributes(run, round)
+        return foreign_by(run, round, read_attributes(run, round))
     except CheckpointError as error:
         return str(error)
+
+
+def foreign_by(run: Path, round: int, found: Mapping[str, str | int | float]) -> str | None:
+    """`foreign` by the attributes of the file, which have been read."""
+    path, expected = round_path(run, round), run_id(run)
     if found["round"] != round:
         return f"{path} is the file of round {found['round']}; give it back its name"
     if expected is not None and "run" in found and found["run"] != expected:

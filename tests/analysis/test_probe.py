@@ -23,7 +23,7 @@ from pflmpi.experiment.start import reopened
 from pflmpi.models import MODELS
 from pflmpi.models.activations import activations
 from pflmpi.module_names import module_names
-from pflmpi.store import config_file, probe_file
+from pflmpi.store import config_file, probe_file, verify
 from pflmpi.tree import Tree
 
 CASES = every_algorithm()
@@ -261,12 +261,15 @@ def test_bad_input_is_refused_and_nothing_written(
     assert probe_file.rounds(tmp_path / "run") == []
 
 
-def test_other_data_than_the_run_had_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_data_than_the_run_had_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(training={"rounds": 1}), run)
     recorded = open_run(run).config["recorded"]["data"]
     text, _, _ = (run / "config.yaml").read_text().rpartition("# CRC-32")
     config_file.write(run, text.replace(recorded, "f" * len(recorded)))
+    monkeypatch.setattr(verify, "newest_index", lambda run: None)  # which has the other hash
     assert probe(run) == 2
     assert "the data has changed" in capfd.readouterr().err
 

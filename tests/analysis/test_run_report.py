@@ -30,6 +30,7 @@ from pflmpi.analysis.series.scores import client_accuracy
 from pflmpi.analysis.series.selection import named
 from pflmpi.cli import main
 from pflmpi.store import checked_hdf5, config_file
+from pflmpi.store.metrics import metrics_file
 
 NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}
 POINT = Curve("one", np.ones(1), np.ones(1), low=np.zeros(1), high=np.full(1, 2.0), mark=0)
@@ -219,10 +220,13 @@ def test_the_tables_have_what_the_figures_show(reported: Path) -> None:
 
 def test_a_run_that_has_just_begun_is_reported(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
-    shutil.copy(runs / "gmh" / "config.yaml", tmp_path / "new")
+    for name in ("config.yaml", "partition.csv"):
+        shutil.copy(runs / "gmh" / name, tmp_path / "new")
+    metrics_file.restart(tmp_path / "new", 0)
     assert main(["report", str(tmp_path / "new"), "--out", str(tmp_path / "out")]) == 0
     text = (tmp_path / "out" / "report.html").read_text()
-    assert "no round has been evaluated yet" in text and "has no good checkpoint" in text and "<figure>" not in text
+    assert "no round has been evaluated yet" in text and "has no good checkpoint" in text
+    assert text.count("<figure>") == text.count("<h3>The partition</h3>") == 1
 
 
 def test_many_runs_are_compared_and_the_first_shown_one_by_one(
@@ -263,6 +267,8 @@ def test_other_data_with_the_same_configuration_is_found_by_its_hash(
     runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(runs / "gmh", tmp_path / "run")
+    for path in (tmp_path / "run").glob("round_*.h5"):
+        path.unlink()  # which would show that it was changed
     text, _, _ = (tmp_path / "run" / "config.yaml").read_text().rpartition("# CRC-32")
     config_file.write(tmp_path / "run", re.sub(r"(recorded:.*?data: )\w+", r"\1feed", text, flags=re.DOTALL))
     assert main(["report", str(runs / "gmh"), str(tmp_path / "run"), "--out", str(tmp_path)]) == 1
@@ -299,7 +305,7 @@ def test_damaged_metrics_are_named(runs: Path, tmp_path: Path, capfd: pytest.Cap
     path = tmp_path / "run" / "metrics.csv"
     path.write_text(path.read_text().replace("\n2,", "\ntwo,"))
     assert main(["report", str(tmp_path / "run"), str(runs / "local"), "--out", str(tmp_path)]) == 1
-    assert "metrics.csv is damaged: column round" in capfd.readouterr().err
+    assert "metrics.csv differs from what round 3 recorded in line 3" in capfd.readouterr().err
 
 
 def test_nothing_to_report_ends_with_2(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

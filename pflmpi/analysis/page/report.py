@@ -87,7 +87,8 @@ def _sections(
         details: the figures of the first runs.
         drawn: draws figures into a folder.
     """
-    first = Section("Runs", " ".join(_stopped(among)), EXPLAINED, [table(lines)])
+    notes = [f"{one.label}: {note}." for one in among for note in one.run.notes]
+    first = Section("Runs", " ".join([*_stopped(among), *notes]), EXPLAINED, [table(lines)])
     multiples, rest = side_by_side([(one.label, own) for one, own in zip(among, details, strict=False)])
     together = Section("All runs" if len(among) > 1 else "The run")
     together.figures = drawn([*contents.compared(among, ends), *multiples], _FIGURES)

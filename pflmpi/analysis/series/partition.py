@@ -10,7 +10,6 @@ from pflmpi.analysis.plots import Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.series.selection import NamedRun
 from pflmpi.errors import CheckpointError
-from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.text import some
 
@@ -20,7 +19,7 @@ _TITLE = "The partition"
 def counts_of(run: Run) -> SampleCounts | None:
     """Samples of each client and class; None where the run has not recorded them, or cannot be read."""
     try:
-        return partition_file.read(run.path)
+        return run.counts
     except CheckpointError:
         return None
 
@@ -60,7 +59,7 @@ def partitions(runs: Sequence[NamedRun], most: int) -> list[Matrices | Missing]:
 def partition(run: Run) -> Matrices | Missing:
     """Training and test samples of each client (rows) and class (columns)."""
     try:
-        counts = partition_file.read(run.path)
+        counts = run.counts
     except CheckpointError as error:
         return Missing(_TITLE, str(error))
     if counts is None:

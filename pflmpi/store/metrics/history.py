@@ -64,7 +64,7 @@ class Recorder:
     """
 
     def __init__(self, run: Path) -> None:
-        self._lines, self._before = b"", _checksum(metrics_file.text(run))
+        self._lines, self._before = b"", checksum_of(metrics_file.text(run))
 
     def add(self, line: str) -> None:
         """A line was appended to metrics.csv."""
@@ -119,6 +119,12 @@ def whole(run: Path, recorded: History) -> bytes | None:
     return None
 
 
+def checksum(recorded: History) -> Checksum:
+    """Length and checksum of metrics.csv as a checkpoint recorded it."""
+    size = recorded.before.bytes + len(recorded.lines)
+    return Checksum(size, zlib.crc32(recorded.lines.tobytes(), recorded.before.crc32))
+
+
 def lost(run: Path, round: int) -> str:
     """Says that `whole` finds nothing."""
     return f"neither {metrics_file.path(run)} nor its copy {path(run)} is as round {round} recorded it"
@@ -126,7 +132,7 @@ def lost(run: Path, round: int) -> str:
 
 def holds(found: Path, before: Checksum) -> bool:
     """Whether the first bytes of a file are those before the lines in a checkpoint."""
-    return _checksum(_first(found, before.bytes)) == before
+    return checksum_of(_first(found, before.bytes)) == before
 
 
 def _first(found: Path, size: int) -> bytes:
@@ -137,5 +143,6 @@ def _first(found: Path, size: int) -> bytes:
         return file.read(size)
 
 
-def _checksum(text: bytes) -> Checksum:
+def checksum_of(text: bytes) -> Checksum:
+    """Length and checksum of some bytes."""
     return Checksum(len(text), zlib.crc32(text))

@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,14 +44,21 @@ COLUMNS = (
     "memory_rank_bytes",  # the most that the largest rank ever had; 0: unknown
     "memory_bytes",  # that of all ranks together
 )
+FIRST_COLUMNS = COLUMNS[: COLUMNS.index("checkpoint_seconds")]  # which files of every version have
 # What an older file's lines get in a column that it has not.
 _MISSING = {"skipped": "0", "memory_rank_bytes": "0", "memory_bytes": "0"}
+_NUMBER = re.compile(r"-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.ASCII)
 _COUNTS = ("round", "participants", "skipped")
 
 
 def is_count(name: str) -> bool:
     """Whether the values of a column are whole numbers."""
     return name in _COUNTS or name.endswith("_bytes")
+
+
+def is_number(name: str, text: str) -> bool:
+    """Whether a text is a value of a column; measures may be empty where a round has none."""
+    return text.isdecimal() and len(text) < 19 if is_count(name) else not text or _NUMBER.fullmatch(text) is not None
 
 
 def path(run: Path) -> Path:

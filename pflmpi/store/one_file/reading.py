@@ -9,7 +9,7 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
 from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
-from pflmpi.store.hdf5 import Dataset, File, Group
+from pflmpi.store.hdf5 import File, Group
 from pflmpi.store.layout import get as read_layout
 from pflmpi.store.shard import ClientRows
 
@@ -65,19 +65,25 @@ def _of_index(path: Path, file: File) -> str:
     )
 
 
+def damaged_arrays(path: Path) -> None:
+    """Raise `CheckpointError` unless each array is what its own checksum says."""
+    if problems := checked_hdf5.damaged_arrays(path):
+        raise CheckpointError("; ".join(problems))
+
+
 def arrays(path: Path) -> list[Array]:
     """The arrays of the state, metrics and bytes of a checkpoint in one file."""
     with checked_hdf5.reading(path) as file:
         return [
-            Array(f"{section}/{name}", found.shape, found.dtype, found.nbytes, _number(found))
+            Array(f"{section}/{name}", found.shape, found.dtype, found.nbytes, _number(file[section], name))
             for section in ("server", "clients", "metrics", "bytes", "normalisation")
             for name in checked_hdf5.names(file.get(section, {}))
             for found in (file[section][name],)
         ]
 
 
-def _number(found: Dataset) -> float | None:
-    return None if found.shape else float(found[()])
+def _number(group: Group, name: str) -> float | None:
+    return None if group[name].shape else float(checked_hdf5.get(group, name))
 
 
 def digest(path: Path) -> str:
