@@ -21,6 +21,8 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
+from pflmpi.text import printable
+
 
 class PflmpiError(Exception):
     """Base of all errors that are shown without a traceback."""
@@ -80,7 +82,7 @@ def show(error: BaseException, debug: bool = False, rank: int = 0, file: Path | 
         with open(file, "a") as lines:
             lines.write(json.dumps({"kind": kind_of(error), "text": where + text}) + "\n")
         return
-    line = f"pflmpi: {where}{text}\n".encode(errors="backslashreplace")
+    line = f"pflmpi: {where}{printable(text)}\n".encode(errors="backslashreplace")
     with contextlib.suppress(OSError):  # nobody reads it any more
         os.write(2, line)  # one write: lines of several ranks do not mix
 
