@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
@@ -54,9 +55,9 @@ def check(run: Path) -> Iterator[Checked]:
         if not problems:
             good.add(path)
         try:
-            length = path.stat().st_size
+            length = path.lstat().st_size
         except FileNotFoundError:
-            if (path not in texts and not path.is_symlink()) or not problems:
+            if path not in texts or not problems:
                 continue
             length = 0
         yield Checked(path, length, problems)
@@ -100,7 +101,12 @@ def _rewritten(run: Path, path: Path) -> tuple[str, ...]:
         if (text := history.whole(run, recorded)) is None:
             return (history.lost(run, number),)
         expected = (text if path == metrics_file.path(run) else text[: recorded.before.bytes]).splitlines()
-        found = path.read_bytes().splitlines() if path.exists() else []
+        try:
+            found = regular_file.read(path).splitlines()
+        except FileNotFoundError:
+            found = []
+        except OSError as error:
+            return (f"{path} cannot be read: {error.strerror}",)
         wrong = [i for i, line in enumerate(expected, 1) if i > len(found) or found[i - 1] != line]
         where = f"{path} differs from what round {number} recorded in line"
         return (f"{where} {spans(wrong)}; `pflmpi resume {for_shell(run)}` restores it",) if wrong else ()

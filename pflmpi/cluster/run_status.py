@@ -69,7 +69,7 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
         since: start of the process that runs it now, in seconds since the epoch; None if nothing runs it.
     """
     try:
-        config = yaml_file.read(run / "config.yaml")
+        config = yaml_file.read_stored(run / "config.yaml")
         rounds = int(config["training"]["rounds"])
         title = f"{short_name(str(config['algorithm']['name']))} on {config['data']['name']}"
         ranks = int(config.get("recorded", {}).get("ranks", 0)) or None

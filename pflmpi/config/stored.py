@@ -1,5 +1,6 @@
 """The configuration of a run on disk, as values, with what the run has recorded beside it."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def read(run: Path) -> dict[str, Any]:
     """
     path = config_file.path(run)
     try:
-        values = yaml_file.read(path) if path.exists() else _from_checkpoint(run)
+        values = yaml_file.read_stored(path) if os.path.lexists(path) else _from_checkpoint(run)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
     recorded = values.setdefault("recorded", {})
