@@ -129,7 +129,7 @@ def printable(text: object) -> str:
     """Text for a terminal: names read from files may hold what would move its cursor, or rename its window.
 
     >>> printable("body\x1b[31m"), printable("two\\nlines, Zürich")
-    ('body\\x1b[31m', 'two\\nlines, Zürich')
+    ('body\\\\x1b[31m', 'two\\nlines, Zürich')
     """
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
