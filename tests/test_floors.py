@@ -126,15 +126,15 @@ def test_no_import_circle() -> None:
         walk(name, ())
 
 
-def test_no_file_is_over_200_lines() -> None:
+def test_no_file_is_over_240_lines() -> None:
     lines = {path: len(path.read_text().splitlines()) for path in modules()}
-    found = [f"{path} has {count} lines" for path, count in lines.items() if count > 200]
+    found = [f"{path} has {count} lines" for path, count in lines.items() if count > 240]
     assert not found, "\n".join(found)
 
 
-def test_no_folder_has_more_than_20_files_but_the_algorithms() -> None:
+def test_no_folder_has_more_than_22_files_but_the_algorithms() -> None:
     sizes = Counter(path.parent.relative_to(PACKAGE) for path in modules())
-    assert [f"{folder}: {count}" for folder, count in sizes.items() if count > 20] == [f"algorithms: {_algorithms()}"]
+    assert [f"{folder}: {count}" for folder, count in sizes.items() if count > 22] == [f"algorithms: {_algorithms()}"]
 
 
 def test_the_root_has_only_the_ground_floor_and_the_command_line() -> None:

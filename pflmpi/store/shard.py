@@ -96,11 +96,11 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
     if problem := checked_hdf5.cut_short(path):
         raise CheckpointError(problem)
     with checked_hdf5.reading(path) as file:
+        if len(rows) and rows[-1] >= len(checked_hdf5.stored(file[cohort], "client")):
+            raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         if (same := once.get(file[cohort], leaf, len(rows))) is not None:
             return same
         stored = checked_hdf5.stored(file[cohort]["rows"], leaf)
-        if len(rows) and rows[-1] >= len(stored):
-            raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         if len(rows) == len(stored):
             return checked_hdf5.get(file[cohort]["rows"], leaf)
         return _take(stored, rows, consecutive(rows))
