@@ -42,6 +42,12 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="a YAML file (see `pflmpi schema`)")
 
 
+def check_config(path: Path) -> None:
+    """Raise `ConfigError` for a configuration that can be read only once, by a command whose ranks read it again."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot read {path}: it is no regular file, and every rank has to read it")
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the folder of a run."""
     parser.add_argument("run", type=Path, help="the folder of a run")

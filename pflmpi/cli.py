@@ -11,6 +11,7 @@ from importlib import import_module
 from pflmpi import __version__, early_signals, limits, outside, terminal
 from pflmpi.commands.display.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
+from pflmpi.text import first_line, printable
 
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
@@ -37,6 +38,13 @@ _COMMANDS = (
     "schema",
 )
 _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
+
+
+class _Printable(logging.Formatter):
+    """Messages as they may be shown; see `text.printable`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if others and options.command != "submit" and not getattr(options, "submit", False):  # which pass them to sbatch
         whole.error(f"unrecognized arguments: {' '.join(others)}")
     options.words = words
-    logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level, format="pflmpi: %(message)s")
+    logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Printable("pflmpi: %(message)s"))
     try:
         _check(words)
         with outside.as_config_error():
@@ -115,4 +125,7 @@ def _of_user(error: Exception, command: str) -> Exception:
     if isinstance(error, ModuleNotFoundError) and error.name in _MAY_BE_MISSING:
         what = f"{command} needs {error.name}, which is not installed"
         return UserError(f"{what}; report, inspect and export do without torch")
+    if isinstance(error, MemoryError):
+        what = f"{command} needs more memory than this process may have ({first_line(error)})"
+        return RunError(f"{what}; allow it more (ulimit -v, --mem of a job), or give it less to do")
     return explained(error)

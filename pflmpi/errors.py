@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pflmpi import limits
+from pflmpi.text import printable
 
 
 class PflmpiError(Exception):
@@ -82,7 +83,7 @@ def show(error: BaseException, debug: bool = False, rank: int = 0, file: Path | 
         with open(file, "a") as lines:
             lines.write(json.dumps({"kind": kind_of(error), "text": where + text}) + "\n")
         return
-    line = f"pflmpi: {where}{text}\n".encode(errors="backslashreplace")
+    line = f"pflmpi: {where}{printable(text)}\n".encode(errors="backslashreplace")
     with contextlib.suppress(OSError):  # nobody reads it any more
         os.write(2, line)  # one write: lines of several ranks do not mix
 

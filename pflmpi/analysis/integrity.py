@@ -53,9 +53,9 @@ def check(run: Path) -> Iterator[Checked]:
         if not problems:
             good.add(path)
         try:
-            length = path.stat().st_size
+            length = path.lstat().st_size
         except FileNotFoundError:
-            if (path not in texts and not path.is_symlink()) or not problems:
+            if path not in texts or not problems:
                 continue
             length = 0
         yield Checked(path, length, problems)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pflmpi import regular_file
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
@@ -206,6 +207,10 @@ def open_run(path: str | PathLike[str]) -> Run:
     folder = as_path("path", path)
     if not folder.is_dir():
         raise CheckpointError(elsewhere(folder) or f"{folder} is a checkpoint in one file, and no run; {_ONE_FILE}")
+    try:
+        regular_file.check_folders(folder)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
     recover_records(folder)
     _check_format(folder)
     config, notes = stored.verified(folder)

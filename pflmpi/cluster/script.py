@@ -130,7 +130,7 @@ def script(batch: BatchScript) -> str:
     directives = "".join(f"#SBATCH {shlex.quote(word)}\n" for word in words_of(batch.options))
     head = f"#!/bin/bash\n{directives}\n{_HEAD}{setup}"
     python = '"$python"' if batch.setup else shlex.quote(batch.python)
-    command = f"{python} -m pflmpi {shlex.join(batch.arguments)}"
+    command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"
     # Without the second option srun lets the other ranks run on when one has failed.
     launcher = shlex.join(["srun", f"--mpi={batch.mpi}", "--kill-on-bad-exit=1"])
     if batch.array:

@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.verify:  # which opens the run, with its records
         recover_records(options.run)
     if options.run.is_file():
+        options.run = options.run.resolve()  # which may be named by a link
         _show_file(options)
     elif options.verify:
         _verify(options.run)

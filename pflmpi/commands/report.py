@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pflmpi import arguments
 from pflmpi.errors import CheckpointError, ConfigError, PflmpiError, show
+from pflmpi.text import printable
 
 _LEFT_OUT = 1  # exit code: something is missing on the page
 
@@ -80,7 +81,7 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
         write_tables(one)
     for problem in problems:
         show(PflmpiError(problem))
-    print(out / PAGE)
+    print(printable(out / PAGE))
     return _LEFT_OUT if problems else 0
 
 
@@ -105,7 +106,7 @@ def _report_runs(options: argparse.Namespace) -> int:
         problems = write_report(options.paths, out, update, options.target, pictures)
     for problem in problems:
         show(CheckpointError(problem))
-    print(out / PAGE)
+    print(printable(out / PAGE))
     return _LEFT_OUT if problems else 0
 
 
@@ -146,7 +147,7 @@ def _report_table(options: argparse.Namespace) -> int:
     for problem in problems:
         show(CheckpointError(problem))
     for file in written:
-        print(file)
+        print(printable(file))
     return _LEFT_OUT if problems else 0
 
 

@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
         folder = options.announced or options.out or default
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
             folder.stat()  # raises for a name that is too long, as `exists` did before Python 3.14
+        arguments.check_config(options.config)
         if launch.kind == "alone" and not resumes:
             refuse_existing(folder)  # here too: before the ranks are started
         go = partial(start_or_resume, changed_code=options.changed_code) if resumes else start

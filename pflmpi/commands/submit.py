@@ -128,6 +128,7 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     from pflmpi.config.load import load
     from pflmpi.sweep.pending import run_state
 
+    arguments.check_config(options.config)
     config = load(options.config, options.overrides)
     refuse_transport(config, options.mpi)
     out = options.out or Path("runs") / options.config.stem

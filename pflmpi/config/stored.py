@@ -1,10 +1,12 @@
 """The configuration of a run on disk, as values, with what the run has recorded beside it."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pflmpi import regular_file
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError, ConfigError
@@ -24,7 +26,7 @@ def read(run: Path) -> dict[str, Any]:
     """
     path = config_file.path(run)
     try:
-        values = yaml_file.read(path) if path.exists() else _from_checkpoint(run)
+        values = yaml_file.read_stored(path) if os.path.lexists(path) else _from_checkpoint(run)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
     recorded = values.setdefault("recorded", {})
@@ -84,7 +86,7 @@ def _from_checkpoint(run: Path) -> dict[str, Any]:
 def _written(run: Path, attributes: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """The values in the attributes of a round file; YAML is parsed again only where the text is another."""
     recorded, path = config_file.recorded(attributes), config_file.path(run)
-    if path.exists() and path.read_text("utf-8").startswith(attributes["config"]):
+    if path.exists() and regular_file.read(path).decode().startswith(attributes["config"]):
         return {**values, "recorded": recorded}
     return _sections(run, {"config": attributes["config"], **recorded})
 

@@ -53,7 +53,7 @@ def in_another_process(environ: Mapping[str, str]) -> Mpi:
     try:
         with tempfile.TemporaryDirectory() as folder:  # Open MPI leaves empty folders behind
             done = subprocess.run(
-                [sys.executable, "-m", "pflmpi.doctor.mpi"],
+                [sys.executable, "-P", "-m", "pflmpi.doctor.mpi"],
                 env={**for_one, "TMPDIR": folder},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

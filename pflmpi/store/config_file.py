@@ -8,7 +8,7 @@ from typing import Any
 
 from zlib_ng import zlib_ng as zlib
 
-from pflmpi import atomic
+from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import rounds
 from pflmpi.store.reading import read_attributes
@@ -51,7 +51,7 @@ def damage(run: Path) -> str | None:
     if not path(run).exists():
         return None
     try:
-        content = path(run).read_bytes()
+        content = regular_file.read(path(run))
     except OSError as error:
         return f"{path(run)} cannot be read: {error.strerror}"
     above, mark, checksum = content.rpartition(_CHECKSUM)

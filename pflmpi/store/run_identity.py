@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, config_file
 from pflmpi.store.checked_hdf5 import Checksum
@@ -22,7 +23,9 @@ def new_run_id() -> str:
 def run_id(run: Path) -> str | None:
     """Id in RUN/config.yaml, or else in the newest checkpoint; None for a run of format 1, or a damaged config.yaml."""
     try:
-        found = _ID.search(config_file.path(run).read_text())  # a hundred times as quick as a YAML parser
+        found = _ID.search(
+            regular_file.read(config_file.path(run)).decode()
+        )  # a hundred times as quick as a YAML parser
         return found[1] if found else None
     except FileNotFoundError:
         return config_file.from_checkpoint(run).get("run")

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import partition_file
 from pflmpi.store.metrics import history, metrics_file
@@ -97,7 +98,7 @@ def metrics(run: Path, last: int | None) -> Metrics:
     """
     path, index = metrics_file.path(run), newest_index(run)
     try:
-        content = path.read_bytes()
+        content = regular_file.read(path)
         whole, end, rest = content.rpartition(b"\n")
         header, *texts = (whole + end).decode().split("\n")[:-1] or [""]
     except FileNotFoundError as error:

@@ -85,7 +85,7 @@ def test_arguments_survive_the_shell() -> None:
     odd = ("run", "it's.yaml", "-s", "model={name: mlp}", "--out", "a b/$HOME")
     text = script(BatchScript({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
-    assert shown.splitlines()[3:] == list(odd)
+    assert shown.splitlines()[4:] == list(odd)
 
 
 @pytest.mark.parametrize(

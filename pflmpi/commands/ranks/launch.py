@@ -88,7 +88,7 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
     if rank_main is None:
         from pflmpi.transports.start.spawn import run_ranks
 
-        failed = run_ranks(ranks, ["-m", "pflmpi", *words])
+        failed = run_ranks(ranks, ["-P", "-m", "pflmpi", *words])
     else:
         from pflmpi.transports.start.fork import fork_ranks
 

@@ -26,6 +26,7 @@ def submit(options: argparse.Namespace) -> int:
     options, unknown = options.parser.parse_known_args(words)
     sbatch.refuse_unknown(unknown, _OURS, "scale takes one CONFIG")
     slurm.check(given, options.setup)
+    arguments.check_config(options.config)
     config = load(options.config, options.overrides)
     scaling, out = requested_experiment(options, config, slurm.asks_for_gpus(given), None)
     jobs = slurm.jobs(scaling, out, _words(options, scaling, out), given, options.mpi, options.setup)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pflmpi import atomic
+from pflmpi import atomic, regular_file
 from pflmpi.store.lock import run_lock
 from pflmpi.store.lock.owner import Owner
 
@@ -65,7 +65,7 @@ def read(run: Path, token: str) -> Request | None:
         FileNotFoundError: it is gone.
     """
     try:
-        values = json.loads(_path(run, token).read_bytes())
+        values = json.loads(regular_file.read(_path(run, token)))
         found = Request(**{**values, "process": Owner(**values["process"])})
         assert 0 <= found.number < found.of and found.token == token
         assert isinstance(found.setup, dict) and isinstance(found.launch, str)

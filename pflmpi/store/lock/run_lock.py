@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.atomic import TEMPORARY
 from pflmpi.errors import RunError
 from pflmpi.store.lock.owner import Owner, read, write
@@ -96,7 +97,7 @@ def path(run: Path) -> Path:
 
 def touched(file: Path) -> float:
     """When a file was last touched, in seconds since the epoch, by the clock of the file system."""
-    with file.open("rb") as opened:  # a network file system asks its server again when a file is opened
+    with regular_file.opened(file) as opened:  # a network file system asks its server again when a file is opened
         return os.fstat(opened.fileno()).st_mtime
 
 

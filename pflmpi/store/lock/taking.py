@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.atomic import TEMPORARY, remedy
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store.lock.owner import Owner, read, write
@@ -35,6 +36,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
     try:
         made = not run.exists()
         run.mkdir(parents=True, exist_ok=True)
+        regular_file.check_folders(run)
         me = Owner.here(run, jobs)
         _take(run, me, take_over, level)
         lock = RunLock(run, me.token, jobs, made)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from zlib_ng import zlib_ng as zlib
 
-from pflmpi import atomic
+from pflmpi import atomic, regular_file
 from pflmpi.store import checked_hdf5
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.hdf5 import Group
@@ -137,10 +137,11 @@ def holds(found: Path, before: Checksum) -> bool:
 
 def _first(found: Path, size: int) -> bytes:
     """The first bytes of a file; none where there is no such file."""
-    if not found.is_file():
+    try:
+        with regular_file.opened(found) as file:
+            return file.read(min(size, os.fstat(file.fileno()).st_size))
+    except OSError:  # `whole` looks for another copy
         return b""
-    with open(found, "rb") as file:
-        return file.read(size)
 
 
 def checksum_of(text: bytes) -> Checksum:

@@ -78,7 +78,7 @@ def arrays(path: Path) -> list[Array]:
             Array(f"{section}/{name}", found.shape, found.dtype, found.nbytes, _number(file[section], name))
             for section in ("server", "clients", "metrics", "bytes", "normalisation")
             for name in checked_hdf5.names(file.get(section, {}))
-            for found in (file[section][name],)
+            for found in (checked_hdf5.stored(file[section], name),)
         ]
 
 
@@ -99,18 +99,21 @@ def _blocks(clients: Group) -> Iterator[ClientRows]:
     cohorts = sorted({path.partition("/")[0] for path in paths if path.endswith("/client")})
     groups = {name: clients[name] for name in cohorts} if cohorts else {"cohort0": clients} if paths else {}
     ids = {
-        name: group["client"][()] if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
+        name: checked_hdf5.get(group, "client") if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
         for name, group in groups.items()
     }
     leaves = {
         name: [leaf for leaf in checked_hdf5.names(group) if not cohorts or leaf != "client"]
         for name, group in groups.items()
     }
-    end = max((int(members[-1]) + 1 for members in ids.values()), default=0)
-    for start in range(0, end, CLIENTS_AT_ONCE):
+    everyone = np.unique(np.concatenate([np.empty(0, np.int64), *ids.values()]))
+    for start in np.unique(everyone // CLIENTS_AT_ONCE * CLIENTS_AT_ONCE).tolist():
         block: ClientRows = {}
         for name, group in groups.items():
             first, last = np.searchsorted(ids[name], [start, start + CLIENTS_AT_ONCE])
             if last > first:
-                block[name] = (ids[name][first:last], {leaf: group[leaf][first:last] for leaf in leaves[name]})
+                block[name] = (
+                    ids[name][first:last],
+                    {leaf: checked_hdf5.stored(group, leaf)[first:last] for leaf in leaves[name]},
+                )
         yield block

@@ -75,7 +75,7 @@ class Background:
 
     def _start(self) -> None:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        command = [sys.executable, "-m", __name__, str(self._run.absolute()), self._lock.token]
+        command = [sys.executable, "-P", "-m", __name__, str(self._run.absolute()), self._lock.token]
         try:
             self._process = subprocess.Popen(
                 command,
