@@ -63,8 +63,8 @@ class APFL(FedAvg):
     ] = None
     weighting: ClientWeighting = "clients"
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {**super().init_client(task, client), "own": task.init(client), "alpha": torch.tensor(self.alpha)}
+    def init_client(self, task: Task) -> Tree:
+        return {**super().init_client(task), "own": task.init(), "alpha": torch.tensor(self.alpha)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         plain = self.loss(task, down["model"])

@@ -98,8 +98,8 @@ class L2GD(SharedParts):
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(steps=self.runs(task, round)[1])}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         keep = (1 - self.share(data.learning_rate)) ** self.runs(task, data.round)[0]

@@ -69,8 +69,8 @@ class PFedAFE(SharedParts):
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(), "beta": Pass(steps=self.beta_steps if self.adaptive else 0)}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {**task.init(client), "beta": torch.zeros(()), "trained": torch.tensor(False)}
+    def init_client(self, task: Task) -> Tree:
+        return {**task.init(), "beta": torch.zeros(()), "trained": torch.tensor(False)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         beta = self.mixing_ratio(task, client, down["body"], data)

@@ -113,11 +113,11 @@ class PFedCFR(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return {name: layers for name, layers in self._parts(task, task.init()).items() if name == "decision"}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
-    def init_received(self, task: Task, client: int) -> Messages:
-        return {name: layers for name, layers in self._parts(task, task.init(client)).items() if name == "personal"}
+    def init_received(self, task: Task) -> Messages:
+        return {name: layers for name, layers in self._parts(task, task.init()).items() if name == "personal"}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return {name: part(server, name) for name in server}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import global_generators, outside, tree
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.personal import NotAModel, messages
@@ -75,7 +75,7 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 )
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
-    state = algorithm.init_client(task.replace(device=HOST), 0)
+    state = initial_client(algorithm, task.replace(device=HOST), 0)
     if OPTIMIZER in state:
         raise ConfigError(
             f"{kind}.init_client has a part {OPTIMIZER!r}, under which the optimizer's state is kept in checkpoints; "

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Newcomer
+from pflmpi.algorithms.base import Algorithm, Newcomer, initial_client
 from pflmpi.learning.task import HOST
 from pflmpi.messages.calls import Call
 from pflmpi.messages.chosen import OfferedRows, Offers, chosen_calls
@@ -131,5 +131,5 @@ def joined(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tr
     """The states [m, ...] of newcomers that join with the messages [m, ...] of a round, as participants of the next."""
     task = unseen.executor.task(group).replace(device=HOST)
     with calling(unseen.algorithm, "init_client", round):
-        states = tree.stack([unseen.algorithm.init_client(task, int(client)) for client in group])
+        states = tree.stack([initial_client(unseen.algorithm, task, int(client)) for client in group])
     return unseen.executor.join(group, states, down, round + 1, unseen.updates)

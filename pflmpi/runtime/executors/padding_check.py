@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.task import HOST, Task
@@ -69,7 +69,7 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
         return {"state": new, "uplink": {**up}}
 
     down = {name: example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
-    lanes = tree.stack([algorithm.init_client(task, client)])
+    lanes = tree.stack([initial_client(algorithm, task, client)])
     with calling(algorithm, "client_update", 0, [client], in_lanes=True):
         inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
         received = {name: tree.stack([value]) for name, value in down.items()}
