@@ -53,7 +53,8 @@ class Architecture(ABC):
     def layers(self) -> tuple[str, ...]:
         """Paths of the modules that own parameters, in forward order; "head" is last.
 
-        Each has a "weight" and most have a "bias". Batch norm counts as a module; its statistics are not parameters.
+        Most have a "weight" and a "bias". Batch norm counts as a module; its statistics are not parameters. One that
+        has further modules in it owns what these do not; `parameters_of` says which parameters each owns.
         """
 
     @abstractmethod

@@ -56,8 +56,9 @@ class ModuleArchitecture(Architecture):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        owners = [name.rpartition(".")[0] for name, _ in self._training.named_parameters() if name.endswith(".weight")]
-        return *("body/" + name.replace(".", "/") for name in owners), "head"
+        names = (name.partition(".parametrizations.") for name, _ in self._training.named_parameters())
+        owners = (name if rest else name.rpartition(".")[0] for name, rest, _ in names)
+        return *dict.fromkeys(f"body.{name}".rstrip(".").replace(".", "/") for name in owners), "head"
 
     def init(self, rng: np.random.Generator) -> Tree:
         module = build(self.kind, self.options, self.head, self.norm, int(rng.integers(2**63)))
