@@ -124,4 +124,4 @@ class PFedAFE(SharedParts):
 def mixed(client: Tree, shared: Tree, beta: Tensor) -> Tree:
     """The client's model with (1 - beta) shared + beta own wherever the server has a value (eq. 5)."""
     own = only(client, ("body", "head", "stats"))
-    return {**own, **tree.map(lambda theirs, mine: (1 - beta) * theirs + beta * mine, shared, only(own, tuple(shared)))}
+    return {**own, **tree.mix(lambda mine, theirs: (1 - beta) * theirs + beta * mine, only(own, tuple(shared)), shared)}

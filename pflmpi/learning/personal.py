@@ -169,11 +169,16 @@ def _assemble(model: ModelExpression, client: State, received: State) -> State:
             return whole
         case Add(first, second):
             a, b = (_assemble(each, client, received) for each in (first, second))
-            return _combine(a, b, lambda one, other: one + other)
+            return _combine(a, b, _floats(lambda one, other: one + other))
         case Mix(first, second, path, times):
             share = _at(client, path) if times == 1 else _at(client, path) * times
             a, b = (_assemble(each, client, received) for each in (first, second))
-            return _combine(a, b, lambda one, other: share * one + (1 - share) * other)
+            return _combine(a, b, _floats(lambda one, other: share * one + (1 - share) * other))
+
+
+def _floats(both: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """As `tree.mix`, for arrays of NumPy and tensors: what is not floating is the first model's."""
+    return lambda one, other: both(one, other) if "float" in str(one.dtype) else one
 
 
 def _at(state: State, path: str) -> Any:
