@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.personal import NotAModel, messages
 from pflmpi.learning.task import HOST, Task
-from pflmpi.messages.kinds import ClassMeans, Downlink, Shared, Sum, Uplink
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
 from pflmpi.runtime.exchange.mixed import ANSWERED, check_mixed
 from pflmpi.runtime.exchange.offered import check_offered
@@ -32,6 +32,10 @@ _DRAWS = (
     "in a module use nn.Dropout, in an algorithm `draws_noise` and `Batch.key` (pflmpi.learning.client.uniform), or "
     "`Round.stream` on the server"
 )
+_IN_PLACE = (
+    " in place, which others may be given too, so that results would depend on the number of ranks; compute a new "
+    "tensor, or change a copy (clone, pflmpi.tree.clone)"
+)
 _ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "does not have a deterministic implementation": "; with this operation a run on GPUs could not be repeated: choose "
     "another one (as pooling, that to 1 x 1 can), or runtime.device = 'cpu'",
@@ -42,6 +46,16 @@ _ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "(`init_client`), what the server keeps in `init_server`",
 }
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class ChangedInPlace(Exception):
+    """A tensor that an algorithm was given to read has changed; the text names it."""
+
+
+def given(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
+    """What a method for one client reads, by name; the optimizer's state is not the algorithm's own."""
+    own = {name: value for name, value in state.items() if name != OPTIMIZER}
+    return {"client": own, "down": {**down}, "data.class_counts": class_counts}
 
 
 def check_declarations(algorithm: Algorithm, task: Task) -> None:
@@ -125,25 +139,39 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
 
 @contextmanager
 def calling(
-    algorithm: Algorithm, method: str, round: int, clients: Sequence[int] = (), in_lanes: bool = False
+    algorithm: Algorithm,
+    method: str,
+    round: int,
+    clients: Sequence[int] = (),
+    in_lanes: bool = False,
+    reads: Mapping[str, Tensor | Tree] | None = None,
 ) -> Iterator[None]:
     """Name the class, method, round and clients in any error of an algorithm.
 
+    Args:
+        reads: what the method is given, by the names of its arguments.
+
     Raises:
-        AlgorithmError: the method raised, or, in the first round, drew from a global generator of random numbers.
+        AlgorithmError: the method raised, or changed in place what it was given, or, in the first round, drew from a
+            global generator of random numbers.
     """
     where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     before = global_generators.states(on_gpu) if round <= 1 else ()  # once: it takes 0.1 ms
+    given = [(path, leaf, leaf._version) for path, leaf in tree.leaves({**(reads or {})})]
     try:
         yield
     except PflmpiError:
         raise
+    except ChangedInPlace as changed_batch:
+        raise AlgorithmError(f"{where}, or the model, changes {changed_batch}{_IN_PLACE}") from None
     except (Exception, SystemExit) as error:
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
         otherwise = _IN_LANES if in_lanes and type(error) is RuntimeError else ""
         advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)
         raise AlgorithmError(what + advice) from error
+    if changed := [path for path, leaf, version in given if leaf._version != version]:
+        raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE}")
     if before and global_generators.states(on_gpu) != before:
         raise AlgorithmError(
             f"{where} draws random numbers from a global generator, so that a run could not be repeated; {_DRAWS}"

@@ -119,7 +119,7 @@ def received(
         return Reply(shared, holds=unseen.declared.holds)
     published = None
     if transport.rank == 0:
-        with calling(unseen.algorithm, "publish_to_newcomers", round):
+        with calling(unseen.algorithm, "publish_to_newcomers", round, reads={"server": server}):
             task = unseen.executor.tasks[0].replace(device=HOST)
             whole = unseen.algorithm.publish_to_newcomers(task, server, unseen.clients)
         published = {name: value for name, value in whole.items() if name in unseen.declared.down}

@@ -51,16 +51,16 @@ def exchange(
     if up is not None:
         up |= products
         if now.owners.mixed or now.owners.centres:
-            with calling(algorithm, "mixing_weights", now.round):
+            with calling(algorithm, "mixing_weights", now.round, reads={"up": {**up}}):
                 weights = algorithm.mixing_weights(task, up, round)
             mixing.check_weights(now.owners, weights)
     sums = mixing.sum_centres(transport, now.owners, received, weights) if now.owners.centres else {}
     if up is not None:
         up |= sums
         if not now.opening and (now.saves or task.training.stop):  # which may call for a checkpoint
-            with calling(algorithm, "diagnose", now.round):
+            with calling(algorithm, "diagnose", now.round, reads={"server": server, "up": {**up}}):
                 measured = algorithm.diagnose(task, server, up, round)
-        with calling(algorithm, "server_update", now.round):
+        with calling(algorithm, "server_update", now.round, reads={"server": server, "up": {**up}}):
             new = algorithm.server_update(task, server, up, round)
         check_state(algorithm, "server_update", new, server)
         _check_finite(algorithm, now.round, new, server)
@@ -69,7 +69,7 @@ def exchange(
     if now.owners.mixed:
         _keep(population, now.training[transport.rank], mixing.mix(transport, now.owners, received, weights))
     if transport.rank == 0:
-        with calling(algorithm, "publish", now.round):
+        with calling(algorithm, "publish", now.round, reads={"server": server}):
             published = algorithm.publish(task, server, now.receivers)
     offers = Offers(setup.placement.home, population.offered)
     reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, offers)
