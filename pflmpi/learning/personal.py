@@ -114,6 +114,22 @@ def messages(personal: Personal) -> set[str]:
     return set()
 
 
+def kept(personal: Personal) -> set[str]:
+    """Paths of a client's state that a model is put together from."""
+    match personal:
+        case Kept(path, _):
+            return {path}
+        case NotAModel(_, nearest):
+            return kept(nearest)
+        case Merge(models):
+            return set().union(*map(kept, models))
+        case Add(first, second):
+            return kept(first) | kept(second)
+        case Mix(first, second, share):
+            return {share} | kept(first) | kept(second)
+    return set()
+
+
 def to_json(personal: Personal) -> dict[str, Any]:
     """Plain values for JSON.
 

@@ -14,7 +14,8 @@ from pflmpi import global_generators, outside, tree
 from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
-from pflmpi.learning.personal import NotAModel, messages
+from pflmpi.learning.parts import has
+from pflmpi.learning.personal import NotAModel, kept, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
@@ -89,7 +90,14 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 )
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
-    state = initial_client(algorithm, task.replace(device=HOST), 0)
+    with calling(algorithm, "init_client", 0):
+        state = initial_client(algorithm, task.replace(device=HOST), 0)
+    if wrong := not_a_tree(state):
+        raise ConfigError(f"{kind}.init_client returned {wrong}")
+    for path in sorted(kept(personal)):
+        if path and not has(state, path):
+            paths = ", ".join(path for path, _ in tree.leaves(state)) or "none"
+            raise ConfigError(f"{kind}.personal names {path!r}, which `init_client` does not return; known: {paths}")
     if OPTIMIZER in state:
         raise ConfigError(
             f"{kind}.init_client has a part {OPTIMIZER!r}, under which the optimizer's state is kept in checkpoints; "
@@ -158,7 +166,7 @@ def calling(
     where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     before = global_generators.states(on_gpu) if round <= 1 else ()  # once: it takes 0.1 ms
-    given = [(path, leaf, leaf._version) for path, leaf in tree.leaves({**(reads or {})})]
+    versions = [(path, leaf, leaf._version) for path, leaf in tree.leaves({**(reads or {})})]
     try:
         yield
     except PflmpiError:
@@ -170,7 +178,7 @@ def calling(
         otherwise = _IN_LANES if in_lanes and type(error) is RuntimeError else ""
         advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)
         raise AlgorithmError(what + advice) from error
-    if changed := [path for path, leaf, version in given if leaf._version != version]:
+    if changed := [path for path, leaf, version in versions if leaf._version != version]:
         raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE}")
     if before and global_generators.states(on_gpu) != before:
         raise AlgorithmError(
@@ -178,11 +186,42 @@ def calling(
         )
 
 
+def not_a_tree(value: object) -> str:
+    """What of a returned value is no tensor in nested dicts, and what is expected; "" where all is."""
+    expected = "; expected are tensors in nested dicts"
+    if not isinstance(value, Mapping):
+        return f"a {type(value).__name__}{expected}"
+    leaves: Iterator[tuple[str, object]] = tree.leaves({**value})
+    for path, leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            instead = f", such as torch.tensor({leaf})" if isinstance(leaf, bool | int | float) else ""
+            return f"{path} = {shown(leaf)}, a {type(leaf).__name__}{expected}{instead}"
+    return ""
+
+
+def check_returned(algorithm: Algorithm, method: str, found: object) -> None:
+    """Raise `AlgorithmError` for a returned state, or messages by name, that is no tree of tensors."""
+    if wrong := not_a_tree(found):
+        raise AlgorithmError(f"{type(algorithm).__name__}.{method} returned {wrong}")
+
+
+def state_and_messages(algorithm: Algorithm, method: str, found: object) -> tuple[Tree, Messages]:
+    """The two values of a client's update; raise `AlgorithmError` for anything else."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise AlgorithmError(
+            f"{type(algorithm).__name__}.{method} returned a {type(found).__name__}; expected the new state and the "
+            "messages, two dicts: return state, {name: message}"
+        )
+    check_returned(algorithm, method, found[1])
+    return found
+
+
 def check_state(algorithm: Algorithm, method: str, found: object, expected: Tree) -> None:
     """Raise `AlgorithmError` unless a returned state has the leaves, shapes and types of the one before."""
     where = f"{type(algorithm).__name__}.{method}"
     if not isinstance(found, dict):
         raise AlgorithmError(f"{where} returned a {type(found).__name__} as state; allowed is a dict of tensors")
+    check_returned(algorithm, method, found)
     if wrong := tree.differences(found, expected):
         initial = "init_server" if method == "server_update" else "init_client"
         raise AlgorithmError(

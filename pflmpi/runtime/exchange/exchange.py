@@ -17,7 +17,7 @@ from pflmpi.messages.kinds import Messages, Updates
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.checkpoints import ServerRound
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.contract import calling, check_state
+from pflmpi.runtime.contract import calling, check_returned, check_state
 from pflmpi.runtime.exchange.mixed import ANSWERED
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -71,6 +71,7 @@ def exchange(
     if transport.rank == 0:
         with calling(algorithm, "publish", now.round, reads={"server": server}):
             published = algorithm.publish(task, server, now.receivers)
+        check_returned(algorithm, "publish", published)
     offers = Offers(setup.placement.home, population.offered)
     reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, offers)
     return ServerRound(server, published, measured), reply

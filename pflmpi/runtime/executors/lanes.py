@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.learning.client import ClientData
+from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.models.base import Architecture
@@ -123,7 +123,7 @@ class Lanes(Executor):
             mine = {name: batches(name, tree.part(tree.part(lane, "passes"), name)) for name in lanes}
             own, factor = mine.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])
             counts, down = tree.leaf(lane, "counts"), as_messages(tree.part(lane, "received")).values()
-            data = ClientData(dict(mine), own, counts, task.training.lr * factor, round, factor)
+            data = ClientData(Passes(mine), own, counts, task.training.lr * factor, round, factor)
             found: Tree = method(task, tree.part(lane, "state"), *map(as_messages, down), data)
             return found
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.learning.client import ClientData
+from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
@@ -51,7 +51,7 @@ class Loop(Executor):
         }
         return ClientData(
             train=ready.pop(TRAIN),
-            passes=dict(ready),
+            passes=Passes(ready),
             class_counts=tree.leaf(there, "counts"),
             learning_rate=task.training.lr * decay,
             round=round,
