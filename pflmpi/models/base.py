@@ -1,6 +1,7 @@
 """The contract of a model: configuration fields, bound to images and classes, give a body and a head on trees."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -104,6 +105,11 @@ class Model(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+
+    @classmethod
+    def check_keys(cls, values: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` for keys of a configuration's section that could mean two things."""
+        return None
 
     @abstractmethod
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
