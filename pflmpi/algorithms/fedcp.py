@@ -64,8 +64,8 @@ class FedCP(WeightedSharedParts):
         ),
     ] = 5.0
 
-    def init_model(self, task: Task, client: int = -1) -> Tree:
-        return {**task.init(client), "gate": init_gate(stream(task.seed, 0, -1, "gate"), task.num_features)}
+    def init_model(self, task: Task) -> Tree:
+        return {**task.init(), "gate": init_gate(stream(task.seed, 0, -1, "gate"), task.num_features)}
 
     def like_model(self, task: Task) -> Tree:
         return {**task.like(), "gate": tree.like(init_gate(stream(0, 0, -1, "template"), task.num_features))}

@@ -122,8 +122,8 @@ class FedFCD(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return {"head": part(task.init(), "head"), **no_means(task)}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return {"head": part(server, "head"), "class_means": {"mean": server["means"], "known": server["known"]}}

@@ -59,8 +59,8 @@ class FedGH(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return only(task.init(), ("head",))
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return only(task.init(client), ("body", "stats"))
+    def init_client(self, task: Task) -> Tree:
+        return only(task.init(), ("body", "stats"))
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return {"head": part(server, "head")}

@@ -23,7 +23,7 @@ from pflmpi.runtime import idle_ranks, rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, initialise
 from pflmpi.runtime.config import OutputConfig
-from pflmpi.runtime.contract import calling
+from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.schedule import schedule
@@ -170,6 +170,7 @@ def _begin(setup: Setup, population: Population, transport: Transport) -> tuple[
     if transport.rank == 0:
         with calling(setup.algorithm, "init_server", 0):
             server = setup.algorithm.init_server(setup.task)
+        check_returned(setup.algorithm, "init_server", server)
     return server, Layout.unwritten(setup.executor.cohort)
 
 

@@ -1,6 +1,7 @@
 """The contract of a model: configuration fields, bound to images and classes, give a body and a head on trees."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,7 +54,8 @@ class Architecture(ABC):
     def layers(self) -> tuple[str, ...]:
         """Paths of the modules that own parameters, in forward order; "head" is last.
 
-        Each has a "weight" and most have a "bias". Batch norm counts as a module; its statistics are not parameters.
+        Most have a "weight" and a "bias". Batch norm counts as a module; its statistics are not parameters. One that
+        has further modules in it owns what these do not; `parameters_of` says which parameters each owns.
         """
 
     @abstractmethod
@@ -103,6 +105,11 @@ class Model(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+
+    @classmethod
+    def check_keys(cls, values: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` for keys of a configuration's section that could mean two things."""
+        return None
 
     @abstractmethod
     def bind(self, shape: Shape, num_classes: int) -> Architecture:

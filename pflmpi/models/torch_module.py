@@ -1,7 +1,8 @@
 """Any torch module whose last layer is linear, as a model: its head by name, the rest as the body."""
 
+import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from pathlib import Path
@@ -18,8 +19,10 @@ from pflmpi.models.built_module import build, num_features_of
 from pflmpi.models.initial import linear
 from pflmpi.models.module_parts import KeyedDropout, flat, key_dropout, split
 from pflmpi.models.weights_file import read_weights
+from pflmpi.text import shown
 from pflmpi.tree import Tree, part
 
+_TYPES = (bool, int, float, str)
 _GIVEN = ("num_classes", "in_channels", "shape")  # arguments of a module that follow from the data
 
 
@@ -56,8 +59,9 @@ class ModuleArchitecture(Architecture):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        owners = [name.rpartition(".")[0] for name, _ in self._training.named_parameters() if name.endswith(".weight")]
-        return *("body/" + name.replace(".", "/") for name in owners), "head"
+        names = (name.partition(".parametrizations.") for name, _ in self._training.named_parameters())
+        owners = (name if rest else name.rpartition(".")[0] for name, rest, _ in names)
+        return *dict.fromkeys(f"body.{name}".rstrip(".").replace(".", "/") for name in owners), "head"
 
     def init(self, rng: np.random.Generator) -> Tree:
         module = build(self.kind, self.options, self.head, self.norm, int(rng.integers(2**63)))
@@ -79,10 +83,15 @@ class ModuleArchitecture(Architecture):
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleModel(Model):
-    """A torch module as a model; the arguments of the module are further fields."""
+    """A torch module as a model; the arguments of the module are further fields, but for those called as keys here.
+
+    Attributes:
+        shared_names: of the latter, the parameters by name.
+    """
 
     kind: ClassVar[Callable[..., nn.Module]]
     given: ClassVar[tuple[str, ...]]
+    shared_names: ClassVar[Mapping[str, inspect.Parameter]] = {}
 
     head: Annotated[str, Field(description="name of the linear layer that ends the module, such as fc")]
     norm: Annotated[
@@ -91,9 +100,40 @@ class ModuleModel(Model):
     weights: Annotated[
         str | None, Field(description="file of a state dict to start from: .pt (tensors only) or .safetensors")
     ] = None
+    arguments: Annotated[
+        dict[str, bool | int | float | str],
+        Field(description="arguments of the module that are called as keys of this section are, such as {norm: true}"),
+    ] = field(default_factory=dict)
+
+    @classmethod
+    def check_keys(cls, values: Mapping[str, Any]) -> None:
+        named = values.get("arguments")
+        for name in cls.shared_names:
+            if name in values and not (isinstance(named, Mapping) and name in named):
+                raise ConfigError(
+                    f"model.{name} may be a key of every module or the argument {name!r} of {cls.name}; give the "
+                    f"latter as model.arguments: {{{name}: ...}}, beside which model.{name} is the former"
+                )
+
+    def __post_init__(self) -> None:
+        for name, value in self.arguments.items():
+            if name not in self.shared_names:
+                known = ", ".join(self.shared_names) or "none"
+                raise ConfigError(
+                    f"model.arguments.{name} is no argument of {self.name} that is called as a key is; known: {known}"
+                )
+            expected = _type_of(self.shared_names[name])
+            if type(value) is not expected and not (expected is float and type(value) is int):
+                raise ConfigError(f"model.arguments.{name} = {shown(value)}: must be a {expected.__name__}")
+        defaults = {name: one.default for name, one in self.shared_names.items()}
+        arguments = {**defaults, **self.arguments}
+        if missing := [name for name, value in arguments.items() if value is inspect.Parameter.empty]:
+            raise ConfigError(f"model.arguments.{missing[0]} is missing: {self.name} has no default for it")
+        object.__setattr__(self, "arguments", arguments)  # all of them, for who reads the recorded configuration
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        own = {name: value for name, value in vars(self).items() if name not in ("head", "norm", "weights")}
+        ours = {one.name for one in dataclasses.fields(ModuleModel)}
+        own = {**{name: value for name, value in vars(self).items() if name not in ours}, **self.arguments}
         known = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
         options = tuple({**own, **{name: known[name] for name in self.given}}.items())
         module = build(type(self).kind, options, self.head, self.norm, 0)
@@ -121,18 +161,20 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
     """The model class of a module class, or of a function that makes a module."""
     fields: list[tuple[str, Any, Any]] = []
     given = []
+    shared_names: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         default, hint = parameter.default, parameter.annotation
-        if name == "name":
-            raise ConfigError(f"{kind.__qualname__}: `model.name` is a key already; rename its argument 'name'")
         if name in _GIVEN:
             given.append(name)
-        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("weights", "progress"):
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name == "progress":
             continue
-        elif type(default) in (bool, int, float, str):
+        elif hasattr(ModuleModel, name) or name in ModuleModel.__dataclass_fields__:
+            if _type_of(parameter) in _TYPES:
+                shared_names[name] = parameter
+        elif type(default) in _TYPES:
             fields.append((name, type(default) if hint is parameter.empty else hint, field(default=default)))
         elif default is parameter.empty:
-            if hint not in (bool, int, float, str):
+            if hint not in _TYPES:
                 raise ConfigError(
                     f"{kind.__qualname__}: its argument {name!r} needs a default, or a type: bool, int, float or str; "
                     f"the arguments {', '.join(_GIVEN)} are given by the data"
@@ -140,8 +182,15 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
             fields.append((name, hint, field()))
     about = (inspect.getdoc(kind) or kind.__qualname__).partition("\n")[0]
     namespace = {"name": kind.__qualname__, "summary": about, "kind": staticmethod(kind), "given": tuple(given)}
+    namespace["shared_names"] = shared_names
     found = make_dataclass(
         kind.__qualname__, fields, bases=(ModuleModel,), namespace=namespace, frozen=True, kw_only=True
     )
     found.__module__ = kind.__module__
+    return found
+
+
+def _type_of(parameter: inspect.Parameter) -> type:
+    """The type of a parameter's default, or of what it takes where it has none."""
+    found: type = parameter.annotation if parameter.default is parameter.empty else type(parameter.default)
     return found

@@ -164,12 +164,17 @@ def _opened(path: Path) -> File:
         return h5py.File(path, "r")  # this process has it open already, with a lock
 
 
+# What h5py raises, and what a file of another form leads to.
+_OF_A_FILE = OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[File]:
     """Open a file for reading.
 
     Raises:
-        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also if reading in the block fails.
+        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also if what the block reads
+            is not there, or of another form.
     """
     try:
         with _opened(path) as file:
@@ -185,7 +190,7 @@ def reading(path: Path) -> Iterator[File]:
         raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except Exception as error:  # of a file of another form there may be any kind
+    except _OF_A_FILE as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise CheckpointError(f"{path} cannot be read: {' '.join(str(text).split())}") from error
 
