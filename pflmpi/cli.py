@@ -18,7 +18,6 @@ _COMMANDS = (
     "examples",
     "run",
     "resume",
-    "join",
     "inspect",
     "export",
     "probe",
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         terminal.outlive_readers()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and words[:1] in (["run"], ["resume"], ["join"]):
+    if arguments is None and words[:1] in (["run"], ["resume"]):
         early_signals.watch(os.environ)  # before what takes seconds to import
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # `runtime.threads` says how many; a rank may be a fork
     whole = parser()

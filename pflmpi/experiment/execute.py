@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,6 @@ from pflmpi.errors import CheckpointError, RankLost, Stopped
 from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.agreement import check_same_setup
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.joining import Waiting
 from pflmpi.experiment.restore import client_seconds, newest, restore
 from pflmpi.experiment.retrying import drop_lost, retry_after_rank_loss
 from pflmpi.learning.early_stop import EarlyStop
@@ -29,7 +28,7 @@ from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.state.storage import folder_of
-from pflmpi.runtime.stopping import Joining, Stop
+from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers.base import Tracked
 from pflmpi.runtime.trackers.tracking import tracked
 from pflmpi.store.layout import Layout
@@ -74,14 +73,6 @@ class RankContext:
         return self.first or self.transport.rank == 0
 
 
-class Paused(Exception):
-    """Raised on all ranks after a complete round that is on disk: others wait to join. Rank 0 keeps the lock."""
-
-    def __init__(self, run: Path, lock: RunLock, experiment: Experiment) -> None:
-        super().__init__(f"others wait to join {run}")
-        self.run, self.lock, self.experiment = run, lock, experiment
-
-
 def run_rounds(
     experiment: Experiment,
     run: Path,
@@ -98,13 +89,12 @@ def run_rounds(
 
     Raises:
         Stopped: on all ranks, after a complete round, when one of them was asked to stop.
-        Paused: likewise, when others wait to join.
     """
     transport = context.transport
     while True:
         checkpoints: Checkpoints | None = None
         setup: Setup | None = None  # that of more ranks goes first, with its samples on the device
-        pause: Stopped | Paused | None = None
+        pause: Stopped | None = None
         lost = False
         try:
             transport.counter.take("data")
@@ -125,13 +115,10 @@ def run_rounds(
             checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock)
             output = experiment.config.output if transport.rank == 0 else OutputConfig()
             with tracked(Tracked(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:
-                stop, others_wait = context.stop, Waiting(run, experiment, transport)
                 if not _has_ended(run, experiment.config, context):
-                    rounds.run(setup, transport, checkpoints, server, population, done, observer, stop, others_wait)
+                    rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop)
         except Stopped as reason:
             pause = reason
-        except Joining:
-            pause = Paused(run, lock, replace(experiment))  # a copy, without the samples on the device
         except RankLost:
             lost = True
         except BaseException:

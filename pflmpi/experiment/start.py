@@ -10,12 +10,11 @@ import torch
 
 from pflmpi.algorithms.base import CannotJoin
 from pflmpi.config.load import Config
-from pflmpi.data.federation import Federation
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
-from pflmpi.experiment.build import Experiment, assemble, prepare
+from pflmpi.experiment.build import Experiment, prepare
 from pflmpi.experiment.convolution_choice import choose_convolutions
-from pflmpi.experiment.execute import Paused, RankContext, run_rounds
+from pflmpi.experiment.execute import RankContext, run_rounds
 from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
 from pflmpi.experiment.retrying import retried_all_or_none, retried_on_root
@@ -87,21 +86,6 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer, *
     return run
 
 
-def resume_joined(
-    config: Config, run: Path, context: RankContext, observe: Observer, *, federation: Federation, held: RunLock | None
-) -> Path:
-    """Continue a run that others have joined.
-
-    Args:
-        config: of the run.
-        federation: the clients' data.
-        held: the lock of the run; None on ranks that have joined.
-    """
-    with _locked(run, context, lambda: _run_id(run), held) as (lock, run_id):
-        _run_rest(_prepare(config, context, run, federation), run, run_id, context, lock, observe)
-    return run
-
-
 def start_or_resume(
     config: Config, run: Path, context: RankContext, observe: Observer, *, changed_code: bool = False
 ) -> Path:
@@ -124,17 +108,14 @@ def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, chang
     return on_recorded_data(run, prepare(config, device))
 
 
-def _prepare(
-    config: Config, context: RankContext, run: Path | None = None, federation: Federation | None = None
-) -> Experiment:
+def _prepare(config: Config, context: RankContext, run: Path | None = None) -> Experiment:
     """The experiment, on the data that the run to be resumed was made with."""
 
     def make() -> Experiment:
         if context.transport.rank == 0:
             check_installed(config.output)
         check_scratch(config.runtime)
-        place = context.device, context.gpu_models
-        experiment = prepare(config, *place) if federation is None else assemble(config, federation, *place)
+        experiment = prepare(config, context.device, context.gpu_models)
         if isinstance(experiment.newcomer, CannotJoin) and context.transport.rank == 0:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if run is None:
@@ -147,15 +128,9 @@ def _prepare(
 
 
 @contextlib.contextmanager
-def _locked(
-    run: Path, context: RankContext, function: Callable[[], str], held: RunLock | None = None
-) -> Iterator[tuple[RunLock, str]]:
-    """Hold the lock of a run on rank 0; yields it, and the text that `function` then returned there, on every rank.
-
-    Args:
-        held: the lock, if this rank has it already.
-    """
-    taken = [held] if held is not None else []
+def _locked(run: Path, context: RankContext, function: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
+    """Hold the lock of a run on rank 0; yields it, and the text that `function` then returned there, on every rank."""
+    taken: list[RunLock] = []
 
     def locked() -> str:
         if not taken:
@@ -167,9 +142,6 @@ def _locked(
         taken = taken or [RunLock(run, token, context.jobs)]
         context.stop.at_once = taken[0].drop
         yield taken[0], text
-    except Paused:
-        taken = []  # it stays held
-        raise
     finally:
         for lock in taken:
             lock.release()

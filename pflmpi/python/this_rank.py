@@ -11,9 +11,8 @@ from pathlib import Path
 from pflmpi import early_signals, outside
 from pflmpi.commands.display.progress import RunProgress
 from pflmpi.commands.display.start_line import start_line
-from pflmpi.commands.ranks.context import connect, end_of_jobs
+from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
 from pflmpi.commands.ranks.launch import num_ranks
-from pflmpi.commands.ranks.session import Session, Start
 from pflmpi.config.load import Config, parse
 from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show
 from pflmpi.experiment.start import start, start_or_resume
@@ -41,29 +40,30 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
     if launch.rank == 0 and not quiet:
         print(start_line(config, folder, size), file=sys.stderr, flush=True)
     config = parse(config.resolved())
-    session = Session(connect(config, launch), launch, folder)
+    transport = connect(config, launch)
     raised: list[Exception] = []  # by `on_round`
     try:
-        stop = Stop(end_of_jobs(session.transport), config.runtime.spare)
-        go: Start = start_or_resume if resume or launch.restarts else start
+        stop = Stop(end_of_jobs(transport), config.runtime.spare)
+        go = start_or_resume if resume or launch.restarts else start
         main = threading.current_thread() is threading.main_thread()  # which alone can watch for signals
         with (
-            RunProgress(config.training.rounds, quiet, False, session.transport.rank) as progress,
-            noted_signals(stop, lambda: bool(ended(session.transport.peers))) if main else nullcontext(),
+            RunProgress(config.training.rounds, quiet, False, transport.rank) as progress,
+            noted_signals(stop, lambda: bool(ended(transport.peers))) if main else nullcontext(),
         ):
             early_signals.begun()
-            found = session.run(config, go, stop, _telling(progress, on_round, stop, raised))
-        session.transport.close(goes_on=True)
+            placed, context = context_of(config, transport, launch, stop)
+            found = go(placed, folder, context, _telling(progress, on_round, stop, raised))
+        transport.close(goes_on=True)
     except (CollectiveError, Stopped) as reason:  # on every rank
         with suppress(TransportError):
-            session.transport.close(goes_on=True)
+            transport.close(goes_on=True)
         if raised:
             raise raised[0] from None
         if isinstance(reason, CollectiveError):
             raise reason.error from reason
-        raise Stopped(f"{reason}; go on with resume=True, out={str(session.folder)!r}") from reason
+        raise Stopped(f"{reason}; go on with resume=True, out={str(folder)!r}") from reason
     except BaseException as error:
-        _end_all(session.transport, error)
+        _end_all(transport, error)
         raise
     if raised:
         raise raised[0]

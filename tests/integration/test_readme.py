@@ -46,8 +46,7 @@ RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|launch/mpirun -n|torchru
 WRAPPED = [line for line in COMMANDS if re.match(r"launch/.* run ", line) and line not in RUNS]
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
-JOINS = [line for line in COMMANDS if "pflmpi join " in line]  # run by test_joining.py and test_slurm_jobs.py
-JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line) and line not in JOINS]
+JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
 READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(mpirun -n \d )?python examples/)"
 READING = [line for line in COMMANDS if re.match(READ, line)]
 SCALED = [line for line in COMMANDS if re.match(r"pflmpi (scale|report scaling/)", line)]  # jobs: test_slurm_jobs.py
@@ -97,7 +96,7 @@ def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
     folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
     assert len(set(folders)) == len(folders), "each run has a folder of its own"
     assert [line.split()[1] for line in TABLES] == ["sweep", "report"]
-    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *JOINS, *ADVICE, *READING, *SCALED]
+    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE, *READING, *SCALED]
     assert sorted(COMMANDS) == sorted(tested), "a command that no test runs"
 
 

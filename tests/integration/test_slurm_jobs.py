@@ -23,7 +23,7 @@ from checkpoints import complete
 from pflmpi.store import run_folder
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.table import load
-from project import ROOT, documented
+from project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]
 
@@ -256,33 +256,6 @@ def test_a_lost_node_ends_the_step_and_not_the_job(folder: Path) -> None:
         testbed.rebuild()
     assert quick_run.digest(folder / "run") == plain(folder)
     assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
-
-
-@pytest.mark.parametrize("same_job", [False, True])
-def test_ranks_of_another_step_or_job_join(same_job: bool, folder: Path) -> None:
-    start = f"launch/srun --nodes=1 --ntasks=1 pflmpi run {write(folder, MANY)} --out=run --quiet --ranks=1"
-    step = " ".join(documented("docs/clusters.md", "--relative=1")).replace("runs/train", "run")
-    _, *words, whole = documented("docs/clusters.md", 'join runs/train"')  # of sbatch; with two ranks where it has four
-    script = f"{start} & until [ -e run/metrics.csv ]; do sleep 1; done; {step}; wait"
-    first = ["--nodes=2", "--ntasks-per-node=2", f"--wrap={script}"] if same_job else ["--nodes=1", f"--wrap={start}"]
-    jobs = [sbatch(folder, "--output=log", *first)]
-    try:
-        reach(folder / "run", 2)
-        if not same_job:
-            there = testbed.fields(jobs[0])["NodeList"]
-            whole = whole.replace("runs/train", "run")
-            jobs.append(sbatch(folder, *words, whole, "--output=log2", f"--exclude={there}", "--ntasks=2", "--nodes=1"))
-        config = folder / "run" / "config.yaml"
-        wait_for(lambda: yaml.safe_load(config.read_text())["recorded"]["ranks"] == 3, "two to join")
-        reach(folder / "run", complete(folder / "run")[-1] + 2)
-        shown = processes.call([*processes.PFLMPI, "status", "run"], env=ENVIRONMENT, cwd=folder).stdout
-        assert ", 3 ranks, " in shown
-        subprocess.run(["scancel", "--signal=USR1", jobs[-1]], check=True, timeout=30)
-        testbed.wait_until(jobs[0], timeout=PATIENCE)
-    finally:
-        subprocess.run(["scancel", *jobs], check=True, timeout=30)
-    write(folder, run_folder.newest_good(folder / "run")[0])
-    assert quick_run.digest(folder / "run") == plain(folder)
 
 
 def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:

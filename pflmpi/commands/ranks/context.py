@@ -40,7 +40,7 @@ def here(config: Config) -> Peer:
 
 
 def context_of(
-    config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool
+    config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool = False
 ) -> tuple[Config, RankContext]:
     """Where this rank computes, once all ranks know each other, and the configuration with what follows from that.
 

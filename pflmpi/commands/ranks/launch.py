@@ -46,12 +46,11 @@ def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:
     return min(mine, runtime.gpus or mine)
 
 
-def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool = False) -> int:
+def num_ranks(asked: int | None, config: "Config", launch: "Launch") -> int:
     """Ranks of a run: those that a launcher has started, or those to start.
 
     Args:
         asked: by `--ranks`.
-        joins: they join a run, however its first ranks were started.
     """
     transport = config.runtime.transport
     if launch.kind != "alone":
@@ -61,8 +60,6 @@ def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool
                 "leave --ranks out under a launcher"
             )
         return launch.size
-    if joins:
-        return asked or 1
     if transport == "inprocess":
         if asked not in (None, 1):
             raise ConfigError(f"--ranks {asked} with runtime.transport = 'inprocess', which has 1; use auto")
