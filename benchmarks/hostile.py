@@ -55,7 +55,6 @@ SECTIONS = {
     "files": Section(300, lambda place: BadFiles(place).attempt),
     "kills": Section(200, lambda place: Interruptions(place).kill, _ENDED),
     "stops": Section(200, lambda place: Interruptions(place).stop, _ENDED),
-    "deaths": Section(100, lambda place: Deaths(place).survived, _WENT_ON),
     "restarts": Section(20, lambda place: Deaths(place).restarted, _WENT_ON),
 }
 

@@ -8,7 +8,6 @@
     ├── RunError (3)             a fault during the run
     │   ├── AlgorithmError       an algorithm that broke its contract
     │   └── TransportError       a rank died, left, or did not answer in time
-    │       └── RankLost         a rank died, and the others can continue without it
     └── Stopped (75)             the run was asked to stop and did so after a complete round
 
 Each message says what is wrong, the value found, what is allowed, and what to do.
@@ -58,10 +57,6 @@ class TransportError(RunError):
     """A rank died, left, or did not answer in time."""
 
 
-class RankLost(TransportError):
-    """A rank died, and the transport can continue without it."""
-
-
 class Stopped(PflmpiError):
     """The run was asked to stop and did so after a complete round."""
 
@@ -104,7 +99,7 @@ def of_kind(kind: str, text: str) -> PflmpiError:
 
 
 def write_exit_code(environ: Mapping[str, str], code: int) -> None:
-    """Leave the exit code in a file for a launcher that loses it (torchrun, mpirun --with-ft); for rank 0 to call."""
+    """Leave the exit code in a file for a launcher that loses it (torchrun, srun); for rank 0 to call."""
     path = environ.get("PFLMPI_EXIT_FILE")
     if path:
         Path(path).write_text(f"{code}\n")

@@ -1,4 +1,4 @@
-"""Ranks that are killed where the others go on: under mpirun with ULFM, or started again by torchrun."""
+"""Ranks that are killed where the launcher starts all again."""
 
 import itertools
 import random
@@ -18,7 +18,6 @@ from reliability.trials import PATIENCE, Result, Trial, command, compare, digest
 
 ROUNDS = 16
 SOON = 0.2  # seconds after a round within which a kill falls; some rounds long
-_ULFM = ["--with-ft", "ulfm", "--mca", "coll", "^han,adapt"]
 
 
 class Deaths:
@@ -30,10 +29,6 @@ class Deaths:
         self._config.write_text(yaml.safe_dump(CONFIG | {"model": {"name": "mlp", "hidden": 32}, "training": training}))
         command("run", self._config, "--out", folder / "whole", "--ranks", 1, "--quiet")
         self._expected = digest(folder / "whole")
-
-    def survived(self, number: int, draw: random.Random, folder: Path) -> Trial:
-        """Three of 5 ranks under mpirun die in random order: rank 0, the rank that is then first, and another one."""
-        return self._kill("mpirun", 5, draw.choice(["001", "010", "100"]), draw, folder)
 
     def restarted(self, number: int, draw: random.Random, folder: Path) -> Trial:
         """Rank 0 or another one of 3 under torchrun dies."""
@@ -57,8 +52,7 @@ class Deaths:
             if all(killed):  # and none too late
                 names = ["rank 0" if victim == "0" else "another rank" for victim in victims]
                 trial = Trial(f"{way}, {', '.join(map('{} after round {}'.format, names, moments))}")
-                went_on = r"goes on from" if way == "mpirun" else r"^round "
-                after = [shown.first_after(moment, went_on) for moment in killed if moment]
+                after = [shown.first_after(moment, r"^round ") for moment in killed if moment]
                 trial.seconds = max((seconds for seconds in after if seconds is not None), default=None)
                 self._judge(trial, run, result, way)
                 return trial
@@ -67,10 +61,7 @@ class Deaths:
     def _judge(self, trial: Trial, run: Path, result: Result, way: str) -> None:
         """Note what came of it: right are the exit code, the digest, and a line of metrics for each round."""
         trial.saw(result)
-        said = run.with_suffix(".exit")
         code = result.code
-        if way == "mpirun" and code is not None:  # whose own code says nothing under ULFM
-            code = int(said.read_text()) if said.exists() else -1
         compare(trial, run, Result(code, ""), self._expected)
         lines = (run / "metrics.csv").read_text().splitlines()
         trial.labels |= {"wrong bits"} if code == 0 and len(lines) != ROUNDS + 1 else set()
@@ -107,12 +98,8 @@ class _Output:
 
 def _start(way: str, ranks: int, config: Path, run: Path) -> "subprocess.Popen[str]":
     words = ["run", str(config), "--out", str(run)]
-    if way == "mpirun":
-        start = [str(processes.BIN / "mpirun"), *_ULFM, "-n", str(ranks), *processes.PFLMPI, *words]
-        start += ["-s", "runtime.faults=continue"]
-    else:
-        start = [str(processes.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2"]
-        start += ["-m", "pflmpi", *words]
+    start = [str(processes.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2"]
+    start += ["-m", "pflmpi", *words]
     environment = processes.ENVIRONMENT | {"PFLMPI_EXIT_FILE": str(run.with_suffix(".exit"))}
     return processes.launch(start, env=environment, stderr=subprocess.STDOUT, start_new_session=True)
 

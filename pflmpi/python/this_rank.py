@@ -20,7 +20,6 @@ from pflmpi.python.rounds import OnRound, row
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop, noted_signals
-from pflmpi.transports import refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import ended
@@ -34,8 +33,6 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
     An error that all ranks know of is raised on all. One of this rank alone ends all ranks: they would wait for it.
     """
     launch = replace(detect(os.environ), runs=next(_runs))
-    if config.runtime.faults == "continue":
-        refuse_unless_fault_tolerant(config.runtime.transport, launch)
     size = num_ranks(ranks, config, launch)
     if launch.rank == 0 and not quiet:
         print(start_line(config, folder, size), file=sys.stderr, flush=True)

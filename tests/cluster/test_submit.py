@@ -132,7 +132,6 @@ def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixt
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "--signal=B:USR1@60"], "write --signal=USR1@60"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
-        (["small.yaml", "-s", "runtime.faults=continue"], "launch/mpirun --ft"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
     ],
 )

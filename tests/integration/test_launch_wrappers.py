@@ -163,26 +163,6 @@ def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tm
 FAKE_RUN = '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }\n'
 
 
-@pytest.mark.parametrize(
-    "said, own, expected", [("75", 0, 75), ("0", 1, 0), ("3", 0, 3), ("", 0, 3), ("", 2, 2), ("2", 9, 2)]
-)
-def test_mpirun_with_ft_ends_with_what_rank_0_has_left(said: str, own: int, expected: int, tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "mpirun")
-    say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
-    bench.program("mpirun", f'{FAKE_RUN}echo "$@"; {say}\nexit {own}')
-    code, first, _ = bench.call("--ft", "-n", "3", "pflmpi", "run", "a.yaml")
-    assert code == expected
-    assert "--with-ft ulfm --mca coll ^han,adapt -x PFLMPI_EXIT_FILE -n 3 pflmpi run" in first
-    assert bench.left() == []
-
-
-def test_mpirun_with_ft_needs_an_mpi_that_has_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "mpirun")
-    bench.program("mpirun", 'echo "mpirun (Open MPI) 4.1.4"')
-    code, _, rest = bench.call("--ft", "-n", "3", "pflmpi", "run", "a.yaml")
-    assert code == 2 and "--ft needs Open MPI 5 or newer; here is: mpirun (Open MPI) 4.1.4" in rest
-
-
 def test_mpirun_of_another_library_gets_no_option_of_open_mpi(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "mpirun")
     bench.program("mpirun", 'if [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@"; fi')

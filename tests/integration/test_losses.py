@@ -1,12 +1,10 @@
-"""A rank dies or hangs: the others go on (ULFM), are started again (torchrun), or stop and name it."""
+"""A rank dies or hangs: all stop and name it, or start again from the newest checkpoint."""
 
 import contextlib
 import os
-import random
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,8 @@ import yaml
 import processes
 import quick_run
 from checkpoints import complete
-from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError
-from pflmpi.transports import open_transport
-from pflmpi.transports.detect import ALONE, Launch
 
 ROUNDS = 20
-KILLS = int(os.environ.get("PFLMPI_KILLS", "2"))
 
 
 @pytest.fixture(scope="module")
@@ -43,48 +36,6 @@ def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -
     processes.wait_for(lambda: round in complete(run) or process.poll() is not None, "a checkpoint")
     assert process.poll() is None, process.communicate()
     return sorted(processes.ranks_of(process.pid))
-
-
-def survivors(config: Path, run: Path, ranks: int, *more: str) -> "subprocess.Popen[str]":
-    start = [str(processes.BIN / "mpirun"), *processes.SURVIVE, "-n", str(ranks), *processes.PFLMPI]
-    start += ["run", str(config), "--out", str(run), "-s", "runtime.faults=continue", *more]
-    return processes.launch(start, env={**processes.ENVIRONMENT, "PFLMPI_EXIT_FILE": f"{run}.exit"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", range(KILLS))
-def test_the_others_take_over_the_clients_of_a_rank_that_dies(
-    moment: int, whole: tuple[Path, str], tmp_path: Path
-) -> None:
-    config, expected = whole
-    draw = random.Random(moment)
-    every = [1, 3][moment % 2]  # rounds since the last checkpoint are repeated
-    process = survivors(config, tmp_path / "run", 4, "-s", f"checkpoint.every={every}")
-    ranks = ranks_after_round(process, tmp_path / "run", every)
-    time.sleep(draw.random())
-    victim = draw.choice([0, 1, 2, 3]) if moment else 0
-    os.kill(ranks[victim], signal.SIGKILL)
-    out, err = process.communicate(timeout=processes.PATIENCE)
-    assert (tmp_path / "run.exit").read_text() == "0\n", err
-    assert quick_run.digest(tmp_path / "run") == expected
-    assert f"pflmpi: rank {victim} (host " in err and ") died; 3 ranks go on\n" in err, err
-    assert re.search(r"pflmpi: the run goes on from round \d", err)
-    assert f"round {ROUNDS}/{ROUNDS}" in err and "last accuracy" in out, "whoever is rank 0 shows the rounds"
-    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == ROUNDS + 1
-
-
-@pytest.mark.slow
-def test_one_rank_is_left_in_the_end(whole: tuple[Path, str], tmp_path: Path) -> None:
-    config, expected = whole
-    process = survivors(config, tmp_path / "run", 3)
-    ranks = ranks_after_round(process, tmp_path / "run", 1)
-    for rank in ranks[:2]:  # rank 0, and the rank that has taken the server over
-        os.kill(rank, signal.SIGKILL)
-        time.sleep(0.3)
-    _, err = process.communicate(timeout=processes.PATIENCE)
-    assert (tmp_path / "run.exit").read_text() == "0\n", err
-    assert quick_run.digest(tmp_path / "run") == expected
-    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == ROUNDS + 1
 
 
 @pytest.mark.slow
@@ -148,16 +99,3 @@ def test_by_default_all_stop_and_the_dead_rank_is_named(way: str, whole: tuple[P
     assert process.returncode not in (0, 2, 75)
     said = {"mpi": r"rank 1 with PID \d+ on node", "torchrun": r"local_rank: 1 \(pid", "alone": "rank 1 was killed"}
     assert re.search(said[way], out + err), out + err
-
-
-@pytest.mark.parametrize("launch", [ALONE, Launch("torchrun", 0, 2), Launch("slurm", 0, 2), Launch("mpi", 0, 2)])
-def test_going_on_is_refused_where_it_cannot_be(launch: Launch) -> None:
-    with pytest.raises(ConfigError, match=r"start with launch/mpirun --ft"):
-        open_transport("auto", launch, 1.0, fault_tolerant=True)
-
-
-def test_going_on_is_refused_before_ranks_are_started(whole: tuple[Path, str]) -> None:
-    assert configuration.load(whole[0], ["runtime.faults=continue"]).runtime.faults == "continue"
-    done = processes.call([*processes.PFLMPI, "run", str(whole[0]), "--ranks", "2", "-s", "runtime.faults=continue"])
-    assert done.returncode == 2
-    assert "nothing has started this" in done.stderr

@@ -37,7 +37,6 @@ from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store.names import rounds
 from pflmpi.text import for_shell
-from pflmpi.transports import refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import ended
@@ -81,8 +80,6 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         prepared = prepare(launch)
         config = prepared.config
         resumable = None if launch.rank or options.announced else prepared.folder
-        if config.runtime.faults == "continue":
-            refuse_unless_fault_tolerant(config.runtime.transport, launch)
         ranks = num_ranks(options.ranks, config, launch)
         if launch.rank == 0 and not (options.quiet or options.announced):
             print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
@@ -140,7 +137,7 @@ def _stop_at_eof() -> None:
 
 def _leave(transport: Transport, launch: Launch, code: int) -> NoReturn:
     """End in order with the other ranks."""
-    if launch.rank == 0 or transport.rank == 0 or transport.fault_tolerant:  # rank 0 may die now
+    if transport.rank == 0:
         write_exit_code(os.environ, code)
     exit_process(transport, code)
 
