@@ -19,6 +19,7 @@ import os
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 
 class PflmpiError(Exception):
@@ -98,11 +99,22 @@ def of_kind(kind: str, text: str) -> PflmpiError:
     return found
 
 
-def write_exit_code(environ: Mapping[str, str], code: int) -> None:
-    """Leave the exit code in a file for a launcher that loses it (torchrun, srun); for rank 0 to call."""
+def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""]) -> None:
+    """Leave the exit code of the ranks in a file for their launcher, whose own may be another one.
+
+    Rank 0 leaves "lost" while the ranks run: what a launcher finds where a rank was killed or lost. Restarts by
+    `launch/settings` depend on it.
+    """
     path = environ.get("PFLMPI_EXIT_FILE")
     if path:
         Path(path).write_text(f"{code}\n")
+
+
+def exit_code_before(environ: Mapping[str, str]) -> int | None:
+    """The exit code that ranks have left before a launcher started them again; None where one was lost."""
+    path = environ.get("PFLMPI_EXIT_FILE")
+    text = Path(path).read_text().strip() if path and Path(path).exists() else ""
+    return int(text) if text.isdecimal() else None
 
 
 def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:

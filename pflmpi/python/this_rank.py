@@ -14,7 +14,7 @@ from pflmpi.commands.display.start_line import start_line
 from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
 from pflmpi.commands.ranks.launch import num_ranks
 from pflmpi.config.load import Config, parse
-from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show
+from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show, write_exit_code
 from pflmpi.experiment.start import start, start_or_resume
 from pflmpi.python.rounds import OnRound, row
 from pflmpi.runtime.faults import CollectiveError
@@ -38,6 +38,8 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
         print(start_line(config, folder, size), file=sys.stderr, flush=True)
     config = parse(config.resolved())
     transport = connect(config, launch)
+    if launch.rank == 0:
+        write_exit_code(os.environ, "lost")
     raised: list[Exception] = []  # by `on_round`
     try:
         stop = Stop(end_of_jobs(transport), config.runtime.spare)
@@ -52,6 +54,8 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
             found = go(placed, folder, context, _telling(progress, on_round, stop, raised))
         transport.close(goes_on=True)
     except (CollectiveError, Stopped) as reason:  # on every rank
+        if launch.rank == 0:
+            write_exit_code(os.environ, "")
         with suppress(TransportError):
             transport.close(goes_on=True)
         if raised:
@@ -62,6 +66,8 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
     except BaseException as error:
         _end_all(transport, error)
         raise
+    if launch.rank == 0:
+        write_exit_code(os.environ, "")  # the process goes on, and says itself how it ended
     if raised:
         raise raised[0]
     return found
@@ -89,4 +95,7 @@ def _end_all(transport: Transport, error: BaseException) -> None:
         where = None if isinstance(error, PflmpiError) or not isinstance(error, Exception) else outside.cause(error)
         shown = RunError(where) if where else explained(error, RunError) if isinstance(error, Exception) else error
         show(shown, rank=transport.rank)
-        transport.abort(shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code)
+        code = shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code
+        if not isinstance(shown, TransportError):
+            write_exit_code(os.environ, code)
+        transport.abort(code)

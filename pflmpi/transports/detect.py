@@ -20,7 +20,7 @@ class Launch:
         kind: "alone" without a launcher; "slurm" for srun without MPI.
         rank, size: of the whole run.
         address: host:port where torch's ranks meet, unless torchrun says so; "" if unknown.
-        restarts: how often torchrun has restarted the ranks.
+        restarts: how often the ranks were started again, by torchrun, a wrapper in launch/, or `pflmpi run`.
         runs: how many runs this process has made before.
         jobs: what starts this process again, with how often it has, such as {"Slurm job 77": 1}.
     """
@@ -37,6 +37,7 @@ class Launch:
 ALONE = Launch("alone", 0, 1)
 # What has started the processes of each kind of launch, in words.
 LAUNCHERS = {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}
+RESTARTED = "PFLMPI_RESTARTED"  # how often all ranks were started again; set where they may be
 _NAMELESS = "none"  # what torchrun calls a run that was given no name
 _OURS = "pflmpi-"  # begins the name of a run whose ranks pflmpi has started, which nobody starts again
 
@@ -60,7 +61,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
     name = environ.get("TORCHELASTIC_RUN_ID", _NAMELESS)
     if name != _NAMELESS and not name.startswith(_OURS):
         jobs[f"torchrun {name}"] = restarts
-    return replace(launch, restarts=restarts, jobs=jobs)
+    return replace(launch, restarts=restarts + _count(environ, RESTARTED), jobs=jobs)
 
 
 def _innermost(environ: Mapping[str, str]) -> Launch:

@@ -126,6 +126,8 @@ def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixt
         (["small.yaml", "--only", "A/*"], "--only is for --array TABLE"),
         (["--array", "small.yaml", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["small.yaml", "--requeue", "--no-requeue"], "both given"),
+        (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
+        (["--array", "small.yaml", "--restarts", "2"], "--restarts is for one run"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
         (["small.yaml", "--signal=USR1@600", "--time=0-0:10"], "a job of 600 s would be stopped as it starts"),

@@ -13,6 +13,9 @@ import yaml
 import processes
 import quick_run
 from checkpoints import complete
+from pflmpi.config import load as configuration
+from pflmpi.errors import ConfigError
+from project import ROOT
 
 ROUNDS = 20
 
@@ -38,25 +41,70 @@ def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -
     return sorted(processes.ranks_of(process.pid))
 
 
+RESTARTING = {
+    "alone": [*processes.PFLMPI, "run", "--ranks", "2", "--restarts", "1"],
+    "mpirun": [str(ROOT / "launch" / "mpirun"), "--restarts", "1", "-n", "2", *processes.PFLMPI, "run"],
+    "torchrun": [str(ROOT / "launch" / "torchrun"), "--restarts", "1", "--nproc-per-node=2", "-m", "pflmpi", "run"],
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_torchrun_starts_the_ranks_again_and_they_continue(
-    victim: int, whole: tuple[Path, str], tmp_path: Path
+@pytest.mark.parametrize("way", RESTARTING)
+def test_all_ranks_start_again_after_one_was_killed_and_reach_the_same_bits(
+    way: str, victim: int, whole: tuple[Path, str], tmp_path: Path
 ) -> None:
     config, expected = whole
-    start = [str(processes.BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--max-restarts=2", "-m", "pflmpi"]
-    process = processes.launch([*start, "run", str(config), "--out", str(tmp_path / "run")])
+    process = processes.launch([*RESTARTING[way], str(config), "--out", str(tmp_path / "run")], cwd=tmp_path)
     os.kill(ranks_after_round(process, tmp_path / "run", 2)[victim], signal.SIGKILL)
     _, err = process.communicate(timeout=processes.PATIENCE)
     assert process.returncode == 0, err
     assert quick_run.digest(tmp_path / "run") == expected
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == ROUNDS + 1
+    assert way == "torchrun" or "all start again from the newest checkpoint (1 of 1)" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", RESTARTING)
+def test_a_rank_that_fails_by_itself_is_not_started_again(way: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FAILS)
+    raw = quick_run.settings(algorithm={"name": f"{tmp_path}/own.py:Fails"})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
+    done = processes.call(
+        [*RESTARTING[way], str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")], cwd=tmp_path
+    )
+    assert done.returncode == 3 and "client 0 is ill" in done.stderr, done.stderr
+    assert "all start again" not in done.stderr and done.stderr.count("client 0 is ill") == 1
+
+
+FAILS = """
+from dataclasses import dataclass
+from pflmpi.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Fails(FedAvg):
+    def client_update(self, task, client, down, data):
+        raise ValueError("client 0 is ill")
+"""
+
+
+def test_ranks_of_a_launcher_are_not_started_again_by_pflmpi(whole: tuple[Path, str]) -> None:
+    environment = {**processes.ENVIRONMENT, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = processes.call([*processes.PFLMPI, "run", str(whole[0]), "--restarts", "1"], env=environment)
+    assert done.returncode == 2 and "launch/mpirun, launch/torchrun or launch/srun --restarts 1" in done.stderr
+
+
+def test_faults_of_a_configuration_are_refused_with_what_to_use(whole: tuple[Path, str]) -> None:
+    with pytest.raises(ConfigError, match=r"runtime.faults is no key any more: a lost rank ends .*`--restarts N`"):
+        configuration.load(whole[0], ["runtime.faults=continue"])
 
 
 def test_a_run_that_may_be_started_again_needs_a_folder(whole: tuple[Path, str]) -> None:
     environment = {**processes.ENVIRONMENT, "TORCHELASTIC_MAX_RESTARTS": "1"}
     done = processes.call([*processes.PFLMPI, "run", str(whole[0]), "--ranks", "1"], env=environment)
     assert done.returncode == 2
-    assert "torchrun --max-restarts without --out" in done.stderr
+    assert "a launcher with restarts without --out" in done.stderr
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ WRAPPED = [line for line in COMMANDS if re.match(r"launch/.* run ", line) and li
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
 JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
-READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(mpirun -n \d )?python examples/)"
+READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(launch/mpirun -n \d )?python examples/)"
 READING = [line for line in COMMANDS if re.match(READ, line)]
 SCALED = [line for line in COMMANDS if re.match(r"pflmpi (scale|report scaling/)", line)]  # jobs: test_slurm_jobs.py
 ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
@@ -159,7 +159,7 @@ def test_a_scaling_experiment_is_made_and_reported(environment: dict[str, str], 
 def test_a_run_is_read_as_it_says(environment: dict[str, str], tmp_path: Path) -> None:
     quick_run.run(configuration.read(ROOT / "configs" / "quickstart.yaml"), tmp_path / "runs" / "alone")
     shutil.copytree(tmp_path / "runs" / "alone", tmp_path / "runs" / "mpi")
-    for name in ("configs", "examples"):
+    for name in ("configs", "examples", "launch"):
         shutil.copytree(ROOT / name, tmp_path / name)
     assert READING
     for command in READING:

@@ -53,7 +53,7 @@ def write(folder: Path, rounds: int = 3) -> str:
 
 def shorten(folder: Path) -> int:
     """Let a run that has stopped end soon after its newest round, and return that round."""
-    last, _ = run_folder.newest_good(folder / "run")
+    last = complete(folder / "run")[-1]
     write(folder, last + 2)
     return last
 
@@ -252,6 +252,35 @@ def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
     completed(job, folder / f"run.{job}.log")
     assert f"round {before}/" not in (folder / f"run.{job}.log").read_text()
     assert quick_run.digest(folder / "run") == plain(folder)
+
+
+@pytest.mark.parametrize("way", ["submit", "launch/srun"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_all_ranks_start_again_in_their_job_after_one_was_killed(victim: int, way: str, folder: Path) -> None:
+    config, place = write(folder, MANY), ["--nodes=2", "--ntasks-per-node=1"]
+    if way == "submit":
+        job, _ = submit(folder, config, "--out=run", "--restarts=1", *place)
+        log = folder / f"run.{job}.log"
+    else:
+        command = f"launch/srun --restarts 1 --mpi=none pflmpi run {config} --out run"
+        job, log = sbatch(folder, "--output=log", *place, f"--wrap={command}"), folder / "log"
+    reach(folder / "run", 2)
+    host = testbed.expand(testbed.fields(job)["NodeList"])[victim]
+    os.kill(next(one for one in testbed.node_processes(host) if is_rank(one)), signal.SIGKILL)
+    wait_for(lambda: "all start again from the newest checkpoint (1 of 1)" in log.read_text(), "the restart")
+    shorten(folder)
+    completed(job, log)
+    assert testbed.fields(job)["Restarts"] == "0"
+    assert quick_run.digest(folder / "run") == plain(folder)
+
+
+def is_rank(process: int) -> bool:
+    """Whether a process of a node is a rank, not a launcher of ranks."""
+    try:
+        program, *words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+    except FileNotFoundError:
+        return False
+    return "python" in program and "pflmpi run" in " ".join(words)
 
 
 @pytest.mark.parametrize("first", [False, True])  # which runs the batch script

@@ -51,6 +51,7 @@ def test_a_restart_is_counted() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert detect(torchrun).restarts == 0
     assert detect({**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
+    assert detect({"PFLMPI_RESTARTED": "2"}).restarts == 2, "by a wrapper in launch/, or by `pflmpi run`"
 
 
 def test_a_peer_that_has_ended_is_seen_before_it_is_reaped() -> None:

@@ -19,7 +19,7 @@ from pflmpi import early_signals, outside
 from pflmpi.commands.display.progress import RunProgress, show_summary
 from pflmpi.commands.display.start_line import start_line
 from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
-from pflmpi.commands.ranks.launch import check_ranks, num_gpus, num_ranks, start_ranks
+from pflmpi.commands.ranks.launch import check_ranks, check_restarts, num_gpus, num_ranks, start_ranks
 from pflmpi.config.load import Config
 from pflmpi.errors import (
     PflmpiError,
@@ -27,6 +27,7 @@ from pflmpi.errors import (
     Stopped,
     TransportError,
     UserError,
+    exit_code_before,
     explained,
     show,
     write_exit_code,
@@ -77,17 +78,22 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if launch.rank > 0:
             logging.getLogger().setLevel(logging.ERROR)
         check_ranks(options.ranks)
+        check_restarts(options.restarts, launch, options.announced is not None)
         prepared = prepare(launch)
         config = prepared.config
         resumable = None if launch.rank or options.announced else prepared.folder
         ranks = num_ranks(options.ranks, config, launch)
         if launch.rank == 0 and not (options.quiet or options.announced):
             print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
-        if ranks > 1 and launch.kind == "alone":
+        if (ranks > 1 or options.restarts) and launch.kind == "alone":
             options.announced = prepared.folder
             rank_main = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
             words = [*options.words[:1], "--announced", str(prepared.folder), *options.words[1:]]
-            return start_ranks(ranks, words, rank_main)
+            return start_ranks(ranks, words, rank_main, options.restarts)
+        if launch.restarts and (before := exit_code_before(os.environ)) is not None:
+            return before  # torchrun starts ranks again whatever they ended with
+        if launch.rank == 0:
+            write_exit_code(os.environ, "lost")
         transport = connected = connect(config, launch)
         stop = Stop(end_of_jobs(transport), config.runtime.spare)
         with (
@@ -116,7 +122,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if resumable is not None and rounds(resumable):
             how = f"`pflmpi resume {for_shell(resumable)}` continues from the newest checkpoint"
             print(f"pflmpi: interrupted; {how}", file=sys.stderr)
-        return _abort(transport, 130, launch.rank)
+        return _abort(transport, 130)
     except Exception as caught:
         where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
         fault = RunError(where) if where else explained(caught, UserError if transport is None else RunError)
@@ -125,7 +131,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
         if code or launch.rank == 0:
             show(fault, options.debug, launch.rank, options.error_file)
-        return _abort(transport, code, launch.rank)
+        return _abort(transport, code, lost=isinstance(fault, TransportError))
 
 
 def _stop_at_eof() -> None:
@@ -142,10 +148,10 @@ def _leave(transport: Transport, launch: Launch, code: int) -> NoReturn:
     exit_process(transport, code)
 
 
-def _abort(transport: Transport | None, code: int, rank: int) -> int:
-    """End all ranks; alone, return the code."""
+def _abort(transport: Transport | None, code: int, lost: bool = False) -> int:
+    """End all ranks; alone, return the code. `lost`: because another rank was."""
     sys.stdout.flush()
-    if (rank if transport is None else transport.rank) == 0:
+    if not lost:
         write_exit_code(os.environ, code)
     if transport is not None and transport.size > 1:
         transport.abort(code)
