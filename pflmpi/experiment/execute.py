@@ -53,7 +53,6 @@ class RankContext:
         stop: whether it has a reason to stop.
         jobs: what starts the run again, with how often it has; see `store.lock.owner`.
         take_over: take the run from a process that still writes it.
-        first: of the processes that were started with this one; says what the user there should know.
     """
 
     transport: Transport
@@ -63,12 +62,6 @@ class RankContext:
     stop: Stop = field(default_factory=Stop)
     jobs: Mapping[str, int] = field(default_factory=dict)
     take_over: bool = False
-    first: bool = False
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this rank says what concerns all."""
-        return self.first or self.transport.rank == 0
 
 
 def run_rounds(
@@ -90,7 +83,7 @@ def run_rounds(
     seconds = client_seconds(run, transport, done)
     setup = build.setup(experiment, transport.size, context.slots, seconds, transport.rank)
     check_same_setup(experiment, setup, transport)
-    if context.speaks and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
+    if transport.rank == 0 and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
         _log.warning("%s", advice)
     here = setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run)
     population = all_or_none(transport, partial(allocate, experiment.cohort, *here))

@@ -138,7 +138,7 @@ def _locked(run: Path, context: RankContext, function: Callable[[], str]) -> Ite
 
     try:
         token, _, text = on_root(context.transport, locked).partition(" ")
-        taken = taken or [RunLock(run, token, context.jobs)]
+        taken = taken or [RunLock(run, token)]
         context.stop.at_once = taken[0].drop
         yield taken[0], text
     finally:

@@ -61,8 +61,7 @@ def context_of(
         _log.info("large messages: %s", between_gpus.text)
     if placed.serves_only:
         config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
-    first = launch.rank == 0
-    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over, first)
+    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over)
     return config, context
 
 

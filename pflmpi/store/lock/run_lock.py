@@ -8,7 +8,6 @@ own host, elsewhere by its silence.
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from pflmpi.errors import RunError
@@ -22,13 +21,12 @@ class RunLock:
 
     Args:
         token: of the owner.
-        jobs: see `Owner`.
         made: whether the folder was made for it; such a folder is removed again if it stays empty.
     """
 
-    def __init__(self, run: Path, token: str, jobs: Mapping[str, int], made: bool = False) -> None:
+    def __init__(self, run: Path, token: str, made: bool = False) -> None:
         self.token = token
-        self._run, self._jobs, self._made = run, jobs, made
+        self._run, self._made = run, made
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 

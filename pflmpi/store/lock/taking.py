@@ -37,7 +37,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
         run.mkdir(parents=True, exist_ok=True)
         me = Owner.here(run, jobs)
         _take(run, me, take_over, level)
-        lock = RunLock(run, me.token, jobs, made)
+        lock = RunLock(run, me.token, made)
         lock.keep()
     except OSError as error:
         cure = f"{remedy(error)}, or choose another folder"
