@@ -111,6 +111,13 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes to start, if no launcher has (default: one per GPU, or per core; 1 stays in this process)",
     )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all ranks again from the newest checkpoint when one was killed, up to N times (default: 0)",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="no progress, only the result")
     shown.add_argument("--bar", action="store_true", help="a progress bar even where mpirun hides the terminal")

@@ -19,7 +19,6 @@ _COMMANDS = (
     "examples",
     "run",
     "resume",
-    "join",
     "inspect",
     "export",
     "probe",
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminal.outlive_readers()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments is None and words[:1] in (["run"], ["resume"], ["join"]):
+        if arguments is None and words[:1] in (["run"], ["resume"]):
             if low := limits.too_few_files():
                 raise ConfigError(low)
             early_signals.watch(os.environ)  # before what takes seconds to import

@@ -8,7 +8,6 @@
     ├── RunError (3)             a fault during the run
     │   ├── AlgorithmError       an algorithm that broke its contract
     │   └── TransportError       a rank died, left, or did not answer in time
-    │       └── RankLost         a rank died, and the others can continue without it
     └── Stopped (75)             the run was asked to stop and did so after a complete round
 
 Each message says what is wrong, the value found, what is allowed, and what to do.
@@ -20,6 +19,7 @@ import os
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pflmpi import limits
 from pflmpi.text import printable
@@ -59,10 +59,6 @@ class AlgorithmError(RunError):
 
 class TransportError(RunError):
     """A rank died, left, or did not answer in time."""
-
-
-class RankLost(TransportError):
-    """A rank died, and the transport can continue without it."""
 
 
 class Stopped(PflmpiError):
@@ -106,11 +102,22 @@ def of_kind(kind: str, text: str) -> PflmpiError:
     return found
 
 
-def write_exit_code(environ: Mapping[str, str], code: int) -> None:
-    """Leave the exit code in a file for a launcher that loses it (torchrun, mpirun --with-ft); for rank 0 to call."""
+def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""]) -> None:
+    """Leave the exit code of the ranks in a file for their launcher, whose own may be another one.
+
+    Rank 0 leaves "lost" while the ranks run: what a launcher finds where a rank was killed or lost. Restarts by
+    `launch/settings` depend on it.
+    """
     path = environ.get("PFLMPI_EXIT_FILE")
     if path:
         Path(path).write_text(f"{code}\n")
+
+
+def exit_code_before(environ: Mapping[str, str]) -> int | None:
+    """The exit code that ranks have left before a launcher started them again; None where one was lost."""
+    path = environ.get("PFLMPI_EXIT_FILE")
+    text = Path(path).read_text().strip() if path and Path(path).exists() else ""
+    return int(text) if text.isdecimal() else None
 
 
 def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:

@@ -37,11 +37,13 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.commands.ranks.rank import Prepared, run_rank
     from pflmpi.config.load import load
     from pflmpi.experiment.start import refuse_existing, start, start_or_resume
+    from pflmpi.transports.detect import RESTARTED
 
     def prepare(launch: "Launch") -> Prepared:
         resumes = options.resume or launch.restarts > 0
-        if options.out is None and (options.resume or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"):
-            who = "--continue" if options.resume else "torchrun --max-restarts"
+        restarted = RESTARTED in os.environ or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        if options.out is None and options.announced is None and (options.resume or restarted):
+            who = "--continue" if options.resume else "a launcher with restarts"
             raise ConfigError(f"{who} without --out: a run that is started again must find its folder; give --out DIR")
         default = Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = options.announced or options.out or default

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pflmpi.cluster.script import BatchScript
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
-_OURS = ["--out", "--array", "--jobs", "--mpi", "--requeue", "--survive", "--setup", "--dry-run"]
+_OURS = ["--out", "--array", "--jobs", "--mpi", "--requeue", "--restarts", "--setup", "--dry-run"]
 _OURS += ["--set", "--seeds", "--only", "--changed-code", "--debug"]  # of all commands that read configurations
 
 
@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     requeue = "stop before the time limit, requeue the job and resume, until all rounds are done"
     parser.add_argument("--requeue", action="store_true", help=requeue)
-    parser.add_argument("--survive", action="store_true", help="when a node is lost, continue on the others")
+    restarts = "start all ranks of a run again from the newest checkpoint when one was lost, up to N times (default: 0)"
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help=restarts)
     setup = "shell commands that the job runs first, such as `module load`; may set `python`, the interpreter"
     parser.add_argument("--setup", type=Path, metavar="FILE", help=setup)
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
@@ -115,8 +116,10 @@ def _check(options: argparse.Namespace, given: "Options") -> None:
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
     if options.jobs is not None and options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
-    if options.survive and options.array is not None:
-        raise ConfigError("--survive is for one run; the tasks of an array have nodes of their own: use --requeue")
+    if options.restarts < 0:
+        raise ConfigError(f"--restarts {options.restarts}: must be at least 0")
+    if options.restarts and options.array is not None:
+        raise ConfigError("--restarts is for one run; tasks of an array that lose a rank continue when submitted again")
     if options.requeue and "no-requeue" in given:
         raise ConfigError("--requeue and --no-requeue are both given; give one of them")
     check_setup(options.setup)
@@ -184,8 +187,6 @@ def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "Ba
         ours["array"] = tasks(pending.todo, options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
-    if options.survive:
-        ours["no-kill"] = None
     check_signal({**ours, **given})
     return BatchScript(
         options={**ours, **given},
@@ -194,6 +195,6 @@ def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "Ba
         mpi=options.mpi,
         array=options.array is not None,
         requeue=options.requeue,
-        survive=options.survive,
+        restarts=options.restarts,
         setup=str(options.setup.resolve()) if options.setup else "",
     )

@@ -5,9 +5,6 @@ from pflmpi.doctor.problems import Check, Found, each_rank
 from pflmpi.transports.detect import LAUNCHERS
 
 _LAUNCHERS = {**LAUNCHERS, "unclear": "a launcher"}
-_FAULT_TOLERANT = (
-    "start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt, in a job too, not srun)"
-)
 
 
 @each_rank
@@ -57,21 +54,6 @@ def slurm_tasks(one: RankFacts) -> Found:
 
 
 @each_rank
-def faults(one: RankFacts) -> Found:
-    """`faults: continue` is requested without what it needs."""
-    if one.settings.faults != "continue" or one.mpi.error:
-        return
-    setting = "runtime.faults = 'continue'"
-    if one.mpi.library and not one.mpi.fault_tolerance:
-        remedy = "use a library that was (the Open MPI of pip install 'pflmpi[mpi]'), or runtime.faults=stop"
-        yield f"{setting}, but {one.mpi.library} was built without ULFM", remedy
-    elif not one.mpi.used:
-        yield f"{setting} needs ranks of MPI, but {_LAUNCHERS[one.launcher]} has started this", _FAULT_TOLERANT
-    elif not one.mpi.fault_tolerant:
-        yield f"{setting}, but the ranks were started without the settings for it", _FAULT_TOLERANT
-
-
-@each_rank
 def torch_backends(one: RankFacts) -> Found:
     """torch.distributed connects the ranks, and has no backend that can."""
     by_torch = one.launcher in ("torchrun", "slurm") or one.settings.transport == "torch"
@@ -81,7 +63,7 @@ def torch_backends(one: RankFacts) -> Found:
         yield "torch.distributed has neither gloo nor, for a GPU, NCCL", remedy
 
 
-CHECKS: tuple[Check, ...] = (mpi_library, world_size, connection, slurm_tasks, faults, torch_backends)
+CHECKS: tuple[Check, ...] = (mpi_library, world_size, connection, slurm_tasks, torch_backends)
 
 
 def remedy_of_no_connection(mpi: bool) -> str:

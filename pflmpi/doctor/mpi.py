@@ -22,7 +22,7 @@ def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
         return in_another_process(environ)
     connects = launch.kind == "mpi" if transport == "auto" else transport == "mpi"
     if connects and launch.kind != "torchrun":  # MPI cannot connect torchrun's ranks, and asking it would start it
-        return in_this_process(launch.rank).model_copy(update={"fault_tolerant": launch.fault_tolerant})
+        return in_this_process(launch.rank)
     return Mpi()
 
 
@@ -38,13 +38,7 @@ def in_this_process(rank: int = 0) -> Mpi:
     library = mpi_library.loaded()
     if library is None:
         return Mpi(used=True, library="unknown", world=world_size())
-    return Mpi(
-        used=True,
-        library=library.name,
-        world=world_size(),
-        device_buffers=library.device_buffers,
-        fault_tolerance=library.fault_tolerance,
-    )
+    return Mpi(used=True, library=library.name, world=world_size(), device_buffers=library.device_buffers)
 
 
 def in_another_process(environ: Mapping[str, str]) -> Mpi:

@@ -14,7 +14,7 @@ from pflmpi.errors import DataError, PflmpiError
 if TYPE_CHECKING:
     from pflmpi.config.load import Config
 
-_RUNTIME_KEYS = {"transport", "device", "threads", "faults"}  # the fields of `Settings`
+_RUNTIME_KEYS = {"transport", "device", "threads"}  # the fields of `Settings`
 
 
 def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", Settings]:

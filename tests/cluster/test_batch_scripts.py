@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pflmpi.cluster import sbatch
-from pflmpi.cluster.script import FEWER_NODES, REQUEUE, BatchScript, script, tasks
+from pflmpi.cluster.script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -38,7 +38,7 @@ JOBS = {
         mpi="pmi2",
         requeue=True,
     ),
-    "survive": BatchScript({"no-kill": None, "nodes": "2"}, "/env/bin/python", RUN, requeue=True, survive=True),
+    "restarts": BatchScript({"nodes": "2"}, "/env/bin/python", RUN, requeue=True, restarts=3),
     "setup": BatchScript({"job-name": "a"}, "/env/bin/python", RUN, setup="/home/me/first study/modules.sh"),
     "once": BatchScript({"job-name": "c-4", "ntasks": "4"}, "/env/bin/python", SCALE, mpi="pmix", once=True),
     "array": BatchScript(
@@ -70,9 +70,9 @@ def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
     assert len(options) == len(JOBS[name].options) and max(options) < first
 
 
-def test_the_launch_wrapper_looks_for_lost_nodes_as_the_script_does() -> None:
+def test_the_launch_wrappers_requeue_as_the_script_does() -> None:
     settings = (ROOT / "launch" / "settings").read_text()
-    assert FEWER_NODES in settings and REQUEUE in settings
+    assert ENDED_WITH in settings and REQUEUE in settings
 
 
 def test_a_line_that_sbatch_would_misread_is_refused() -> None:

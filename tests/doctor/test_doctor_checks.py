@@ -54,7 +54,6 @@ def test_sound_ranks_have_no_problems() -> None:
     assert told(world(*bound)) == []
 
 
-CONTINUE = {"settings": {"faults": "continue"}}
 MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
 
 
@@ -76,14 +75,6 @@ MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
             [{}, {"connection": "refused"}, {}],
             "rank 1 on node1: no connection to the other ranks (refused); see in the launcher's output",
             id="no connection",
-        ),
-        pytest.param(
-            [{**CONTINUE, "launcher": "mpi", "mpi": {**MPICH, "world": 4}}],
-            "ranks 0-3 on node1, node2: runtime.faults = 'continue', but MPICH 5.0.2 was built without ULFM; use",
-            id="no ULFM",
-        ),
-        pytest.param(
-            [CONTINUE], "runtime.faults = 'continue' needs ranks of MPI, but torchrun has", id="no MPI's ranks"
         ),
         pytest.param([{"device": {"gloo": False}}], "torch.distributed has neither gloo nor", id="no backend"),
         pytest.param(

@@ -39,7 +39,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
         regular_file.check_folders(run)
         me = Owner.here(run, jobs)
         _take(run, me, take_over, level)
-        lock = RunLock(run, me.token, jobs, made)
+        lock = RunLock(run, me.token, made)
         lock.keep()
     except OSError as error:
         cure = f"{remedy(error)}, or choose another folder"

@@ -110,7 +110,7 @@ def main() -> int:
     for number in (*SIGNALS, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends
     parent = os.getppid()
-    run, lock = Path(sys.argv[1]), RunLock(Path(sys.argv[1]), sys.argv[2], {})
+    run, lock = Path(sys.argv[1]), RunLock(Path(sys.argv[1]), sys.argv[2])
     os.nice(_NICE)
 
     def listen(seconds: float) -> None:
