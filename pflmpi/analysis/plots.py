@@ -186,3 +186,41 @@ class Clouds(Plot):
         for cloud in self.clouds:
             for (x, y), label, client in zip(cloud.points.tolist(), cloud.classes, cloud.clients, strict=True):
                 yield (cloud.title, int(label), int(client), x, y)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dots(Plot):
+    """A row for each name, with a dot for each series, beside a line at zero.
+
+    Attributes:
+        rows: what the rows are called, from the top.
+        series: values [rows] by label, NaN where nothing is known.
+        styles: number of colour and marker of each.
+    """
+
+    row_label: str
+    x_label: str
+    rows: tuple[str, ...]
+    series: Mapping[str, np.ndarray]
+    styles: tuple[int, ...]
+
+    def lines(self) -> Iterable[Line]:
+        yield (self.row_label, *(f"{label}: {self.x_label}" for label in self.series))
+        for place, row in enumerate(self.rows):
+            yield (row, *(float(values[place]) for values in self.series.values()))
+
+
+Part = Curves | Stack | Matrices
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Multiples(Plot):
+    """The same figure of several runs, by the label of the run, on common axes."""
+
+    parts: tuple[tuple[str, Part], ...]
+
+    def lines(self) -> Iterable[Line]:
+        for number, (label, part) in enumerate(self.parts):
+            for place, line in enumerate(part.lines()):
+                if place or not number:
+                    yield (label if place else "run", *line)

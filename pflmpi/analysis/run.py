@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # which need torch
     from torch import nn
 
     from pflmpi.analysis.client_samples import ClientSamples
-    from pflmpi.analysis.series.target import CostTo
+    from pflmpi.analysis.target import CostTo
     from pflmpi.experiment.build import Experiment
 
 _ONE_FILE = "`pflmpi inspect` and h5py read it, everything else needs the folder of the run"
@@ -77,7 +77,7 @@ class Run:
             target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.
             metric: a column of metrics.csv.
         """
-        from pflmpi.analysis.series.target import cost_to
+        from pflmpi.analysis.target import cost_to
 
         return cost_to(self.columns, target, metric)
 

@@ -65,9 +65,9 @@ class Runs(Sequence[Run]):
         Raises:
             UserError: pandas is not installed.
         """
-        from pflmpi.analysis.series.final import final
-        from pflmpi.analysis.series.selection import named
-        from pflmpi.analysis.series.summary import summaries
+        from pflmpi.analysis.selection import named
+        from pflmpi.analysis.series.clients import final
+        from pflmpi.analysis.summary import summaries
 
         lines = summaries(named(self), [final(run) for run in self], targets)
         return _pandas("summary").DataFrame(lines).replace("", None)

@@ -15,7 +15,7 @@ import quick_run
 from pflmpi.analysis.page.clients import clients
 from pflmpi.analysis.page.contents import detailed
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.series.selection import named
+from pflmpi.analysis.selection import named
 from pflmpi.cli import main
 from pflmpi.store import partition_file
 

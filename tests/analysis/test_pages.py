@@ -17,11 +17,10 @@ from pflmpi.analysis.page.html import Section, _legend
 from pflmpi.analysis.page.report import _missing
 from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.series import class_vectors, client_weights, scores, seeds
-from pflmpi.analysis.series.across.multiples import side_by_side
-from pflmpi.analysis.series.ordering import by_class, without_single_class
-from pflmpi.analysis.series.partition import partitions
-from pflmpi.analysis.series.selection import NamedRun, named
+from pflmpi.analysis.selection import NamedRun, named
+from pflmpi.analysis.series import accuracy, diagnostics, vectors
+from pflmpi.analysis.series.partition import by_class, partitions, without_single_class
+from pflmpi.analysis.side_by_side import side_by_side
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
@@ -44,7 +43,7 @@ def figure(among: list[NamedRun], values: list[list[float]], percent: bool = Tru
 def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path: Path) -> None:
     runs = [run(tmp_path / "0", 0), run(tmp_path / "1", 1), run(tmp_path / "x", 0, "local")]
     plot = figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]])
-    found = seeds.merged(plot, named(runs))
+    found = accuracy.merged(plot, named(runs))
     assert isinstance(found, Curves) and [curve.label for curve in found.curves] == ["fedavg, 2 seeds", "local"]
     one = found.curves[0]
     assert one.y.tolist() == [41, 93] and one.x.tolist() == [1, 2] and one.mark == 1
@@ -56,7 +55,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
 
 def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path: Path) -> None:
     runs = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
-    found = seeds.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
+    found = accuracy.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
     assert isinstance(found, Curves)
     one = found.curves[0]
     assert one.y.tolist() == [np.inf, 3.0] and one.low is not None and np.isfinite(one.low).tolist() == [False, True]
@@ -65,11 +64,11 @@ def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path
 def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path: Path) -> None:
     runs = named([run(tmp_path / "0", 0, lr=0.1), run(tmp_path / "1", 1, lr=0.2)])
     plot = figure(runs, [[40, 90], [42, 96]])
-    assert seeds.merged(plot, runs) is plot
+    assert accuracy.merged(plot, runs) is plot
     alike = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
     plot = figure(alike, [[40, 90], [42, 96]])
     later = replace(plot.curves[1], x=np.array([2, 4]))
-    assert len(seeds.merged(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2  # type: ignore[union-attr]
+    assert len(accuracy.merged(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2  # type: ignore[union-attr]
 
 
 def test_deviations_do_not_leave_the_scale(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_deviations_do_not_leave_the_scale(tmp_path: Path) -> None:
     columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.95]), "accuracy_std": np.array([0.3, 0.2])}
     one = Run(tmp_path, config, "a")
     one.__dict__["columns"] = columns
-    plot = scores.accuracy_over_rounds(named([one]))
+    plot = accuracy.accuracy_over_rounds(named([one]))
     assert isinstance(plot, Curves)
     low, high = (curve.y.tolist() for curve in plot.curves[1:])
     assert low == pytest.approx([0, 75]) and high == pytest.approx([40, 100])
@@ -88,18 +87,18 @@ def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread: floa
     values = 0.01 + spread * np.arange(9.0).reshape(3, 3)
     values[np.diag_indices(3)] = 0.9
     panel = Panel("round 3", values, range(3), range(3))
-    found = client_weights._only_value((panel,), hide_diagonal=True)
+    found = diagnostics._only_value((panel,), hide_diagonal=True)
     assert (found is not None) == equal and (not equal or found == pytest.approx(0.01))
-    assert client_weights._only_value((panel,), hide_diagonal=False) is None
+    assert diagnostics._only_value((panel,), hide_diagonal=False) is None
 
 
 @pytest.mark.parametrize(("count", "figures"), [(49, 1), (50, 2)])
 def test_few_class_vectors_have_no_t_sne(count: int, figures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     points, classes = np.random.default_rng(0).normal(size=(count, 3)), np.arange(count) % 10
-    vectors = class_vectors.Vectors(1, points, classes, np.full(count, -1))
-    monkeypatch.setattr(class_vectors, "known_vectors", lambda *_: vectors)
-    monkeypatch.setattr(class_vectors, "tsne", lambda values: values[:, :2])
-    found = class_vectors.projections([None, None], "a", ClassVectors(title="Class means"))  # type: ignore[list-item]
+    class_means = vectors.Vectors(1, points, classes, np.full(count, -1))
+    monkeypatch.setattr(vectors, "known_vectors", lambda *_: class_means)
+    monkeypatch.setattr(vectors, "tsne", lambda values: values[:, :2])
+    found = vectors.projections([None, None], "a", ClassVectors(title="Class means"))  # type: ignore[list-item]
     assert len(found) == figures
 
 

@@ -23,11 +23,10 @@ from pflmpi.analysis.drawing.files import PICTURES, draw
 from pflmpi.analysis.drawing.scene import Line, Marks, Scene
 from pflmpi.analysis.page.contents import detailed
 from pflmpi.analysis.page.html import Section, page
-from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot, Stack
+from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Dots, Matrices, Missing, Panel, Plot, Stack
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.series.final import Dots
-from pflmpi.analysis.series.scores import client_accuracy
-from pflmpi.analysis.series.selection import named
+from pflmpi.analysis.selection import named
+from pflmpi.analysis.series.accuracy import client_accuracy
 from pflmpi.cli import main
 from pflmpi.store import checked_hdf5, config_file
 

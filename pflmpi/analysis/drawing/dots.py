@@ -5,7 +5,7 @@ import numpy as np
 from pflmpi.analysis.drawing import style
 from pflmpi.analysis.drawing.frame import Axis, Frame, limits, named
 from pflmpi.analysis.drawing.scene import Key, Line, Marks, Shape
-from pflmpi.analysis.series.final import Dots
+from pflmpi.analysis.plots import Dots
 
 _ROW = 15.0  # pixels
 _LOWEST, _HIGHEST = 120.0, 900.0

@@ -6,9 +6,7 @@ from dataclasses import replace
 from pflmpi.analysis.drawing import clouds, curves, dots, matrices, stack, style
 from pflmpi.analysis.drawing.frame import Axis, common, frame
 from pflmpi.analysis.drawing.scene import Drawing, Scene
-from pflmpi.analysis.plots import Clouds, Curves, Matrices, Plot, Stack
-from pflmpi.analysis.series.across.multiples import Multiples, Part
-from pflmpi.analysis.series.final import Dots
+from pflmpi.analysis.plots import Clouds, Curves, Dots, Matrices, Multiples, Part, Plot, Stack
 
 
 def drawing(plot: Plot) -> Drawing:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.plots import Matrices, Panel
-from pflmpi.analysis.series.across.multiples import Figures
+from pflmpi.analysis.selection import NamedRun, spread_over
+from pflmpi.analysis.series.accuracy import client_accuracy
 from pflmpi.analysis.series.partition import class_names, counts_of
-from pflmpi.analysis.series.scores import client_accuracy
-from pflmpi.analysis.series.selection import NamedRun, spread_over
+from pflmpi.analysis.side_by_side import Figures
 
 _MOST_CLIENTS = 500
 _LAYERS = {"layer_cosines": "mean cosine with the other clients", "layer_cka": "mean CKA with the other clients"}

@@ -12,10 +12,10 @@ from pflmpi.analysis.page.figures import draw_figures
 from pflmpi.analysis.page.html import PageFigure, Section
 from pflmpi.analysis.page.runs_table import table
 from pflmpi.analysis.plots import Missing
-from pflmpi.analysis.series.across.multiples import Figures, side_by_side
-from pflmpi.analysis.series.final import Final, final
-from pflmpi.analysis.series.selection import NamedRun, named
-from pflmpi.analysis.series.summary import EXPLAINED, Line, cells, summaries, targets_of
+from pflmpi.analysis.selection import NamedRun, named
+from pflmpi.analysis.series.clients import Final, final
+from pflmpi.analysis.side_by_side import Figures, side_by_side
+from pflmpi.analysis.summary import EXPLAINED, Line, cells, summaries, targets_of
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.text import comma_separated
 

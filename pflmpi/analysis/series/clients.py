@@ -1,15 +1,15 @@
-"""The clients at the end: how their accuracies are distributed, and who would be better off alone."""
+"""The clients at the end, who would be better off alone, and single clients over rounds."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.analysis.plots import Curve, Curves, Line, Missing, Plot
+from pflmpi.analysis.plots import Curve, Curves, Dots, Missing
 from pflmpi.analysis.run import Run
+from pflmpi.analysis.selection import NamedRun
+from pflmpi.analysis.series.accuracy import client_accuracy
 from pflmpi.analysis.series.partition import counts_of
-from pflmpi.analysis.series.scores import client_accuracy
-from pflmpi.analysis.series.selection import NamedRun
 from pflmpi.text import some
 
 _TITLE = "Distribution over clients at the end"
@@ -29,28 +29,6 @@ class Final:
 
     round: int
     accuracy: np.ndarray
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Dots(Plot):
-    """A row for each name, with a dot for each series, beside a line at zero.
-
-    Attributes:
-        rows: what the rows are called, from the top.
-        series: values [rows] by label, NaN where nothing is known.
-        styles: number of colour and marker of each.
-    """
-
-    row_label: str
-    x_label: str
-    rows: tuple[str, ...]
-    series: Mapping[str, np.ndarray]
-    styles: tuple[int, ...]
-
-    def lines(self) -> Iterable[Line]:
-        yield (self.row_label, *(f"{label}: {self.x_label}" for label in self.series))
-        for place, row in enumerate(self.rows):
-            yield (row, *(float(values[place]) for values in self.series.values()))
 
 
 def final(run: Run) -> Final | None:
