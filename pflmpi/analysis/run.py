@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # which need torch
     from torch import nn
 
     from pflmpi.analysis.client_samples import ClientSamples
-    from pflmpi.analysis.target import CostTo
+    from pflmpi.analysis.series.target import CostTo
     from pflmpi.experiment.build import Experiment
 
 _ONE_FILE = "`pflmpi inspect` and h5py read it, everything else needs the folder of the run"
@@ -70,6 +70,11 @@ class Run:
         """Accuracy [N] of the clients by round, of the rounds that a report has read; None where one has none."""
         return {}
 
+    @property
+    def figures(self) -> Any:
+        """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `drawing.figures.Figures`."""
+        return import_module("pflmpi.analysis.drawing.figures").Figures([self])  # which imports this file
+
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
 
@@ -77,7 +82,7 @@ class Run:
             target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.
             metric: a column of metrics.csv.
         """
-        from pflmpi.analysis.target import cost_to
+        from pflmpi.analysis.series.target import cost_to
 
         return cost_to(self.columns, target, metric)
 

@@ -10,7 +10,7 @@ from pflmpi.analysis.comparison import compared_options
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.analysis.series.clients import Final, against
-from pflmpi.analysis.target import cost_to
+from pflmpi.analysis.series.target import cost_to
 
 Line = dict[str, str | int | float]
 
@@ -40,7 +40,7 @@ def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: S
         ends: the clients at the end of each.
         targets: accuracies, as shares.
     """
-    gains = dict(against(runs, ends)[1])
+    gains = {one: gain for one, _, gain in against(runs, ends)[1]}
     options = compared_options([one.run for one in runs])
     lines: list[Line] = []
     for place, (one, end) in enumerate(zip(runs, ends, strict=True)):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pflmpi.analysis.target import CostTo, cost_to
+from pflmpi.analysis.series.target import CostTo, cost_to
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key, section
 from pflmpi.learning.early_stop import EarlyStop, lower_is_better

@@ -94,7 +94,7 @@ def _refuse_for_tables(options: argparse.Namespace, what: str) -> None:
 
 def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.page.report import PAGE, write_report
-    from pflmpi.analysis.target import check_target
+    from pflmpi.analysis.series.target import check_target
     from pflmpi.commands.display.progress import bar
 
     _refuse_for_tables(options, "runs")

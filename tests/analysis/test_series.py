@@ -204,7 +204,7 @@ def test_the_distribution_has_every_client_in_ascending_order(trained: dict[str,
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained: dict[str, Run]) -> None:
     runs = [trained["other"], trained["local"], trained["fedavg"]]
     among, ends = named(runs), [clients.final(run) for run in runs]
-    plot = clients.against_local(among[1:], ends[1:])
+    (plot,) = clients.against_local(among[1:], ends[1:])
     gain = 100 * (trained["fedavg"].round(3).metrics["accuracy"] - trained["local"].round(3).metrics["accuracy"])
     assert isinstance(plot, Dots) and list(plot.series) == ["fedavg"]
     assert plot.series["fedavg"].tolist() == pytest.approx(sorted(gain.tolist())), "the worst is at the top"
@@ -212,12 +212,32 @@ def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained:
     assert plot.rows[0] == f"{gain.argmin()} ({samples[gain.argmin()]})" and len(plot.rows) == 7
     losing = int((gain < 0).sum())
     assert losing and f"fedavg: {losing} of 7 lose, client {gain.argmin()} ({gain.min():.1f})" in plot.caption
-    alone = clients.against_local([among[0], among[2]], [ends[0], ends[2]])
+    (alone,) = clients.against_local([among[0], among[2]], [ends[0], ends[2]])
     assert isinstance(alone, Missing) and "same data and partition" in alone.why
 
 
+def test_each_run_is_compared_with_the_local_run_of_its_own_clients(trained: dict[str, Run], tmp_path: Path) -> None:
+    quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}, seed=4), tmp_path / "fedavg4")
+    runs = [trained["local"], trained["fedavg"], trained["other"], open_run(tmp_path / "fedavg4")]
+    among, ends = named(runs), [clients.final(run) for run in runs]
+    first, second = clients.against_local(among, ends)
+    assert (
+        isinstance(first, Dots)
+        and isinstance(second, Dots)
+        and (first.name, second.name) == ("against_local", "against_local_2")
+    )
+    assert list(first.series) == [among[1].label] and list(second.series) == [among[3].label]
+    gain = 100 * (runs[3].round(3).metrics["accuracy"] - runs[2].round(3).metrics["accuracy"])
+    assert sorted(second.series[among[3].label].tolist()) == pytest.approx(sorted(gain.tolist()))
+    lines = summary.summaries(among, ends)
+    assert (
+        lines[3]["gain over local"] == pytest.approx(gain.mean())
+        and lines[3]["clients below local"] == (gain < 0).sum()
+    )
+
+
 def test_without_a_local_run_there_is_no_comparison(trained: dict[str, Run]) -> None:
-    plot = clients.against_local(named([trained["fedavg"]]), [clients.final(trained["fedavg"])])
+    (plot,) = clients.against_local(named([trained["fedavg"]]), [clients.final(trained["fedavg"])])
     assert isinstance(plot, Missing) and "no run among these sends nothing" in plot.why
 
 

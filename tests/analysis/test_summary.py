@@ -14,9 +14,9 @@ from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series import accuracy
 from pflmpi.analysis.series.clients import Final
+from pflmpi.analysis.series.target import CostTo
 from pflmpi.analysis.summary import cells, common_target, summaries, targets_of
 from pflmpi.analysis.table import entries
-from pflmpi.analysis.target import CostTo
 from pflmpi.errors import ConfigError
 from pflmpi.store.metrics import metrics_file
 from pflmpi.sweep.cells import cells as cells_of

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.page.side_by_side import Figures
 from pflmpi.analysis.plots import Missing, Plot
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, some_of, spread_over
 from pflmpi.analysis.series import accuracy, clients, cost, diagnostics, partition, similarity
 from pflmpi.analysis.series.clients import Final
 from pflmpi.analysis.series.partition import by_class, without_single_class
-from pflmpi.analysis.side_by_side import Figures
 from pflmpi.errors import CheckpointError
 
 MOST_DETAILED = 8  # runs whose checkpoints are looked into
@@ -29,7 +29,7 @@ def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Figures:
         accuracy.merged(cost.accuracy_against_bytes(runs), runs),
         accuracy.merged(cost.accuracy_against_seconds(runs), runs),
         accuracy.merged(clients.distribution(runs, ends), runs),
-        clients.against_local(runs, ends),
+        *clients.against_local(runs, ends),
         *partition.partitions(runs, MOST_DETAILED),
     ]
 

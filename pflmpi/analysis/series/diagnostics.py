@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.client_values import ClientValues, kept_rows, label, rows, sentences
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.selection import ends
 from pflmpi.analysis.series import vectors
 from pflmpi.analysis.series.similarity import pairs
+from pflmpi.analysis.series.values import ClientValues, kept_rows, label, rows, sentences
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
 
 

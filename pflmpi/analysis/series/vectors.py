@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.client_values import kept_array, sentences
 from pflmpi.analysis.plots import Cloud, Clouds, Missing
+from pflmpi.analysis.series.values import kept_array, sentences
 from pflmpi.learning.diagnostics import ClassVectors
 
 _SERVER = -1

@@ -6,7 +6,7 @@ from typing import Any
 
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack
 
-_CURVES = ("layer_cosines_over_rounds", "bytes_per_round")
+_CURVES = ("layer_cosines_over_rounds", "bytes_per_round", "imbalance")
 
 Figures = Sequence[Plot | Missing]
 
