@@ -6,7 +6,7 @@ from typing import Any
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.series.selection import spread_over
+from pflmpi.analysis.selection import spread_over
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import cut_short

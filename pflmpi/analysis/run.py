@@ -98,6 +98,11 @@ class Run:
         """Accuracy [N] of the clients by round, of the rounds that a report has read; None where one has none."""
         return {}
 
+    @property
+    def figures(self) -> Any:
+        """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `drawing.figures.Figures`."""
+        return import_module("pflmpi.analysis.drawing.figures").Figures([self])  # which imports this file
+
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from io import StringIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.run import Run, open_run
@@ -14,6 +14,9 @@ from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import config_file
 from pflmpi.store.metrics import metrics_file
+
+if TYPE_CHECKING:
+    from pflmpi.analysis.drawing.figures import Figures
 
 _ALWAYS = ("algorithm.name", "data.name", "seed")
 
@@ -65,12 +68,19 @@ class Runs(Sequence[Run]):
         Raises:
             UserError: pandas is not installed.
         """
-        from pflmpi.analysis.series.final import final
-        from pflmpi.analysis.series.selection import named
-        from pflmpi.analysis.series.summary import summaries
+        from pflmpi.analysis.selection import named
+        from pflmpi.analysis.series.clients import final
+        from pflmpi.analysis.summary import summaries
 
         lines = summaries(named(self), [final(run) for run in self], targets)
         return _pandas("summary").DataFrame(lines).replace("", None)
+
+    @property
+    def figures(self) -> "Figures":
+        """The figures that compare these runs, as Altair charts, such as `runs.figures.accuracy()`."""
+        from pflmpi.analysis.drawing.figures import Figures
+
+        return Figures(self)
 
     def __repr__(self) -> str:
         return f"Runs({len(self)}: {', '.join(sorted({run.name for run in self}))})"

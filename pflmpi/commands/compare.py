@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run; return the exit code."""
     from pflmpi.analysis.comparable import unlike
+    from pflmpi.analysis.comparison import differing, results
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.series.comparison import differing, results
-    from pflmpi.analysis.series.selection import named
+    from pflmpi.analysis.selection import named
     from pflmpi.terminal import console
 
     folders = list({path.resolve(): path for path in options.runs}.values())

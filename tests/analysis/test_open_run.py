@@ -294,3 +294,16 @@ def test_a_file_that_the_reader_has_open_is_read_all_the_same(tmp_path: Path) ->
     quick_run.run(quick_run.settings(), tmp_path)
     with h5py.File(tmp_path / "round_00003.h5") as file:
         assert open_run(tmp_path).round().number == 3 and file.attrs["round"] == 3
+
+
+def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run: Path) -> None:
+    run = open_run(alike_run)
+    chart = run.figures.accuracy().to_dict()
+    (rows,) = [chart["data"]["values"]] if "values" in chart["data"] else chart["datasets"].values()
+    accuracy = 100 * run.columns["accuracy_mean"]
+    expected = accuracy[~np.isnan(accuracy)].tolist()
+    assert [row["y"] for row in rows if row["series"] == run.name] == pytest.approx(expected, rel=1e-4)
+    assert "seconds_per_round" in run.figures.details()
+    with pytest.raises(CheckpointError, match="no round has been evaluated yet"):
+        run.__dict__["columns"] = {**run.columns, "accuracy_mean": np.full(len(accuracy), np.nan)}
+        run.figures.accuracy()

@@ -17,7 +17,7 @@ from pflmpi import tree
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.probe import _products, centred, cka, probe_samples
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.series import probes
+from pflmpi.analysis.series import similarity
 from pflmpi.cli import main
 from pflmpi.experiment.start import reopened
 from pflmpi.models import MODELS
@@ -195,13 +195,13 @@ def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path: Pat
     layers = probe_file.read(tmp_path / "run", 1).layers
     assert layers["body/conv1"].clients.tolist() == [0, 2, 4, 6]
     assert layers["body/fc1"].clients.tolist() == layers["head"].clients.tolist() == list(range(7))
-    assert probes.figures(open_run(tmp_path / "run"))
+    assert similarity.cka_figures(open_run(tmp_path / "run"))
 
 
 def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
     for number in (2, 3):
         assert probe(local, "--round", str(number)) == 0
-    pairs, curves = probes.figures(open_run(local))
+    pairs, curves = similarity.cka_figures(open_run(local))
     assert isinstance(pairs, Matrices) and isinstance(curves, Curves)
     newest = probe_file.read(local, 3)
     assert [panel.title for panel in pairs.panels] == list(newest.layers) == list(curves.x_names)
@@ -220,7 +220,7 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
 
 def test_without_a_probe_the_report_says_how_to_make_one(tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
-    (missing,) = probes.figures(open_run(tmp_path / "run"))
+    (missing,) = similarity.cka_figures(open_run(tmp_path / "run"))
     assert isinstance(missing, Missing) and f"pflmpi probe {tmp_path / 'run'}" in missing.why
 
 

@@ -1,28 +1,14 @@
 """Figures of single runs that say more side by side: time, cosines over rounds, numbers of clients such as beta."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from pflmpi.analysis.plots import Curves, Line, Matrices, Missing, Plot, Stack
+from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack
 
-_CURVES = ("layer_cosines_over_rounds", "bytes_per_round")
+_CURVES = ("layer_cosines_over_rounds", "bytes_per_round", "imbalance")
 
-Part = Curves | Stack | Matrices
 Figures = Sequence[Plot | Missing]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Multiples(Plot):
-    """The same figure of several runs, by the label of the run, on common axes."""
-
-    parts: tuple[tuple[str, Part], ...]
-
-    def lines(self) -> Iterable[Line]:
-        for number, (label, part) in enumerate(self.parts):
-            for place, line in enumerate(part.lines()):
-                if place or not number:
-                    yield (label if place else "run", *line)
 
 
 def side_by_side(found: Sequence[tuple[str, Figures]]) -> tuple[list[Multiples], list[list[Plot | Missing]]]:

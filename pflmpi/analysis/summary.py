@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from pflmpi.analysis.columns import best, last
+from pflmpi.analysis.comparison import compared_options
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.series.comparison import compared_options
-from pflmpi.analysis.series.final import Final, against
-from pflmpi.analysis.series.selection import NamedRun
+from pflmpi.analysis.selection import NamedRun
+from pflmpi.analysis.series.clients import Final, against
 from pflmpi.analysis.series.target import cost_to
 
 Line = dict[str, str | int | float]
@@ -41,7 +41,7 @@ def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: S
         ends: the clients at the end of each.
         targets: accuracies, as shares.
     """
-    gains = {one: gain for one, gain, _ in against(runs, ends)[1]}
+    gains = {one: gain for one, _, gain in against(runs, ends)[1]}
     options = compared_options([one.run for one in runs])
     lines: list[Line] = []
     for place, (one, end) in enumerate(zip(runs, ends, strict=True)):

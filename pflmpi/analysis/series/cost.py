@@ -1,10 +1,66 @@
-"""Bytes and seconds of each round of one run, from its metrics."""
+"""What runs cost: bytes and seconds of rounds, and accuracy against them."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from pflmpi.analysis.plots import Curve, Curves, Missing, Stack
-from pflmpi.analysis.series.selection import NamedRun
+from pflmpi.analysis.selection import NamedRun
+from pflmpi.analysis.series.accuracy import evaluated
 from pflmpi.text import scaled_bytes
+
+
+def accuracy_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
+    """Accuracy against the logical bytes sent so far, up and down."""
+    title = "Accuracy against bytes"
+    moved = [np.cumsum(one.run.columns["up_bytes"] + one.run.columns["down_bytes"]) for one in runs]
+    silent = [one.label for one, total in zip(runs, moved, strict=True) if not total.any()]
+    chosen = [(one, total) for one, total in zip(runs, moved, strict=True) if total.any() and evaluated(one.run).any()]
+    if not chosen:
+        return Missing(title, "nothing was sent by these runs, or no round has been evaluated yet")
+    divisor, unit = scaled_bytes(max(float(total[-1]) for _, total in chosen))
+    caption = "Logical bytes, up and down, of all clients from the first round on: what the messages hold."
+    if silent:
+        caption += f" Not drawn, as nothing is sent: {', '.join(silent[:5])}{' and others' * (len(silent) > 5)}."
+    least, most = (f(float(total[-1]) for _, total in chosen) for f in (min, max))
+    return Curves(
+        name="accuracy_against_bytes",
+        title=title,
+        caption=caption,
+        x_label=f"sent so far, up and down ({unit})",
+        y_label="accuracy, mean over clients (%)",
+        curves=tuple(_against(one, total / divisor) for one, total in chosen),
+        x_log=most > 20 * least,
+        percent=True,
+    )
+
+
+def accuracy_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
+    """Accuracy against the seconds of all rounds so far."""
+    title = "Accuracy against time"
+    chosen = [one for one in runs if evaluated(one.run).any()]
+    if not chosen:
+        return Missing(title, "no round has been evaluated yet")
+    times = [np.cumsum(one.run.columns["seconds"]) for one in chosen]
+    least, most = (f(float(time[-1]) for time in times) for f in (min, max))
+    return Curves(
+        name="accuracy_against_seconds",
+        title=title,
+        caption="Seconds of the rounds added up, as rank 0 measured them; starting and waiting between two runs of one "
+        "folder are not in them. Only times from the same machine and number of ranks can be compared.",
+        x_label="time in rounds (s)",
+        y_label="accuracy, mean over clients (%)",
+        curves=tuple(_against(one, time) for one, time in zip(chosen, times, strict=True)),
+        x_log=most > 20 * least,
+        percent=True,
+    )
+
+
+def _against(one: NamedRun, x: np.ndarray) -> Curve:
+    seen = evaluated(one.run)
+    mean = 100 * one.run.columns["accuracy_mean"][seen]
+    return Curve(one.legend, x[seen], mean, mark=int(np.nanargmax(mean)), style=one.style, source=one.label)
+
 
 _HIGH = 4  # times what most rounds take: rounds above that are cut off in the drawing
 _PARTS = {

@@ -1,15 +1,19 @@
-"""Accuracy over rounds, bytes and seconds."""
+"""Accuracy, loss and other measures over rounds."""
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
+from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.plots import Curve, Curves, Missing
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.series.selection import NamedRun, spread_over
+from pflmpi.analysis.selection import NamedRun, spread_over
 from pflmpi.errors import CheckpointError
-from pflmpi.text import scaled_bytes
 
 QUANTILES = (0.1, 0.9)
 _TITLE = "Accuracy over rounds"
@@ -112,52 +116,6 @@ def losses_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
     return figures
 
 
-def accuracy_against_bytes(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """Accuracy against the logical bytes sent so far, up and down."""
-    title = "Accuracy against bytes"
-    moved = [np.cumsum(one.run.columns["up_bytes"] + one.run.columns["down_bytes"]) for one in runs]
-    silent = [one.label for one, total in zip(runs, moved, strict=True) if not total.any()]
-    chosen = [(one, total) for one, total in zip(runs, moved, strict=True) if total.any() and evaluated(one.run).any()]
-    if not chosen:
-        return Missing(title, "nothing was sent by these runs, or no round has been evaluated yet")
-    divisor, unit = scaled_bytes(max(float(total[-1]) for _, total in chosen))
-    caption = "Logical bytes, up and down, of all clients from the first round on: what the messages hold."
-    if silent:
-        caption += f" Not drawn, as nothing is sent: {', '.join(silent[:5])}{' and others' * (len(silent) > 5)}."
-    least, most = (f(float(total[-1]) for _, total in chosen) for f in (min, max))
-    return Curves(
-        name="accuracy_against_bytes",
-        title=title,
-        caption=caption,
-        x_label=f"sent so far, up and down ({unit})",
-        y_label="accuracy, mean over clients (%)",
-        curves=tuple(_against(one, total / divisor) for one, total in chosen),
-        x_log=most > 20 * least,
-        percent=True,
-    )
-
-
-def accuracy_against_seconds(runs: Sequence[NamedRun]) -> Curves | Missing:
-    """Accuracy against the seconds of all rounds so far."""
-    title = "Accuracy against time"
-    chosen = [one for one in runs if evaluated(one.run).any()]
-    if not chosen:
-        return Missing(title, "no round has been evaluated yet")
-    times = [np.cumsum(one.run.columns["seconds"]) for one in chosen]
-    least, most = (f(float(time[-1]) for time in times) for f in (min, max))
-    return Curves(
-        name="accuracy_against_seconds",
-        title=title,
-        caption="Seconds of the rounds added up, as rank 0 measured them; starting and waiting between two runs of one "
-        "folder are not in them. Only times from the same machine and number of ranks can be compared.",
-        x_label="time in rounds (s)",
-        y_label="accuracy, mean over clients (%)",
-        curves=tuple(_against(one, time) for one, time in zip(chosen, times, strict=True)),
-        x_log=most > 20 * least,
-        percent=True,
-    )
-
-
 def client_accuracy(run: Run, rounds: Sequence[int]) -> dict[int, np.ndarray]:
     """Accuracy [N] of each client, for those of the rounds that have a good checkpoint with scores."""
     known = run.accuracies  # each file is read once for all figures
@@ -193,7 +151,80 @@ def of_run(one: NamedRun, banded: bool) -> Curve:
     return Curve(one.legend, rounds, mean, low, high, int(np.nanargmax(mean)), style=one.style, source=one.label)
 
 
-def _against(one: NamedRun, x: np.ndarray) -> Curve:
-    seen = evaluated(one.run)
-    mean = 100 * one.run.columns["accuracy_mean"][seen]
-    return Curve(one.legend, x[seen], mean, mark=int(np.nanargmax(mean)), style=one.style, source=one.label)
+def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
+    """The bands over clients of several runs, side by side; no figure without any."""
+    curves = [replace(of_run(one, True), label=one.label) for one in runs if evaluated(one.run).any()]
+    if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
+        return []
+    figure = Curves(
+        name="accuracy_of_clients",
+        title="Accuracy of the clients over rounds",
+        caption=f"Mean over clients of each run. {BAND}",
+        x_label="round",
+        y_label="accuracy (%)",
+        curves=tuple(curves),
+        apart=True,
+        by_round=True,
+        percent=True,
+    )
+    return [figure]
+
+
+_CONFIDENCE = 0.95
+
+
+def merged(plot: Curves | Missing, runs: Sequence[NamedRun]) -> Curves | Missing:
+    """A figure with one curve for each group of runs that differ in the seed alone, where there are any."""
+    groups = [group for group in _groups(runs) if len(group) > 1]
+    if isinstance(plot, Missing):
+        return plot
+    curves = list(plot.curves)
+    names = Counter(group[0].run.name for group in groups)
+    for group in groups:
+        labels = {one.label for one in group}
+        theirs = [curve for curve in curves if curve.source in labels]
+        if len(theirs) < 2 or (count := _common(theirs, plot.by_round)) is None:
+            continue
+        name = group[0].run.name if names[group[0].run.name] == 1 else group[0].label
+        one = _mean_curve(f"{name}, {len(theirs)} seeds", theirs, count, plot.percent)
+        curves = [one if curve is theirs[0] else curve for curve in curves if curve not in theirs[1:]]
+    if len(curves) == len(plot.curves):
+        return plot
+    band = f"with its {100 * _CONFIDENCE:.0f} % confidence interval (Student's t) as a band"
+    caption = f"{plot.caption} Runs that differ in the seed alone are one curve: their mean, {band}."
+    return replace(plot, curves=tuple(curves), caption=caption)
+
+
+def _groups(runs: Sequence[NamedRun]) -> list[list[NamedRun]]:
+    found: dict[str, list[NamedRun]] = {}
+    for one in runs:
+        found.setdefault(_without_seed(one.run), []).append(one)
+    return list(found.values())
+
+
+def _without_seed(run: Run) -> str:
+    kept = {section: values for section, values in run.config.items() if section not in ("seed", *NOT_COMPARED)}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _common(curves: Sequence[Curve], over_rounds: bool) -> int | None:
+    """Number of points that all curves have; None where these do not belong together."""
+    lengths = [len(curve.x) for curve in curves]
+    count = min(lengths)
+    if not count or (max(lengths) > count and curves[0].points is not None):
+        return None
+    same = all(np.array_equal(curve.x[:count], curves[0].x[:count]) for curve in curves)
+    return count if same or not over_rounds else None
+
+
+def _mean_curve(label: str, curves: Sequence[Curve], count: int, percent: bool) -> Curve:
+    """Mean of curves point by point, with the confidence interval of the mean; none where a value is infinite."""
+    x, y = (np.array([getattr(curve, axis)[:count] for curve in curves]) for axis in "xy")
+    special: Any = import_module("scipy.special")
+    spread = np.where(np.isfinite(y), y, np.nan).std(0, ddof=1)
+    half = special.stdtrit(len(curves) - 1, (1 + _CONFIDENCE) / 2) * spread / len(curves) ** 0.5
+    mean = y.mean(0)
+    least, most = 0.0 if (y >= 0).all() else -np.inf, 100.0 if percent else np.inf
+    low, high = (np.clip(side, least, most) for side in (mean - half, mean + half))
+    mark = None if curves[0].mark is None else int(mean.argmax())
+    return replace(curves[0], label=label, x=x.mean(0), y=mean, low=low, high=high, mark=mark, points=None)
