@@ -15,7 +15,7 @@ import yaml
 import quick_run
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.runs import open_runs
-from pflmpi.analysis.series.comparison import results
+from pflmpi.analysis.comparison import results
 from pflmpi.cli import main
 from pflmpi.cluster.run_status import run_status
 from pflmpi.config.sections import by_key
