@@ -68,7 +68,8 @@ def alternate(task: Task, params: Tree, batches: Iterable[Batch], phases: Sequen
 
     losses = [getattr(phase.loss, "__code__", None) for phase in phases]
     # On a CPU a step of one client is arithmetic: nothing is gained by replaying it.
-    length = len(batches) if isinstance(batches, Sized) and (task.batched or task.device.type != "cpu") else 0
+    replays = task.architecture.replays_steps and (task.batched or task.device.type != "cpu")
+    length = len(batches) if isinstance(batches, Sized) and replays else 0
     steps = Steps(step, None if None in losses else tuple(losses), length)
     for batch in batches:
         steps.take(batch)

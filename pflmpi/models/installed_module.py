@@ -1,0 +1,129 @@
+"""A torch module that is called on the tensors of a tree: its slots hold them, or, in a lane, `functional_call` does.
+
+Outside a vmapped call nothing is copied and nothing is put back afterwards. So what a module does after its forward
+pass, such as recomputing in the backward pass, sees the tensors that it was called with.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pflmpi.errors import ConfigError
+from pflmpi.models.module_parts import Slot, buffers, dropouts, forward_pass, slots
+from pflmpi.vmap_lanes import in_vmap
+
+_LOOP = "; set runtime.executor to loop"
+_hooked = WeakIdKeyDictionary()  # the leaves that have the hooks of a module's parameter
+
+
+class InstalledModule:
+    """A module and the tensors in its slots.
+
+    Attributes:
+        leaves: by name, those that its parameters and its buffers with state hold now.
+        training: the mode that it is in; None before its first call.
+
+        parameters: their names, in the order of the module.
+        dropouts: its dropout layers by name.
+
+    Args:
+        module: with parameters as its class makes them, whose hooks the leaves get.
+        state: the names of the buffers that belong to the tree; the others are constants.
+        renewed: those among them which the module replaces by new tensors in its forward pass.
+        name: of the model, for errors.
+    """
+
+    def __init__(self, module: nn.Module, state: Iterable[str], renewed: Iterable[str], name: str) -> None:
+        self.leaves: dict[str, Tensor] = {}
+        self.training: bool | None = None
+        self._module, self._name, self._renewed = module, name, set(renewed)
+        self.dropouts = dropouts(module)
+        names, places = buffers(module), slots(module)
+        self.parameters = [name for name, _ in module.named_parameters()]
+        self._state = [name for name in state if name in names]
+        self._slots: dict[str, list[Slot]] = {
+            name: places[name] for name in (*self.parameters, *self._state)
+        }
+        self._constants = [
+            (name, places[name][0], value, value._version) for name, value in names.items() if name not in self._state
+        ]
+        self._hooks = {
+            name: list(value._backward_hooks.values())  # type: ignore[attr-defined]
+            for name, value in module.named_parameters()
+            if value._backward_hooks  # type: ignore[attr-defined]
+        }
+        self._recurrent = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
+
+    def holds(self, leaves: dict[str, Tensor], training: bool) -> bool:
+        """Whether these tensors, and no others, are in its slots, and it is in that mode."""
+        return training is self.training and all(self.leaves.get(name) is leaf for name, leaf in leaves.items())
+
+    def call(self, leaves: dict[str, Tensor], key: Tensor | None, training: bool, x: Tensor) -> Tensor:
+        """The module's output for x: [B, ...]; buffers among the leaves are changed in place.
+
+        Args:
+            leaves: of all parameters, and of the buffers with state, by name.
+            key: of the dropout masks; None in evaluation.
+        """
+        if training is not self.training:
+            self._module.train(training)
+            self.training = training
+        if in_vmap():
+            return self._call_in_lane(leaves, key, x)
+        self.install(leaves)
+        for layer in self.dropouts.values() if key is not None else ():
+            layer._buffers["key"] = key
+        with forward_pass(list(self.dropouts.values())):
+            output: Tensor = self._module(x)
+        self._keep_buffers()
+        self._check_constants()
+        return output
+
+    def install(self, leaves: dict[str, Tensor]) -> None:
+        """Put tensors in the slots."""
+        self.leaves = leaves
+        for name, places in self._slots.items():
+            leaf = leaves[name].clone() if name in self._renewed else leaves[name]
+            for owner, key in places:
+                owner[key] = leaf
+        for name, hooks in self._hooks.items():
+            leaf = leaves[name]
+            if leaf.requires_grad and torch.is_grad_enabled() and leaf not in _hooked:
+                _hooked[leaf] = True
+                for hook in hooks:
+                    leaf.register_hook(hook)
+        for layer in self._recurrent:
+            layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
+
+    def _keep_buffers(self) -> None:
+        """Copy the buffers that the module has given anew into their leaves."""
+        for name in self._state:
+            (owner, key), leaf = self._slots[name][0], self.leaves[name]
+            if owner[key] is not leaf:
+                self._renewed.add(name)  # from the next call on a copy is in the slot, which autograd may keep
+                with torch.no_grad():
+                    leaf.copy_(owner[key])
+
+    def _check_constants(self) -> None:
+        for name, (owner, key), value, version in self._constants:
+            if owner[key] is not value or value._version != version:
+                raise ConfigError(
+                    f"model {self._name} changes its buffer {name} in a forward pass, but did not before the start, so "
+                    "that it was taken for a constant; change it in every forward pass in training, or in none"
+                )
+
+    def _call_in_lane(self, leaves: dict[str, Tensor], key: Tensor | None, x: Tensor) -> Tensor:
+        if self._hooks:
+            raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self._hooks))} has, are not called" + _LOOP)
+        given = dict(leaves)
+        if key is not None:
+            given |= {f"{name}.key": key for name in self.dropouts}
+        with forward_pass(list(self.dropouts.values())):
+            output = torch.func.functional_call(self._module, given, (x,))
+        if new := [name for name in self._state if given[name] is not leaves[name]]:
+            raise RuntimeError(f"vmap: buffer {new[0]} is given anew in the forward pass, which is not kept" + _LOOP)
+        self._check_constants()
+        assert isinstance(output, Tensor)
+        return output
