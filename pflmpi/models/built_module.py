@@ -104,7 +104,7 @@ class Recipe:
 def is_plain(head: nn.Module) -> bool:
     """Whether a layer computes x W^T + b and nothing else happens."""
     hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
-    parameters = [parameter._backward_hooks for parameter in head.parameters()]  # type: ignore[attr-defined]
+    parameters = [parameter._backward_hooks for parameter in head.parameters()]
     return type(head) is nn.Linear and not any([*hooks, *parameters])
 
 

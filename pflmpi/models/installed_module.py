@@ -24,13 +24,15 @@ class InstalledModule:
     Attributes:
         leaves: by name, those that its parameters and its buffers with state hold now.
         training: the mode that it is in; None before its first call.
-
         parameters: their names, in the order of the module.
+        module: itself.
+        state: the names of the buffers that belong to the tree; the others are constants.
         dropouts: its dropout layers by name.
+        hooks: those of its parameters, by name.
 
     Args:
         module: with parameters as its class makes them, whose hooks the leaves get.
-        state: the names of the buffers that belong to the tree; the others are constants.
+        state: see above.
         renewed: those among them which the module replaces by new tensors in its forward pass.
         name: of the model, for errors.
     """
@@ -38,21 +40,19 @@ class InstalledModule:
     def __init__(self, module: nn.Module, state: Iterable[str], renewed: Iterable[str], name: str) -> None:
         self.leaves: dict[str, Tensor] = {}
         self.training: bool | None = None
-        self._module, self._name, self._renewed = module, name, set(renewed)
+        self.module, self._name, self._renewed = module, name, set(renewed)
         self.dropouts = dropouts(module)
         names, places = buffers(module), slots(module)
         self.parameters = [name for name, _ in module.named_parameters()]
-        self._state = [name for name in state if name in names]
-        self._slots: dict[str, list[Slot]] = {
-            name: places[name] for name in (*self.parameters, *self._state)
-        }
+        self.state = [name for name in state if name in names]
+        self._slots: dict[str, list[Slot]] = {name: places[name] for name in (*self.parameters, *self.state)}
         self._constants = [
-            (name, places[name][0], value, value._version) for name, value in names.items() if name not in self._state
+            (name, places[name][0], value, value._version) for name, value in names.items() if name not in self.state
         ]
-        self._hooks = {
-            name: list(value._backward_hooks.values())  # type: ignore[attr-defined]
+        self.hooks = {
+            name: list(value._backward_hooks.values())
             for name, value in module.named_parameters()
-            if value._backward_hooks  # type: ignore[attr-defined]
+            if value._backward_hooks
         }
         self._recurrent = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
 
@@ -68,7 +68,7 @@ class InstalledModule:
             key: of the dropout masks; None in evaluation.
         """
         if training is not self.training:
-            self._module.train(training)
+            self.module.train(training)
             self.training = training
         if in_vmap():
             return self._call_in_lane(leaves, key, x)
@@ -76,7 +76,7 @@ class InstalledModule:
         for layer in self.dropouts.values() if key is not None else ():
             layer._buffers["key"] = key
         with forward_pass(list(self.dropouts.values())):
-            output: Tensor = self._module(x)
+            output: Tensor = self.module(x)
         self._keep_buffers()
         self._check_constants()
         return output
@@ -88,18 +88,18 @@ class InstalledModule:
             leaf = leaves[name].clone() if name in self._renewed else leaves[name]
             for owner, key in places:
                 owner[key] = leaf
-        for name, hooks in self._hooks.items():
+        for name, hooks in self.hooks.items():
             leaf = leaves[name]
             if leaf.requires_grad and torch.is_grad_enabled() and leaf not in _hooked:
                 _hooked[leaf] = True
                 for hook in hooks:
-                    leaf.register_hook(hook)
+                    leaf.register_hook(hook)  # type: ignore[no-untyped-call]
         for layer in self._recurrent:
             layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
 
     def _keep_buffers(self) -> None:
         """Copy the buffers that the module has given anew into their leaves."""
-        for name in self._state:
+        for name in self.state:
             (owner, key), leaf = self._slots[name][0], self.leaves[name]
             if owner[key] is not leaf:
                 self._renewed.add(name)  # from the next call on a copy is in the slot, which autograd may keep
@@ -115,14 +115,14 @@ class InstalledModule:
                 )
 
     def _call_in_lane(self, leaves: dict[str, Tensor], key: Tensor | None, x: Tensor) -> Tensor:
-        if self._hooks:
-            raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self._hooks))} has, are not called" + _LOOP)
+        if self.hooks:
+            raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self.hooks))} has, are not called" + _LOOP)
         given = dict(leaves)
         if key is not None:
             given |= {f"{name}.key": key for name in self.dropouts}
         with forward_pass(list(self.dropouts.values())):
-            output = torch.func.functional_call(self._module, given, (x,))
-        if new := [name for name in self._state if given[name] is not leaves[name]]:
+            output = torch.func.functional_call(self.module, given, (x,))
+        if new := [name for name in self.state if given[name] is not leaves[name]]:
             raise RuntimeError(f"vmap: buffer {new[0]} is given anew in the forward pass, which is not kept" + _LOOP)
         self._check_constants()
         assert isinstance(output, Tensor)

@@ -106,7 +106,7 @@ def replace_batch_norm(module: nn.Module) -> None:
 
 
 def has_unread_counter(layer: nn.Module) -> bool:
-    """Whether a layer is a batch norm of PyTorch's that counts batches and, its momentum being constant, reads no count."""
+    """Whether a layer is a batch norm of PyTorch's whose count of batches nobody reads: its momentum is constant."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     return isinstance(layer, _BatchNorm) and type(layer) in kinds and layer.momentum is not None
 

@@ -34,7 +34,7 @@ class Findings:
     looks_back: bool
 
 
-def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, nn.Module]:
+def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, InstalledModule]:
     """What some passes show, and the body that made them.
 
     Raises:
@@ -53,8 +53,8 @@ def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, nn.Modul
     head = module.get_submodule(recipe.head)
     assert isinstance(head, nn.Linear)
     module.set_submodule(recipe.head, nn.Identity())
-    looks_back = trial.looks_back(state, renewed)
-    return Findings(head.in_features, state, renewed, not is_plain(head), looks_back), module
+    body = InstalledModule(module, state, renewed, name)
+    return Findings(head.in_features, state, renewed, not is_plain(head), trial.looks_back(body)), body
 
 
 class _Trial:
@@ -134,19 +134,18 @@ class _Trial:
                 "would share, and which no checkpoint has; keep it in a buffer (register_buffer), or leave it out"
             )
 
-    def looks_back(self, state: tuple[str, ...], renewed: tuple[str, ...]) -> bool:
+    def looks_back(self, body: InstalledModule) -> bool:
         """Whether gradients are others when other tensors have come into the module before its backward pass."""
-        installed = InstalledModule(self._module, state, renewed, self._name)
         values = {key: value.detach() for key, value in self._module.named_parameters()}
-        kept = {key: value.clone() for key, value in buffers(self._module).items() if key in state}
-        key = torch.tensor(0) if installed.dropouts else None
+        kept = {key: value.clone() for key, value in buffers(self._module).items() if key in body.state}
+        key = torch.tensor(0) if body.dropouts else None
 
         def slopes(disturb: bool) -> list[Tensor]:
             leaves = {key: value.clone().requires_grad_() for key, value in values.items()}
             own = {key: value.clone() for key, value in kept.items()}
-            z = installed.call({**leaves, **own}, key, True, self._x)
+            z = body.call({**leaves, **own}, key, True, self._x)
             if disturb:
-                installed.install({key: value * torch.nan for key, value in values.items()} | own)
+                body.install({key: value * torch.nan for key, value in values.items()} | own)
             return list(torch.autograd.grad(z.square().sum(), list(leaves.values()), materialize_grads=True))
 
         if not values:

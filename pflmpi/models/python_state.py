@@ -1,4 +1,4 @@
-"""What a torch module keeps in Python: attributes, objects, closures and globals, by name and value, to see a change."""
+"""What a torch module keeps in Python by name: attributes, objects, closures and globals, to see a change."""
 
 import inspect
 import random
@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from pflmpi.models.module_parts import KeyedDropout
 
 _DEPTH = 6  # attributes of attributes
-_LIBRARIES = ("torch", "torchvision", "numpy", "pflmpi", "builtins", "collections", "functools", "typing", "math", "random")
+_LIBRARIES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pflmpi",
+    "builtins",
+    "collections",
+    "functools",
+    "typing",
+    "math",
+    "random",
+)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _TENSORS = ("_parameters", "_buffers", "_modules", "_flat_weights")
 
@@ -93,7 +104,8 @@ def _of_class(kind: type, known: dict[int, object], depth: int) -> Iterator[tupl
         return
     known[id(kind)] = kind
     for key, value in list(vars(kind).items()):
-        value = inspect.unwrap(value.fget if isinstance(value, property) else getattr(value, "__func__", value))
+        value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        value = inspect.unwrap(value) if callable(value) else value
         if not (key.startswith("__") and not callable(value)):
             yield from _walk(f"{kind.__qualname__}.{key}", value, known, depth)
 

@@ -20,6 +20,7 @@ from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.module_parts import KeyedDropout, flat, nested, split
 from pflmpi.models.module_trial import Findings, examine
 from pflmpi.tree import Tree, part
+from pflmpi.vmap_lanes import outside_vmap
 
 HOST = torch.device("cpu")
 _COPIES = 3  # sets of leaves that a loss may call a module with
@@ -74,8 +75,9 @@ class ModuleArchitecture(Architecture):
             return super().logits(head, z)
         module = self._heads.get(z.device)
         if module is None:
-            own = self.recipe.build(0)[0].get_submodule(self.recipe.head)
-            module = self._heads[z.device] = InstalledModule(own.to(z.device), (), (), self.name)
+            with outside_vmap():
+                own = self.recipe.build(0)[0].get_submodule(self.recipe.head)
+                module = self._heads[z.device] = InstalledModule(own.to(z.device), (), (), self.name)
         return module.call(flat(head), None, False, z)
 
     def plain(self) -> nn.Module:
@@ -85,7 +87,10 @@ class ModuleArchitecture(Architecture):
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
         """Let nothing be dropped on the host meanwhile."""
-        layers = [layer for body in self._bodies.get(HOST, []) for layer in body.dropouts.values()]
+        bodies = self._bodies.setdefault(HOST, [])
+        while len(bodies) < self._copies:
+            bodies.append(self._built(HOST))
+        layers = [layer for body in bodies for layer in body.dropouts.values()]
         before = [layer.p for layer in layers]
         for layer in layers:
             layer.p = 0.0
@@ -95,9 +100,9 @@ class ModuleArchitecture(Architecture):
             for layer, p in zip(layers, before, strict=True):
                 layer.p = p
 
-    def begin_with(self, module: nn.Module) -> "ModuleArchitecture":
+    def begin_with(self, body: InstalledModule) -> "ModuleArchitecture":
         """This, with a body on the host that was built already."""
-        self._bodies[HOST] = [self._installed(module)]
+        self._bodies[HOST] = [body]
         return self
 
     @cached_property
@@ -116,18 +121,23 @@ class ModuleArchitecture(Architecture):
         """
         bodies = self._bodies.setdefault(device, [])
         holding = next((body for body in bodies if body.holds(leaves, training)), None)
-        if holding is None and len(bodies) < (_COPIES if self.findings.looks_back else 1):
-            module, _ = self.recipe.build(0)
-            module.set_submodule(self.recipe.head, nn.Identity())
-            holding = self._installed(module.to(device))
+        if holding is None and len(bodies) < self._copies:
+            holding = self._built(device)
             bodies.append(holding)
         chosen = holding or bodies[0]
         bodies.remove(chosen)
         bodies.append(chosen)
         return chosen
 
-    def _installed(self, module: nn.Module) -> InstalledModule:
-        return InstalledModule(module, self.findings.state, self.findings.renewed, self.name)
+    @property
+    def _copies(self) -> int:
+        return _COPIES if self.findings.looks_back else 1
+
+    def _built(self, device: torch.device) -> InstalledModule:
+        with outside_vmap():
+            module, _ = self.recipe.build(0)
+            module.set_submodule(self.recipe.head, nn.Identity())
+            return InstalledModule(module.to(device), self.findings.state, self.findings.renewed, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +163,8 @@ class ModuleModel(Model):
         known = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
         options = tuple({**own, **{name: known[name] for name in self.given}}.items())
         recipe = Recipe(type(self).kind, options, self.head, self.norm, self.weights, num_classes)
-        findings, module = examine(self.name, recipe, shape)
-        modules = list(module.modules())
+        findings, body = examine(self.name, recipe, shape)
+        modules = list(body.module.modules())
         return ModuleArchitecture(
             name=self.name,
             shape=shape,
@@ -162,12 +172,13 @@ class ModuleModel(Model):
             num_features=findings.num_features,
             has_batch_norm=bool(findings.state),
             has_convolution=any(isinstance(one, nn.Conv1d | nn.Conv2d | nn.Conv3d) for one in modules),
-            suits_lanes=not any(isinstance(one, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for one in modules),
+            suits_lanes=not body.hooks
+            and not any(isinstance(one, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for one in modules),
             draws_noise=any(isinstance(one, KeyedDropout) for one in modules),
             recipe=recipe,
             findings=findings,
             check=self.check,
-        ).begin_with(module)
+        ).begin_with(body)
 
 
 @cache

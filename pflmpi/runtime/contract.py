@@ -14,7 +14,7 @@ from pflmpi import global_generators, outside, tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
-from pflmpi.learning.personal import NotAModel, messages
+from pflmpi.learning.personal import Add, NotAModel, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
@@ -24,7 +24,7 @@ from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
 RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
-_IN_LANES = (
+IN_LANES = (
     "; many clients were computed at once, by torch.func.vmap, which not all code suits: runtime.executor = 'loop' "
     "computes one after the other"
 )
@@ -123,6 +123,32 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
                     )
 
 
+def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix.
+
+    Args:
+        tasks: one per cohort.
+    """
+    name = type(algorithm).__name__
+    for task in tasks:
+        added = _adds(algorithm.personal(task))
+        if not task.architecture.linear_head and (algorithm.linear_head or added):
+            what = "adds heads up" if added else "computes with the head's weight and bias"
+            raise ConfigError(
+                f"{name} {what}, and model {task.architecture.name} has a head with a forward pass or hooks of its "
+                "own; end the module with a plain nn.Linear, or choose another algorithm"
+            )
+
+
+def _adds(personal: object) -> bool:
+    """Whether a model is put together by adding."""
+    if isinstance(personal, tuple):
+        return any(map(_adds, personal))
+    if isinstance(personal, type) or not dataclasses.is_dataclass(personal):
+        return False
+    return isinstance(personal, Add) or any(_adds(getattr(personal, one.name)) for one in dataclasses.fields(personal))
+
+
 @contextmanager
 def calling(
     algorithm: Algorithm, method: str, round: int, clients: Sequence[int] = (), in_lanes: bool = False
@@ -141,7 +167,7 @@ def calling(
         raise
     except (Exception, SystemExit) as error:
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
-        otherwise = _IN_LANES if in_lanes and type(error) is RuntimeError else ""
+        otherwise = IN_LANES if in_lanes and type(error) is RuntimeError else ""
         advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)
         raise AlgorithmError(what + advice) from error
     if before and global_generators.states(on_gpu) != before:
