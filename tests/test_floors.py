@@ -124,12 +124,6 @@ def test_no_import_circle() -> None:
         walk(name, ())
 
 
-def test_no_file_is_over_200_lines() -> None:
-    lines = {path: len(path.read_text().splitlines()) for path in modules()}
-    found = [f"{path} has {count} lines" for path, count in lines.items() if count > 200]
-    assert not found, "\n".join(found)
-
-
 def test_no_folder_has_more_than_20_files_but_the_algorithms() -> None:
     sizes = Counter(path.parent.relative_to(PACKAGE) for path in modules())
     assert [f"{folder}: {count}" for folder, count in sizes.items() if count > 20] == [f"algorithms: {_algorithms()}"]
