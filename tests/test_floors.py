@@ -124,9 +124,9 @@ def test_no_import_circle() -> None:
         walk(name, ())
 
 
-def test_no_folder_has_more_than_20_files_but_the_algorithms() -> None:
+def test_no_folder_has_more_than_24_files_but_the_algorithms() -> None:
     sizes = Counter(path.parent.relative_to(PACKAGE) for path in modules())
-    assert [f"{folder}: {count}" for folder, count in sizes.items() if count > 20] == [f"algorithms: {_algorithms()}"]
+    assert [f"{folder}: {count}" for folder, count in sizes.items() if count > 24] == [f"algorithms: {_algorithms()}"]
 
 
 def test_the_root_has_only_the_ground_floor_and_the_command_line() -> None:

@@ -18,16 +18,22 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
+from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.store import config_file, partition_file, run_folder
+from pflmpi.store import config_file, module_file, partition_file, run_folder
 from pflmpi.transports.base import Transport
 
 _AND = " + "  # between the models of devices
 
 
 def write(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> None:
-    """Write who holds how many samples of which class, and, last, the configuration."""
+    """Write who holds how many samples of which class, what modules consist of, and, last, the configuration."""
     partition_file.write(run, experiment.counts)
+    architectures = [
+        experiment.tasks[cohort].architecture for cohort in experiment.cohort[: len(experiment.config.models)]
+    ]
+    modules = {n: one.state_dict_entries for n, one in enumerate(architectures) if isinstance(one, ModuleArchitecture)}
+    module_file.write(run, modules)
     recorded = _recorded(experiment, transport, run_id)
     config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 

@@ -1,4 +1,4 @@
-"""A torch module that is called on the tensors of a tree: its slots hold them, or, in a lane, `functional_call` does.
+"""A torch module that is called on the tensors of a tree: its slots hold them.
 
 Outside a vmapped call nothing is copied and nothing is put back afterwards. So what a module does after its forward
 pass, such as recomputing in the backward pass, sees the tensors that it was called with.
@@ -84,18 +84,14 @@ class InstalledModule:
     def install(self, leaves: dict[str, Tensor]) -> None:
         """Put tensors in the slots."""
         self.leaves = leaves
-        for name, places in self._slots.items():
-            leaf = leaves[name].clone() if name in self._renewed else leaves[name]
-            for owner, key in places:
-                owner[key] = leaf
+        copies = {name: leaves[name].clone() for name in self._renewed}
+        self._fill((place, copies.get(name, leaves[name])) for name, places in self._slots.items() for place in places)
         for name, hooks in self.hooks.items():
             leaf = leaves[name]
             if leaf.requires_grad and torch.is_grad_enabled() and leaf not in _hooked:
                 _hooked[leaf] = True
                 for hook in hooks:
                     leaf.register_hook(hook)  # type: ignore[no-untyped-call]
-        for layer in self._recurrent:
-            layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]
 
     def _keep_buffers(self) -> None:
         """Copy the buffers that the module has given anew into their leaves."""
@@ -115,15 +111,30 @@ class InstalledModule:
                 )
 
     def _call_in_lane(self, leaves: dict[str, Tensor], key: Tensor | None, x: Tensor) -> Tensor:
+        """As `call`, with tensors that are gone after the vmapped call, and so are put out of the slots again."""
         if self.hooks:
             raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self.hooks))} has, are not called" + _LOOP)
-        given = dict(leaves)
+        given = [(place, leaves[name]) for name, places in self._slots.items() for place in places]
         if key is not None:
-            given |= {f"{name}.key": key for name in self.dropouts}
-        with forward_pass(list(self.dropouts.values())):
-            output = torch.func.functional_call(self.module, given, (x,))
-        if new := [name for name in self.state if given[name] is not leaves[name]]:
-            raise RuntimeError(f"vmap: buffer {new[0]} is given anew in the forward pass, which is not kept" + _LOOP)
+            given += [((layer._buffers, "key"), key) for layer in self.dropouts.values()]
+        before = [(place, place[0][place[1]]) for place, _ in given]
+        try:
+            self._fill(given)
+            with forward_pass(list(self.dropouts.values())):
+                output: Tensor = self.module(x)
+            for name in self.state:
+                owner, slot = self._slots[name][0]
+                if owner[slot] is not leaves[name]:
+                    raise RuntimeError(
+                        f"vmap: buffer {name} is given anew in the forward pass, which is not kept{_LOOP}"
+                    )
+        finally:
+            self._fill(before)
         self._check_constants()
-        assert isinstance(output, Tensor)
         return output
+
+    def _fill(self, tensors: Iterable[tuple[Slot, Tensor]]) -> None:
+        for (owner, key), tensor in tensors:
+            owner[key] = tensor
+        for layer in self._recurrent:
+            layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]

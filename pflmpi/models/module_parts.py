@@ -108,7 +108,8 @@ def replace_batch_norm(module: nn.Module) -> None:
 def has_unread_counter(layer: nn.Module) -> bool:
     """Whether a layer is a batch norm of PyTorch's whose count of batches nobody reads: its momentum is constant."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    return isinstance(layer, _BatchNorm) and type(layer) in kinds and layer.momentum is not None
+    counts = isinstance(layer, _BatchNorm) and type(layer) in kinds and layer.track_running_stats
+    return counts and layer.momentum is not None
 
 
 def _replace(module: nn.Module, layer: nn.Module, other: nn.Module) -> None:

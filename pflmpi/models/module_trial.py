@@ -11,8 +11,10 @@ from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models.base import Shape
 from pflmpi.models.built_module import Recipe, equal, is_plain
 from pflmpi.models.installed_module import InstalledModule
-from pflmpi.models.module_parts import buffers, dropouts, forward_pass
+from pflmpi.models.module_parts import buffers, dropouts, forward_pass, has_unread_counter
 from pflmpi.models.python_state import changed, python_state
+
+_STORED = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Findings:
         renewed: those of them which the module gives anew.
         own_head: the head does more than x W^T + b.
         looks_back: its backward pass reads the module again, as `torch.utils.checkpoint` does.
+        entries: the names in its state dict, and the path of each in a model; "" for constants.
     """
 
     num_features: int
@@ -32,6 +35,7 @@ class Findings:
     renewed: tuple[str, ...]
     own_head: bool
     looks_back: bool
+    entries: tuple[tuple[str, str], ...]
 
 
 def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, InstalledModule]:
@@ -49,12 +53,16 @@ def examine(name: str, recipe: Recipe, shape: Shape) -> tuple[Findings, Installe
     moved = [key for key, (_, value) in before.items() if not equal(value, after[key])]
     rest = recipe.buffers_of_seed([key for key in before if key not in moved], module)
     state = tuple(key for key in before if key in moved or key in rest)
+    for key in state:
+        if after[key].dtype not in _STORED:
+            what = f"a buffer of {str(after[key].dtype)[6:]}, which checkpoints cannot hold"
+            raise ConfigError(f"{key} of model {name} is {what}; let it be float32")
     renewed = tuple(key for key in state if after[key] is not before[key][0])
-    head = module.get_submodule(recipe.head)
+    head, entries = module.get_submodule(recipe.head), _entries(module, recipe.head, state)
     assert isinstance(head, nn.Linear)
     module.set_submodule(recipe.head, nn.Identity())
     body = InstalledModule(module, state, renewed, name)
-    return Findings(head.in_features, state, renewed, not is_plain(head), trial.looks_back(body)), body
+    return Findings(head.in_features, state, renewed, not is_plain(head), trial.looks_back(body), entries), body
 
 
 class _Trial:
@@ -161,6 +169,22 @@ class _Trial:
                 return not all(map(equal, expected, slopes(True)))
             except Exception:  # what it computed again did not fit together
                 return True
+
+
+def _entries(module: nn.Module, head: str, state: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """See `Findings.entries`; counters of batch norm, which nobody reads here, are constants."""
+    names = {id(value): f"body.{name}" for name, value in module.named_parameters() if not name.startswith(f"{head}.")}
+    names |= {id(value): f"head.{name}" for name, value in module.get_submodule(head).named_parameters()}
+    names |= {id(value): f"stats.{name}" for name, value in buffers(module).items() if name in state}
+    stored = module.state_dict(keep_vars=True)
+    entries: list[tuple[str, str]] = []
+    for name, value in stored.items():
+        if isinstance(value, Tensor):
+            entries.append((name, names.get(id(value), "").replace(".", "/")))
+        layer, _, last = name.rpartition(".")
+        if last == "running_var" and has_unread_counter(module.get_submodule(layer)):
+            entries.append((f"{layer}.num_batches_tracked", ""))
+    return tuple(entries)
 
 
 def _first_line(error: Exception) -> str:

@@ -80,6 +80,19 @@ class ModuleArchitecture(Architecture):
                 module = self._heads[z.device] = InstalledModule(own.to(z.device), (), (), self.name)
         return module.call(flat(head), None, False, z)
 
+    @property
+    def state_dict_entries(self) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+        """The path in a model of each entry of the module's state dict, "" for constants; and these."""
+        paths = dict(self.findings.entries)
+        values = self._bodies[HOST][0].module.state_dict()
+        constants = {
+            name: values.get(name, torch.tensor(0)) for name, path in paths.items() if not path
+        }  # 0: a counter
+        return paths, {
+            name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+            for name, value in constants.items()
+        }
+
     def plain(self) -> nn.Module:
         """The whole module as its class makes it, without dropout; see `Recipe.plain`."""
         return self.recipe.plain(0)

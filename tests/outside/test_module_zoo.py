@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import quick_run
 from comparisons import state_of
 from pflmpi import global_generators, outside, tree
+from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import build
@@ -585,6 +586,22 @@ def test_constants_are_no_state_and_what_training_changes_is() -> None:
 def test_a_count_travels_with_fedavg(kind: type[nn.Module], tmp_path: Path) -> None:
     raw = settings(kind, algorithm={"name": "fedavg"}, training={**TRAINING, "rounds": 2})
     assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
+
+
+@pytest.mark.parametrize("kind", [Tied, Attentive, Normed, CosineHead, Normalised, Recurrent], ids=lambda k: k.__name__)
+def test_an_export_is_the_modules_own_state_dict(
+    kind: type[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_run.run(settings(kind), tmp_path / "run")
+    oracle = outside.load(HERE + kind.__name__)(10)  # type: ignore[operator]
+    monkeypatch.setattr(outside, "load", lambda reference: pytest.fail("an export runs no code of the user's"))
+    assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(tmp_path / "one.pt")]) == 0
+    exported = torch.load(tmp_path / "one.pt", weights_only=True)
+    assert list(exported) == list(oracle.state_dict())
+    oracle.load_state_dict(exported, strict=True)
+    state = state_of(tmp_path / "run", 1)
+    head = "clients/model/head/bias"
+    assert np.array_equal(oracle.fc.bias.detach().numpy(), state[head][1])
 
 
 def test_the_comparison_can_be_switched_off(tmp_path: Path) -> None:
