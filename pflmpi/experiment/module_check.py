@@ -127,7 +127,7 @@ def _plain(architecture: ModuleArchitecture, initial: Tree, batches: Sequence[Ba
                     if parameter.grad is None:
                         continue
                     velocity = velocities.setdefault(place, torch.zeros_like(parameter))
-                    parameter.sub_(_RATE * velocity.mul_(_MOMENTUM).add_(parameter.grad))
+                    parameter.sub_(velocity.mul_(_MOMENTUM).add_(parameter.grad), alpha=_RATE)
                     parameter.grad = None
         with torch.no_grad():
             scores = module.eval()(batches[0].x)
@@ -231,4 +231,4 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def _apart(one: Tensor, other: Tensor) -> float:
     """The largest difference."""
-    return float((one.double() - other.double()).abs().max()) if one.numel() else 0.0
+    return 0.0 if torch.equal(one, other) else float((one.double() - other.double()).abs().max())

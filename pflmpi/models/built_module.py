@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from pflmpi import global_generators
 from pflmpi.errors import ConfigError
-from pflmpi.models.module_parts import dropouts, prepare, replace_batch_norm
+from pflmpi.models.module_parts import prepare, replace_batch_norm
 from pflmpi.models.weights_file import read_weights
 
 
@@ -112,13 +112,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same values, where not a number is as another one."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-def without_dropout(module: nn.Module) -> None:
-    """Let the dropout layers of a built module drop nothing."""
-    for layer in dropouts(module).values():
-        layer.p = 0.0
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
