@@ -3,7 +3,8 @@
 import inspect
 import random
 import types
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from pflmpi.models.module_parts import KeyedDropout
 
 _DEPTH = 6  # attributes of attributes
+_MOST = 10_000  # values of a container
 _LIBRARIES = (
     "torch",
     "torchvision",
@@ -60,13 +62,17 @@ def _walk(name: str, value: Any, known: dict[int, object], depth: int) -> Iterat
         yield name, (value.shape, value.tobytes())
     else:
         known[id(value)] = value
-        yield from _walk_object(name, value, known, depth + 1)
+        try:
+            values = list(_walk_object(name, value, known, depth + 1))
+        except Exception:  # an object that does not let itself be read
+            return
+        yield from values
 
 
 def _walk_object(name: str, value: Any, known: dict[int, object], depth: int) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         yield name, len(value)
-        for key, one in list(value.items()):
+        for key, one in list(value.items())[:_MOST]:
             yield from _walk(f"{name}[{key!r}]", one, known, depth)
     elif isinstance(value, Set):
         yield name, sorted(map(repr, value))
@@ -74,9 +80,9 @@ def _walk_object(name: str, value: Any, known: dict[int, object], depth: int) ->
         yield name, repr(value.get_state() if not isinstance(value, random.Random) else value.getstate())
     elif isinstance(value, np.random.Generator):
         yield name, repr(value.bit_generator.state)
-    elif isinstance(value, Iterable) and hasattr(value, "__len__"):
-        yield name, len(value)  # type: ignore[arg-type]
-        for place, one in enumerate(list(value)):
+    elif isinstance(value, list | tuple | deque):
+        yield name, len(value)
+        for place, one in enumerate(list(value)[:_MOST]):
             yield from _walk(f"{name}[{place}]", one, known, depth)
     elif isinstance(value, types.MethodType):
         yield from _walk_object(name, value.__func__, known, depth)

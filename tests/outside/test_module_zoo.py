@@ -559,6 +559,19 @@ def test_recomputing_dropout_changes_no_gradient(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.parametrize("algorithm", ["apfl", "fedcp"])
+def test_recomputing_sees_the_weights_that_a_loss_was_called_with(algorithm: str, tmp_path: Path) -> None:
+    """A loss that calls the module with several sets of them, which recompute one after the other."""
+    states: list[dict[str, np.ndarray]] = []
+    for kind in (Convolutional, Checkpointed):
+        raw = settings(kind, algorithm={"name": algorithm}, runtime={"executor": "loop"})
+        quick_run.run(raw, tmp_path / kind.__name__)
+        states.append(state_of(tmp_path / kind.__name__, 1))
+    for path, array in states[0].items():
+        if "running" not in path:  # batch norm inside is counted twice, as in plain PyTorch
+            np.testing.assert_array_equal(array, states[1][path], err_msg=path)
+
+
 def test_in_bfloat16_a_module_stays_near_what_it_is_in_float32(tmp_path: Path) -> None:
     states = []
     for precision in ("fp32", "bf16"):
