@@ -55,6 +55,9 @@ def names(flat: Mapping[str, np.ndarray], head: str | None = None) -> Flat:
 def _as_in_module(checkpoint: Checkpoint, client: int, flat: Flat, head: str | None) -> Flat:
     """The whole state dict of a client's module from outside; other models by the names of their arrays."""
     entries = module_file.read(checkpoint.run, client % len(_models(checkpoint)))
+    if entries is None and "modules" in checkpoint.attributes and head is not None:
+        lost = module_file.path(checkpoint.run)
+        raise CheckpointError(f"{lost} is missing, which has the names and constants of state dicts; copy it again")
     if entries is None or not {path for path in entries[0].values() if path} <= flat.keys():
         return names(flat, head)
     paths, constants = entries

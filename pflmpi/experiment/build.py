@@ -170,7 +170,7 @@ def check_executor(drafted: Draft) -> str:
         return drafted.runtime.executor
     if drafted.config.runtime.executor == "lanes":
         raise ConfigError(f"{why}{IN_LANES}")
-    _log.warning("%s; so clients are computed one after the other (runtime.executor: loop)", why)
+    _log.warning("clients are computed one after the other (runtime.executor: loop): %s", why)
     return "loop"
 
 

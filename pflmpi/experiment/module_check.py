@@ -17,6 +17,7 @@ from pflmpi.learning.sgd import train
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.models.module_parts import nested
+from pflmpi.models.module_trial import first_line
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.tree import Tree
@@ -93,7 +94,7 @@ def check_module(task: Task, federation: Federation, clients: np.ndarray, in_lan
         try:
             problem = _difference(initial, expected, _in_lanes(task, initial, samples))
         except Exception as error:
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            problem = f"{type(error).__name__}: {first_line(error)}"
     return problem and f"model {architecture.name} in lanes: {problem}"
 
 
@@ -132,7 +133,7 @@ def _plain(architecture: ModuleArchitecture, initial: Tree, batches: Sequence[Ba
         with torch.no_grad():
             scores = module.eval()(batches[0].x)
     except Exception as error:
-        says = str(error).splitlines()[0] if str(error) else type(error).__name__
+        says = first_line(error)
         raise ConfigError(f"model {architecture.name} cannot be trained by plain PyTorch either: {says}") from error
     values = {path: value.detach() for path, value in _paths(module, architecture).items()}
     return {"model": tree.unflatten(values), "scores": scores}
@@ -157,8 +158,7 @@ def _in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
     except PflmpiError:
         raise
     except Exception as error:
-        says = str(error).splitlines()[0] if str(error) else type(error).__name__
-        name = task.architecture.name
+        says, name = first_line(error), task.architecture.name
         raise ConfigError(f"model {name} cannot be trained here, as plain PyTorch can: {says}{_SWITCH}") from error
 
 

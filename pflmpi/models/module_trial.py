@@ -14,6 +14,7 @@ from pflmpi.models.installed_module import InstalledModule
 from pflmpi.models.module_parts import buffers, dropouts, forward_pass, has_unread_counter
 from pflmpi.models.python_state import changed, python_state
 
+_LINE = 160  # characters
 _STORED = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 
@@ -101,7 +102,7 @@ class _Trial:
             raise
         except Exception as error:
             where = " in training" if training else ""
-            says = _first_line(error)
+            says = first_line(error)
             raise ConfigError(f"model {self._name} cannot use samples of {self._size}{where}: {says}") from error
 
     def _tensors(self, training: bool) -> dict[str, Tensor]:
@@ -164,7 +165,7 @@ class _Trial:
             except PflmpiError:
                 raise
             except Exception as error:
-                raise ConfigError(f"model {self._name} cannot be trained: {_first_line(error)}") from error
+                raise ConfigError(f"model {self._name} cannot be trained: {first_line(error)}") from error
             try:
                 return not all(map(equal, expected, slopes(True)))
             except Exception:  # what it computed again did not fit together
@@ -187,7 +188,7 @@ def _entries(module: nn.Module, head: str, state: tuple[str, ...]) -> tuple[tupl
     return tuple(entries)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of PyTorch says, cut to a line."""
     says = str(error).splitlines()[0] if str(error) else type(error).__name__
-    reentrant = "use_reentrant" in str(error) or "not compatible with .grad()" in str(error)
-    return says + ("; torch.utils.checkpoint needs use_reentrant=False here" if reentrant else "")
+    return says if len(says) <= _LINE else f"{says[:_LINE]} ..."

@@ -14,9 +14,11 @@ from torch.nn import functional as F
 import quick_run
 from comparisons import state_of
 from pflmpi import global_generators, outside, tree
+from pflmpi.analysis.run import open_run
+from pflmpi.analysis.state_dict import client_state
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
-from pflmpi.errors import ConfigError
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.experiment import build
 from pflmpi.experiment.build import executor_of, prepare
 from pflmpi.experiment.stored_config import stored_config
@@ -615,6 +617,9 @@ def test_an_export_is_the_modules_own_state_dict(
     state = state_of(tmp_path / "run", 1)
     head = "clients/model/head/bias"
     assert np.array_equal(oracle.fc.bias.detach().numpy(), state[head][1])
+    (tmp_path / "run" / "modules.h5").unlink()
+    with pytest.raises(CheckpointError, match=r"modules.h5 is missing"):
+        client_state(open_run(tmp_path / "run").round(), 1)
 
 
 def test_the_comparison_can_be_switched_off(tmp_path: Path) -> None:
