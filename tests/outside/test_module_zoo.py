@@ -416,6 +416,21 @@ class LateBuffer(Base):
         return super().body(x) + self.offset
 
 
+class HalfState(Base):
+    def make(self) -> None:
+        self.register_buffer("seen", torch.zeros((), dtype=torch.bfloat16))
+
+    def body(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return super().body(x)
+
+
+class Accumulating(Base):
+    def make(self) -> None:
+        self.first.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
 TRAINED = [
     Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, Recurrent,
     GatedRecurrent, Attentive, Normalised, OldNormalised, Spectral, Orthogonal, Listed, Tied, Masked, BackwardHooked,
@@ -438,6 +453,8 @@ REFUSED = {
     Moving: "model Moving changes seen in a forward pass in evaluation",
     Functional: "model Functional draws from a global generator",
     Reinitialised: "model Reinitialised changes first.weight in a forward pass in training",
+    HalfState: "seen of model HalfState is a buffer of bfloat16, which checkpoints cannot hold",
+    Accumulating: "first.weight of the module has a hook for accumulated gradients",
     LateBuffer: "model LateBuffer changes its buffer offset in a forward pass",
 }
 
