@@ -74,6 +74,7 @@ class Algorithm(ABC):
         draws_noise: whether the losses use `Batch.key`.
         measured: names of the trainings whose loss is the training loss of a client; () for all.
         own_steps: what clients take instead of the configured optimizer's steps; "" where they take those.
+        linear_head: whether it computes with the head's "weight" and "bias", so that heads which do more are refused.
     """
 
     summary: ClassVar[str]
@@ -85,6 +86,7 @@ class Algorithm(ABC):
     draws_noise: ClassVar[bool] = False
     measured: ClassVar[tuple[str, ...]] = ()
     own_steps: ClassVar[str] = ""
+    linear_head: ClassVar[bool] = False
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""

@@ -39,6 +39,7 @@ class FedGH(Algorithm):
 
     summary: ClassVar[str] = "one head trained on all class means replaces the clients' heads"
     paper: ClassVar[str] = "Yi et al., ACM Multimedia 2023"
+    linear_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("head",)
     unlike_models: ClassVar[bool] = True
 

@@ -52,6 +52,7 @@ class FedGMH(Algorithm):
 
     summary: ClassVar[str] = "one global head per label, mixed in at critical entries"
     paper: ClassVar[str] = "Sun and Ni, 2026"
+    linear_head: ClassVar[bool] = True
     unlike_models: ClassVar[bool] = True
 
     critical_share: Annotated[

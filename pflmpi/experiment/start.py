@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
+from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin
 from pflmpi.config.load import Config
 from pflmpi.data.dataset import unscaled
 from pflmpi.data.federation import resolved_split
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
-from pflmpi.experiment.build import Experiment, prepare
+from pflmpi.experiment.build import Draft, Experiment, check_executor, complete, draft, load_federation
 from pflmpi.experiment.convolution_choice import choose_convolutions
 from pflmpi.experiment.execute import RankContext, run_rounds
 from pflmpi.experiment.recorded_data import on_recorded_data
@@ -108,18 +109,31 @@ def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, chang
     """The experiment of a run, on the data that it was made with; for overrides see `stored_config`."""
     config = stored_config.stored_config(run, overrides)
     stored_config.changed_code(run, config, changed_code)
-    return on_recorded_data(run, prepare(config, device))
+    with outside.as_config_error():
+        drafted = draft(config, load_federation(config), device)
+        return on_recorded_data(run, complete(drafted, drafted.runtime.executor))
 
 
 def _prepare(config: Config, context: RankContext, run: Path | None = None) -> Experiment:
     """The experiment, on the data that the run to be resumed was made with."""
 
-    def make() -> Experiment:
-        if context.transport.rank == 0:
+    transport = context.transport
+
+    def bound() -> Draft:
+        if transport.rank == 0:
             check_installed(config.output)
         check_scratch(config.runtime)
-        experiment = prepare(config, context.device, context.gpu_models)
-        if isinstance(experiment.newcomer, CannotJoin) and context.transport.rank == 0:
+        with outside.as_config_error():
+            return draft(config, load_federation(config), context.device, context.gpu_models)
+
+    def checked() -> str:  # a run that goes on was checked when it began, and has recorded what was chosen
+        with outside.as_config_error():
+            return check_executor(drafted) if run is None else drafted.runtime.executor
+
+    def make() -> Experiment:
+        with outside.as_config_error():
+            experiment = complete(drafted, executor)
+        if isinstance(experiment.newcomer, CannotJoin) and transport.rank == 0:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if run is None:
             if context.transport.rank == 0:
@@ -128,7 +142,9 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
         experiment = on_recorded_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
-    made = all_or_none(context.transport, make)
+    drafted = all_or_none(transport, bound)
+    executor = on_root(transport, checked)
+    made = all_or_none(transport, make)
     return choose_convolutions(made, context.transport, on_gpu=bool(context.gpu_models))
 
 

@@ -21,8 +21,9 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
+from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.store import config_file, partition_file, run_folder
+from pflmpi.store import config_file, module_file, partition_file, run_folder
 from pflmpi.transports.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,9 @@ _AND = " + "  # between the models of devices
 
 
 def write(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> None:
-    """Write who holds how many samples of which class, and, last, the configuration."""
+    """Write who holds how many samples of which class, what modules consist of, and, last, the configuration."""
     partition_file.write(run, experiment.counts)
+    module_file.write(run, {number: one.state_dict_entries for number, one in _modules(experiment).items()})
     recorded = _recorded(experiment, transport, run_id)
     config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 
@@ -49,8 +51,16 @@ def attributes(experiment: Experiment, transport: Transport, run_id: str) -> dic
         "personal": personal.to_json(algorithm.personal(task)),
         "class_names": list(experiment.federation.dataset.class_names or _names_of(experiment.config.data)),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
+        **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # described in modules.h5
     }
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
+
+
+def _modules(experiment: Experiment) -> dict[int, ModuleArchitecture]:
+    """The models that are modules from outside, by their number."""
+    cohorts = experiment.cohort[: len(experiment.config.models)]
+    bound = {number: experiment.tasks[cohort].architecture for number, cohort in enumerate(cohorts)}
+    return {number: one for number, one in bound.items() if isinstance(one, ModuleArchitecture)}
 
 
 def _names_of(data: DataConfig) -> tuple[str, ...]:

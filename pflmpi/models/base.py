@@ -36,6 +36,8 @@ class Architecture(ABC):
             and attention is computed client by client.
         trains_channels_last: whether weights of four axes have the second one innermost in memory while a CPU trains
             them, client by client: its convolutions may be faster then, and nothing may take a `view` of them.
+        linear_head: whether the scores are x W^T + b of the head's "weight" and "bias", which it consists of.
+        replays_steps: whether a step of training may be recorded, and replayed with other batches.
     """
 
     has_batch_norm: ClassVar[bool] = False
@@ -43,6 +45,8 @@ class Architecture(ABC):
     suits_lanes: ClassVar[bool] = True
     trains_channels_last: ClassVar[bool] = False
     draws_noise: ClassVar[bool] = False
+    linear_head: ClassVar[bool] = True
+    replays_steps: ClassVar[bool] = True
 
     name: str
     shape: Shape

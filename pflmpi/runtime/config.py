@@ -140,6 +140,7 @@ FREE_ON_RESUME = {
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.path",  # what lies there is checked by its hash
     "data.root",  # what lies there is checked by its hash
+    "model.check",  # it decides whether a run begins
     "partition.path",  # what lies there is checked by its hash
     "training.rounds",
     "training.stop",

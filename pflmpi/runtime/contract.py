@@ -15,7 +15,7 @@ from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.parts import has
-from pflmpi.learning.personal import NotAModel, kept, messages
+from pflmpi.learning.personal import Add, NotAModel, kept, messages
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
@@ -25,7 +25,7 @@ from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
 RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
-_IN_LANES = (
+IN_LANES = (
     "; many clients were computed at once, by torch.func.vmap, which not all code suits: runtime.executor = 'loop' "
     "computes one after the other"
 )
@@ -145,6 +145,32 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
                     )
 
 
+def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix.
+
+    Args:
+        tasks: one per cohort.
+    """
+    name = type(algorithm).__name__
+    for task in tasks:
+        added = _adds(algorithm.personal(task))
+        if not task.architecture.linear_head and (algorithm.linear_head or added):
+            what = "adds heads up" if added else "computes with the head's weight and bias"
+            raise ConfigError(
+                f"{name} {what}, and model {task.architecture.name} has a head with a forward pass or hooks of its "
+                "own; end the module with a plain nn.Linear, or choose another algorithm"
+            )
+
+
+def _adds(personal: object) -> bool:
+    """Whether a model is put together by adding."""
+    if isinstance(personal, tuple):
+        return any(map(_adds, personal))
+    if isinstance(personal, type) or not dataclasses.is_dataclass(personal):
+        return False
+    return isinstance(personal, Add) or any(_adds(getattr(personal, one.name)) for one in dataclasses.fields(personal))
+
+
 @contextmanager
 def calling(
     algorithm: Algorithm,
@@ -175,7 +201,7 @@ def calling(
         raise AlgorithmError(f"{where}, or the model, changes {changed_batch}{_IN_PLACE}") from None
     except (Exception, SystemExit) as error:
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
-        otherwise = _IN_LANES if in_lanes and type(error) is RuntimeError else ""
+        otherwise = IN_LANES if in_lanes and type(error) is RuntimeError else ""
         advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)
         raise AlgorithmError(what + advice) from error
     if changed := [path for path, leaf, version in versions if leaf._version != version]:

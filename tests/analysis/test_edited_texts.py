@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 import quick_run
+from pflmpi.analysis.comparison import results
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.runs import open_runs
-from pflmpi.analysis.comparison import results
 from pflmpi.cli import main
 from pflmpi.cluster.run_status import run_status
 from pflmpi.config.sections import by_key

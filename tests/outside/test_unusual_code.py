@@ -257,7 +257,7 @@ def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path: Path) -> Non
 
 
 def test_code_that_suits_no_lanes_is_told_of_the_loop(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"RuntimeError: vmap: .*; at .*nets.py.*runtime.executor = 'loop'"):
+    with pytest.raises(ConfigError, match=r"model Looking in lanes: RuntimeError: vmap: .*runtime.executor = 'loop'"):
         quick_run.run(settings("Looking", runtime={"executor": "lanes", "lanes": 2}), tmp_path / "run")
     quick_run.run(settings("Looking", runtime={"executor": "loop"}), tmp_path / "loop")
 
