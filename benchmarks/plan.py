@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pflmpi.forecast.cache import Cache
 
 from pflmpi import machine
 from pflmpi.config import load as configuration
-from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.forecast import Resources, predict
 from pflmpi.store.metrics import metrics_file
 

@@ -29,12 +29,12 @@ from pathlib import Path
 import hosts
 import numpy as np
 from hosts import Network, Sent
-
-from pflmpi.config.load import parse
-from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.communication import Link, communication_seconds
 from pflmpi.forecast.communication import Network as Ranks
+
+from pflmpi.config.load import parse
+from pflmpi.config.yaml_file import dump
 from pflmpi.forecast.forecast import Resources, predict
 from pflmpi.forecast.seconds import Seconds
 from pflmpi.machine import cores, memory
