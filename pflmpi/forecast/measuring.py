@@ -116,16 +116,16 @@ def measured_steps(
     if needed > machine.memory().free / 2:
         needs = "measuring them needs more memory than there is here"
         return Measured(remarks=(f"seconds and activations are not predicted: {needs}",))
-    here = machine.description(setup.executor.tasks[0].device)
+    device = setup.executor.tasks[0].device
     remarks: tuple[str, ...] = ()
-    if on_gpu and here["device"] == "cpu":
+    if on_gpu and device.type == "cpu":
         remarks = (
             "there is no GPU here: seconds and memory of calls are those of this machine's CPU; run this where a GPU "
             "is (srun --gpus=1 pflmpi plan ...)",
         )
     server = setup.algorithm.init_server(setup.task)
     costs = {cohort: _measured(setup, server, group, before) for cohort, group in enumerate(groups)}
-    return Measured(Costs(setup, costs), here["device"].replace("cpu", here["cpu"]), remarks)
+    return Measured(Costs(setup, costs), machine.device_name(device), remarks)
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ def test_it_measures_goes_on_after_ctrl_c_and_reports_what_fails(tmp_path: Path)
         parts = sum(float(line[f"{name}_seconds"]) for name in PARTS)
         assert parts == pytest.approx(float(line["seconds"]), rel=0.5), "a mean, and a median of two"
         assert int(line["memory_rank_bytes"]) > 100 * MB and float(line["predicted_memory_rank_bytes"]) > 100 * MB
-        assert float(line["predicted_wire_bytes"]) == pytest.approx(float(line["wire_bytes"]))
+        assert (float(line["predicted_wire_bytes"]) > 0) == (int(line["ranks"]) > 1)
     assert "the same" in done.stdout and "medians of 2 rounds, the first left out" in done.stdout
 
 
