@@ -1,9 +1,9 @@
-"""Predicted versus measured: what `pflmpi plan` says and what a run takes, in seconds per round and memory.
+"""Predicted versus measured: what `pflmpi plan` says and what a run takes, in bytes between ranks, memory and seconds.
 
     python benchmarks/plan.py [--runs 3] [--out FILE]
 
-Seconds: the median over rounds, after the first, of each run; then the median over runs. Memory: the most that a rank
-had resident at any time (VmHWM), the largest rank but rank 0, and rank 0. This machine is measured anew at the start.
+Memory: the most that all ranks, and the largest, had resident at any time (VmHWM). Seconds, which `plan` only
+estimates: the median over rounds, after the first, of each run; then the median over runs.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import yaml
 
 from pflmpi import machine
 from pflmpi.config import load as configuration
-from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.forecast import Resources, predict
 from pflmpi.store.metrics import metrics_file
 
@@ -54,13 +52,13 @@ def settings(algorithm: str, model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def predicted(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, list[float]]:
-    """What `pflmpi plan` says in a process of its own: seconds of a round, and bytes of each rank."""
+def predicted(raw: dict[str, Any], ranks: int) -> tuple[float, float, list[float]]:
+    """What `pflmpi plan` says in a process of its own: seconds of a round, bytes between ranks, and of each rank."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
-        return process.submit(_predict, raw, ranks, folder).result()
+        return process.submit(_predict, raw, ranks).result()
 
 
-def _predict(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, list[float]]:
+def _predict(raw: dict[str, Any], ranks: int) -> tuple[float, float, list[float]]:
     here = Resources(
         ranks=ranks,
         nodes=1,
@@ -71,64 +69,41 @@ def _predict(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, list
         delay=None,
         rate=None,
     )
-    forecast = predict(configuration.parse(raw), here, Cache(folder / "measured"))
+    forecast = predict(configuration.parse(raw), here)
     assert forecast.seconds is not None
-    return forecast.seconds.round, [rank.total for rank in forecast.memory]
+    wire = sum(wire for _, _, wire in forecast.bytes_per_round())
+    return forecast.seconds.round, wire, [rank.total for rank in forecast.memory]
 
 
-def taken(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, list[float]]:
-    """Return the seconds of a round and the most bytes resident of each rank, of one run."""
+def taken(raw: dict[str, Any], ranks: int, folder: Path) -> tuple[float, float, list[float]]:
+    """Return the seconds of a round, bytes between ranks, and bytes resident of all and of the largest, of one run."""
     folder = Path(tempfile.mkdtemp(dir=folder))
     (folder / "config.yaml").write_text(yaml.safe_dump(raw))
     command = [sys.executable, "-m", "pflmpi", "run", f"{folder}/config.yaml", "--out", f"{folder}/run", "--quiet"]
-    started = subprocess.Popen([*command, f"--ranks={ranks}"], stdout=subprocess.DEVNULL)
-    most: dict[int, int] = {}
-    while started.poll() is None:
-        for pid in (started.pid, *children(started.pid)):
-            for rank, high in resident(pid, alone=ranks == 1):
-                most[rank] = max(most.get(rank, 0), high)
-        time.sleep(0.05)
-    assert started.returncode == 0, f"the run ended with {started.returncode}"
-    seconds = [float(line["seconds"]) for line in metrics_file.read(folder / "run")[WARM:]]
-    return statistics.median(seconds), [float(most[rank]) for rank in range(ranks)]
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes below one."""
-    try:
-        direct = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-    return [each for child in direct for each in (child, *children(child))]
-
-
-def resident(pid: int, alone: bool) -> list[tuple[int, int]]:
-    """Return the rank of a process and the most bytes that it ever had; nothing for one that is no rank."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        rank = [int(word[5:]) for word in environment if word.startswith(b"RANK=")]
-        return [(0 if alone else rank[0], 1024 * int(status["VmHWM"].split()[0]))] if alone or rank else []
-    except (OSError, KeyError):  # it has ended
-        return []
+    subprocess.run([*command, f"--ranks={ranks}"], stdout=subprocess.DEVNULL, check=True)
+    lines = metrics_file.read(folder / "run")
+    seconds = statistics.median(float(line["seconds"]) for line in lines[WARM:])
+    wire = sum(int(line["wire_up_bytes"]) + int(line["wire_down_bytes"]) for line in lines) / len(lines)
+    return seconds, wire, [max(float(line[name]) for line in lines) for name in ("memory_bytes", "memory_rank_bytes")]
 
 
 def line(name: str, model: dict[str, Any], ranks: int, runs: int, folder: Path) -> tuple[str, list[float]]:
-    """Return the line of a case, and its ratios: seconds, rank 0, the other ranks."""
+    """Return the line of a case, and its ratios of memory: all ranks, the largest."""
     raw = settings(name, model)
-    round_seconds, said = predicted(raw, ranks, folder)
+    round_seconds, bytes_said, said = predicted(raw, ranks)
     found = [taken(raw, ranks, folder) for _ in range(runs)]
-    seconds = statistics.median(one for one, _ in found)
-    memory = [statistics.median(one[rank] for _, one in found) for rank in range(ranks)]
-    ratios = [seconds / round_seconds, memory[0] / said[0]]
-    ratios += [max(memory[1:]) / max(said[1:])] if ranks > 1 else []
-    text = f"{model['name']} {model['hidden']}"
-    others = f"{max(said[1:]) / 2**20:.0f}, {max(memory[1:]) / 2**20:.0f}" if ranks > 1 else "-"
-    return (
-        f"| {name}, {text} | {ranks} | {round_seconds:.3f}, {seconds:.3f} | {ratios[0]:.2f} | "
-        f"{said[0] / 2**20:.0f}, {memory[0] / 2**20:.0f} | {ratios[1]:.2f} | {others} | "
-        f"{f'{ratios[2]:.2f}' if ranks > 1 else '-'} |"
-    ), ratios
+    seconds = statistics.median(one for one, _, _ in found)
+    memory = [statistics.median(one[place] for _, _, one in found) for place in range(2)]
+    foretold = [sum(said), max(said)]
+    ratios = [has / expected for has, expected in zip(memory, foretold, strict=True)]
+    cells = [
+        f"{name}, {model['name']} {model['hidden']}",
+        str(ranks),
+        f"{bytes_said / 1e3:.1f}, {found[0][1] / 1e3:.1f}",
+    ]
+    for has, expected, ratio in zip(memory, foretold, ratios, strict=True):
+        cells += [f"{expected / 2**20:.0f}, {has / 2**20:.0f}", f"{ratio:.2f}"]
+    return f"| {' | '.join(cells)} | {round_seconds:.3f}, {seconds:.3f} |", ratios
 
 
 def main() -> None:
@@ -141,19 +116,18 @@ def main() -> None:
         f"Predicted versus measured: digits, 20 clients, {ROUNDS} rounds, {os.cpu_count()} cores; medians of "
         f"{asked.runs} runs. Pairs are predicted, measured; the ratio is measured / predicted.",
         "",
-        "| experiment | ranks | seconds per round | ratio | rank 0, MB | ratio | largest other rank, MB | ratio |",
+        "| experiment | ranks | kB between ranks | all ranks, MB | ratio | largest rank, MB | ratio | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     print("\n".join(lines), flush=True)
-    seconds, memory = [], []
+    memory: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         for case in CASES:
             text, ratios = line(*case, asked.runs, Path(name))
             print(text, flush=True)
             lines.append(text)
-            seconds.append(ratios[0])
-            memory += ratios[1:]
-    lines += ["", f"Median ratio (range): seconds {spread(seconds)}; memory {spread(memory)}."]
+            memory += ratios
+    lines += ["", f"Median ratio (range): memory {spread(memory)}."]
     print("\n".join(lines[-2:]))
     if asked.out:
         asked.out.write_text("\n".join(["# Accuracy of `plan`", "", *lines]) + "\n")

@@ -35,7 +35,7 @@ WORK: dict[str, dict[str, Any]] = {
 ALGORITHMS, MODES = ("fedgmh", "fedavg"), ("strong", "weak", "packing")
 CLIENTS = 20
 HEAD = "| experiment | ranks | seconds per round (quartiles) | speed-up | efficiency | compute, evaluation, exchange, "
-HEAD += "waiting, checkpoint, s | largest rank, MiB | bytes between ranks, kB | predicted, s | bits |"
+HEAD += "waiting, checkpoint, s | largest rank, MiB | bytes between ranks, kB | bits |"
 
 
 def experiments(pattern: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -64,7 +64,7 @@ def lines(name: str, found: Results) -> Iterator[str]:
     """A line for each point."""
     for point in found.points:
         if not point.runs:
-            yield f"| {name} | {point.ranks} | failed |" + " |" * 7
+            yield f"| {name} | {point.ranks} | failed |" + " |" * 6
             continue
         low, high = point.spread
         parts = ", ".join(f"{seconds:.3f}" for seconds in point.parts.values())
@@ -77,7 +77,6 @@ def lines(name: str, found: Results) -> Iterator[str]:
             parts,
             f"{point.most('memory_rank_bytes') / 2**20:.0f}",
             f"{point.wire_bytes / 1e3:.0f}",
-            f"{point.plan['seconds']:.3f}" if "seconds" in point.plan else "-",
             "the same" if point.same_bits else "OTHER",
         )
         yield f"| {' | '.join(map(str, cells))} |"

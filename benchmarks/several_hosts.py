@@ -1,4 +1,4 @@
-"""Bytes between hosts against the counted ones, and seconds of communication against `pflmpi plan`'s prediction.
+"""Bytes between hosts against the counted ones, and seconds of communication.
 
     python benchmarks/several_hosts.py --netns DIR [--out FILE]       as root; DIR has the tools that `hosts.py` names
 
@@ -7,8 +7,7 @@ moves 4.2 MB to each other rank, and as much back from each: slices of its model
 
 Bytes: what the hosts' interfaces have sent in a run of many rounds less that of a run of few, by the same difference of
 what metrics.csv counts; and the same for single calls of a transport. Seconds: `exchange_seconds` of metrics.csv, the
-median over rounds, at three rates and three delays, beside the prediction. Rounds: their whole seconds beside all that
-`pflmpi plan` predicts of them, with delay and rate. All hosts share the cores of one machine.
+median over rounds, at three rates and three delays. All hosts share the cores of one machine.
 """
 
 import argparse
@@ -30,30 +29,18 @@ import hosts
 import numpy as np
 from hosts import Network, Sent
 
-from pflmpi.config.load import parse
 from pflmpi.config.yaml_file import dump
-from pflmpi.forecast.cache import Cache
-from pflmpi.forecast.communication import Link, communication_seconds
-from pflmpi.forecast.communication import Network as Ranks
-from pflmpi.forecast.forecast import Resources, predict
-from pflmpi.forecast.seconds import Seconds
-from pflmpi.machine import cores, memory
-from pflmpi.messages.declared import Declared
-from pflmpi.messages.downlink import down_calls
-from pflmpi.messages.kinds import Mean, Shared, tensor
-from pflmpi.messages.uplink import up_calls
+from pflmpi.machine import cores
 from pflmpi.store.metrics import metrics_file
 from pflmpi.transports.base import Transport
 
 TRANSPORTS = ("mpi", "torch")
-PARTS = ("calls", "bytes", "seconds", "rounds")
+PARTS = ("calls", "bytes", "seconds")
 SPREAD = (1, 1, 1)  # ranks of each host
 WIDE, NARROW = 14000, 100  # hidden units of the MLP on 8 x 8 pictures
 FEW, MANY, TIMED, WARM = 1, 6, 28, 3  # rounds; WARM of the TIMED ones do not count
 RATES, DELAYS = (200.0, 500.0, 1000.0), (5.0, 10.0, 20.0)  # Mbit/s, ms one way
-FORWARDED = 1300.0  # Mbit/s that the program between hosts with a delay can do, for all of them
 SLOW = 300.0  # Mbit/s of each of these hosts where it is to matter
-PLANNED = ((200.0, 5.0, WIDE), (100.0, 2.0, WIDE), (20.0, 10.0, WIDE // 4))  # Mbit/s, ms one way, hidden units
 SIZE, CALLS = 4 * 2**20, 10  # bytes of a single call, calls
 
 
@@ -170,8 +157,7 @@ def settled(transport: Transport) -> Sent:
 
 
 def seconds_of_rounds(tools: Path, folder: Path) -> Iterator[list[str]]:
-    """Yield a line for each network, payload and transport: seconds of communication per round, and the prediction."""
-    free: dict[tuple[int, str], float] = {}  # by model and transport, seconds without a limit
+    """Yield a line for each network, payload and transport: seconds of communication per round."""
     cases = [(Network(tools, len(SPREAD)), hidden) for hidden in (WIDE, NARROW)]
     cases += [(Network(tools, len(SPREAD), rate=rate), WIDE) for rate in RATES]
     cases += [(Network(tools, len(SPREAD), delay=delay), NARROW) for delay in DELAYS]
@@ -181,69 +167,13 @@ def seconds_of_rounds(tools: Path, folder: Path) -> Iterator[list[str]]:
             with hosts.up(network):
                 lines = train(network, transport, SPREAD, TIMED, hidden, folder)[WARM:]
             low, middle, high = statistics.quantiles([float(line["exchange_seconds"]) for line in lines], n=4)
-            least = free.setdefault((hidden, transport), middle)
-            limited = network.rate is not None or network.delay > 0
-            foretold = predicted(network, hidden, transport) if limited else None
             yield [
                 str(network),
                 f"{4 * parameters(hidden) / 1e6:.2f}",
                 transport,
                 f"{middle:.3f}",
                 f"{(high - low) / middle:.0%}",
-                *(["-"] * 3 if foretold is None else [f"{foretold:.3f}", f"{middle / foretold:.2f}"]),
-                *([] if foretold is None else [f"{middle / (foretold + least):.2f}"]),
             ]
-
-
-def whole_rounds(tools: Path, folder: Path) -> Iterator[list[str]]:
-    """Yield a line for each network and transport: seconds of a round, and what `pflmpi plan` says of it."""
-    for rate, delay, hidden in PLANNED:
-        network = Network(tools, len(SPREAD), delay, rate)
-        for transport in TRANSPORTS:
-            with hosts.up(network):
-                lines = train(network, transport, SPREAD, TIMED // 2 + WARM, hidden, folder)[WARM:]
-            low, middle, high = statistics.quantiles([float(line["seconds"]) for line in lines], n=4)
-            foretold = planned(network, hidden, transport, folder)
-            parts = (foretold.train, foretold.talk or 0.0, foretold.serve)
-            yield [
-                str(network),
-                f"{4 * parameters(hidden) / 1e6:.2f}",
-                transport,
-                f"{middle:.3f} ({low:.3f}-{high:.3f})",
-                f"{foretold.round:.3f}",
-                ", ".join(f"{seconds:.3f}" for seconds in parts),
-                f"{middle / foretold.round:.2f}",
-            ]
-
-
-def planned(network: Network, hidden: int, transport: str, folder: Path) -> Seconds:
-    """Return what `pflmpi plan --ranks 3 --nodes 3 --delay ... --rate ...` says of a round."""
-    raw = {**settings(sum(SPREAD), TIMED, hidden), "runtime": {"device": "cpu", "transport": transport}}
-    resources = Resources(
-        ranks=sum(SPREAD),
-        nodes=len(SPREAD),
-        gpus=0,
-        cores=len(cores()),
-        memory=memory().total,
-        gpu_memory=None,
-        delay=network.delay / 1e3,
-        rate=None if network.rate is None else network.rate * 1e6 / 8,
-    )
-    found = predict(parse(raw), resources, Cache(folder / "measured")).seconds
-    assert found is not None and found.talk is not None
-    return found
-
-
-def predicted(network: Network, hidden: int, transport: str) -> float:
-    """Return the seconds that `pflmpi plan` has for the calls of an exchange of FedAvg, with a rank on each host."""
-    count, model = len(SPREAD), {"all": tensor(parameters(hidden))}
-    declared = Declared(
-        {"model": Mean(model)}, {"model": Shared(model)}, np.ones((count, 1), bool), np.ones(count, int)
-    )
-    clients = [[np.array([rank])] for rank in range(count)]
-    link = Link(network.delay / 1e3, (network.rate or FORWARDED) * 1e6 / 8)
-    exchange = [*up_calls(declared, clients), *down_calls(declared, clients)]
-    return communication_seconds(exchange, Ranks(count, count, link, link), transport)
 
 
 def table(columns: Sequence[str], rows: Iterator[list[str]]) -> Iterator[str]:
@@ -269,16 +199,9 @@ def report(tools: Path, folder: Path, parts: Sequence[str]) -> Iterator[str]:
         yield from ("", _BYTES)
     if "seconds" in parts:
         yield from ("", "## Seconds of communication per round, 3 hosts with one rank each", "")
-        columns = ["network", "parameters MB", "transport", "exchange s", "quartile spread", "predicted s"]
-        columns += ["exchange / predicted", "exchange / (predicted + no limit)"]
+        columns = ["network", "parameters MB", "transport", "exchange s", "quartile spread"]
         yield from table(columns, seconds_of_rounds(tools, folder))
         yield from ("", _SECONDS)
-    if "rounds" in parts:
-        yield from ("", "## Rounds as `pflmpi plan` predicts them, 3 hosts with one rank each", "")
-        columns = ["network", "parameters MB", "transport", "seconds of a round (quartiles)", "predicted"]
-        columns += ["of it training, calls, server", "measured / predicted"]
-        yield from table(columns, whole_rounds(tools, folder))
-        yield from ("", _ROUNDS)
 
 
 _BYTES = """`counted`: `wire_up_bytes` and `wire_down_bytes`. A call between R ranks moves R - 1 times its size; torch's
@@ -286,11 +209,7 @@ sum (gloo's ring) moves (R - 1) (R + 1) / R times its size, and is counted accor
 without headers (66 bytes per packet) and without the segments that TCP retransmitted."""
 _SECONDS = f"""Medians over {TIMED - WARM} rounds of one run each. `exchange` is `exchange_seconds` on rank 0: the
 calls, the arithmetic of the sums, and waiting for the slowest rank; without a network limit the latter two are most of
-it. Predicted are the calls alone (maximum, sum and broadcast; `plan` adds those after the exchange), so the true ratio
-lies between the two columns."""
-
-_ROUNDS = f"""Medians over {TIMED // 2} rounds of one run each, of all of a round on rank 0 (`seconds`), beside what
-`pflmpi plan --ranks 3 --nodes 3 --delay D --rate R` says of the same configuration."""
+it."""
 
 
 def main() -> None:

@@ -145,12 +145,11 @@ def gpus(visible: str | None) -> tuple[Gpu, ...]:
         ) from error
 
 
-def description(device: "torch.device") -> dict[str, str]:
-    """What seconds depend on besides the work: "cpu", "device" and "torch"."""
+def device_name(device: "torch.device") -> str:
+    """Name of a GPU, or of the processor."""
     import torch
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return {"cpu": processor(), "device": name, "torch": str(torch.__version__)}
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
 
 
 def _gpus(visible: str | None) -> Iterator[Gpu]:

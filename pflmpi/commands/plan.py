@@ -32,11 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs of each node (default: 0)")
     parser.add_argument("--memory", type=float, metavar="GIB", help="memory of a node (default: this one's)")
     parser.add_argument("--gpu-memory", type=float, metavar="GIB", help="memory of a GPU (default: this machine's)")
-    parser.add_argument("--delay", type=float, metavar="MS", help="one way between nodes (default: as calibrated)")
-    parser.add_argument(
-        "--rate", type=float, metavar="MBIT", help="megabits per second between nodes (default: likewise)"
-    )
-    parser.add_argument("--calibrate", action="store_true", help="measure this machine anew")
+    parser.add_argument("--delay", type=float, metavar="MS", help="one way between nodes")
+    parser.add_argument("--rate", type=float, metavar="MBIT", help="megabits per second between nodes")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -45,13 +42,12 @@ def run(options: argparse.Namespace) -> int:
 
     from pflmpi.config.load import load
     from pflmpi.forecast import advice
-    from pflmpi.forecast.cache import Cache, cache_folder
     from pflmpi.forecast.forecast import predict
     from pflmpi.terminal import table_console
 
-    resources, cache = _resources(options), Cache(cache_folder(os.environ), renew=options.calibrate)
+    resources = _resources(options)
     config, imports = load(options.config, options.overrides), time.perf_counter() - began
-    forecast = predict(config, resources, cache)
+    forecast = predict(config, resources)
     problems = advice.problems(forecast, Path("runs"))
     terminal = table_console(_WIDTH)
     terminal.print(_ranks_table(forecast))
@@ -59,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     for problem in problems:
         terminal.print(f"will not fit: {problem}", highlight=False, soft_wrap=True)
     crowded = [forecast.ranks.remark] if forecast.ranks.remark else []
-    for remark in (*advice.useless(forecast), *crowded, *forecast.measured.remarks, *_assumed(options, forecast)):
+    for remark in (*advice.useless(forecast), *crowded, *forecast.measured.remarks, *_assumed(forecast)):
         terminal.print(f"note: {remark}", highlight=False, soft_wrap=True)
     return _DOES_NOT_FIT if problems else 0
 
@@ -137,8 +133,8 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
     for way, logical, wire in forecast.bytes_per_round():
         most = ", at most" if way == "down" and forecast.setup.declared.chosen else ""
         table.add_row(f"{way} per round: as papers count, on the wire{most}", f"{size(logical)}, {size(wire)}")
-    table.add_row("a checkpoint: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
-    table.add_row(f"{disk.count} checkpoints: most at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
+    table.add_row("a checkpoint, about: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
+    table.add_row(f"{disk.count} checkpoints, at most: at once, at the end", f"{size(disk.most)}, {size(disk.last)}")
     if forecast.state_on_disk:
         table.add_row("state of clients on disk (runtime.state), at most", size(forecast.state_on_disk))
     table.add_row("seconds: start-up, about", f"{forecast.start_up(imports):.0f}")
@@ -149,23 +145,20 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
 
 def _seconds(forecast: "Forecast") -> Iterator[tuple[str, str]]:
     found, training = forecast.seconds, forecast.experiment.config.training
-    if found is None or not forecast.rounds:
+    if found is None:
         return
-    messages = "unknown" if found.talk is None and forecast.ranks.count > 1 else f"{found.talk or 0:.3f}"
-    parts = f"{found.train:.3f}, {messages}, {found.serve:.3f}, {found.test:.3f}, {found.store:.3f}"
-    yield "seconds: train, messages, server, test, checkpoint", parts
+    messages = "not estimated" if found.messages is None else f"{found.messages:.3f}"
+    yield "estimated seconds: train, messages, test", f"{found.train:.3f}, {messages}, {found.test:.3f}"
     rounds = f"all {training.rounds}" if training.stop is None else f"at most {training.rounds} (training.stop)"
-    yield f"seconds: a round, {rounds}", f"{found.round:.3f}, {found.round * training.rounds:.0f}"
-    yield "measured on", forecast.measured.device
+    yield f"estimated seconds: a round, {rounds}", f"{found.round:.3f}, {found.round * training.rounds:.0f}"
+    yield "a few steps were timed on", forecast.measured.device
 
 
-def _assumed(options: argparse.Namespace, forecast: "Forecast") -> Iterator[str]:
-    if forecast.resources.nodes > 1 and forecast.measured.link is not None:
-        left_out = [f"--{name}" for name in ("delay", "rate") if getattr(options, name) is None]
-        if left_out:
-            yield f"communication between nodes is assumed to be as fast as within one; give {' and '.join(left_out)}"
+def _assumed(forecast: "Forecast") -> Iterator[str]:
+    if forecast.seconds is not None and forecast.seconds.messages is None:
+        yield "seconds of messages are estimated with --delay and --rate, between nodes alone"
     if forecast.transport == "torch" and forecast.ranks.runtime.transport == "auto":
-        yield "communication time assumes torch.distributed; -s runtime.transport=mpi assumes MPI"
+        yield "bytes between ranks are those of torch.distributed; -s runtime.transport=mpi plans for MPI"
 
 
 def _groups(ranks: "Sequence[RankMemory]") -> "Iterator[tuple[int, int, RankMemory, str]]":

@@ -7,13 +7,13 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi import arguments
-from pflmpi.commands.ranks.launch import check_ranks, default_ranks, num_gpus
+from pflmpi.commands.ranks.launch import check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, show
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", type=int, metavar="N", help="processes of each run (default: cores or GPUs, shared among the jobs)"
     )
-    parser.add_argument(
-        "--budget", type=float, metavar="HOURS", help="cheapest runs first, as `plan` predicts, and stop in this time"
-    )
+    parser.add_argument("--budget", type=float, metavar="HOURS", help="cheapest runs first, and stop in this time")
     parser.add_argument("--dry-run", action="store_true", help="show what would be done, and start nothing")
     parser.add_argument(
         "--cell", type=int, metavar="N", help="only the Nth of these cells, from 0 (a task of a job array)"
@@ -80,13 +78,12 @@ def run(options: argparse.Namespace) -> int:
 
     budget, until = None, None
     if options.budget is not None:
-        configs = [config for _, config in selected]
-        budget = _budget(options, [*zip(works(), configs, strict=True)], time.monotonic() - began)
+        budget = _budget(options, [*zip(works(), (config for _, config in selected), strict=True)], out)
         until = began + 3600 * options.budget - min(GRACE, 360 * options.budget)  # the last seconds to stop runs in
-        print(budget.expected(works(), until - time.monotonic()), flush=True)
+        print(budget(works()).expected(until - time.monotonic()), flush=True)
 
     def ordered() -> "list[CellTask]":
-        return works() if budget is None else budget.cheapest_first(works())
+        return works() if budget is None else budget(works()).cheapest_first()
 
     if options.dry_run:
         show_plan(ordered(), launcher)
@@ -115,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         left = [work for work in works() if work.command and work.cell.name not in outcome.failed]
         outcome.stopped = [work.cell.name for work in left]
-        conclude(planned, outcome, out, f"left, {budget.needed(left)}")
+        conclude(planned, outcome, out, f"left, {budget(works()).needed(left)}")
     words = arguments.words_of_cells(options.table, options.out, options)
     print(f"table: {shlex.join(['pflmpi', 'report', *words])}")
     if outcome.failed:
@@ -171,21 +168,17 @@ def _ranks(options: argparse.Namespace, runtime: "RuntimeConfig") -> int | None:
     return int(options.ranks or default_ranks(runtime, options.jobs))
 
 
-def _budget(options: argparse.Namespace, tasks: "Sequence[tuple[CellTask, Config]]", imports: float) -> "Budget":
-    """What the runs should take on their shares of this machine."""
+def _budget(
+    options: argparse.Namespace, tasks: "Sequence[tuple[CellTask, Config]]", out: Path
+) -> "Callable[[Sequence[CellTask]], Budget]":
+    """The budget, from what has run of some cells, and steps x parameters of the configurations."""
     from pflmpi.commands.display.progress import bar
-    from pflmpi.forecast.budget import Budget, run_costs
-    from pflmpi.forecast.cache import Cache, cache_folder
-    from pflmpi.forecast.forecast import Resources, share_of_this_machine
+    from pflmpi.forecast.budget import Budget, seconds_per_round, work_per_round
 
-    def share(config: "Config") -> Resources:
-        ranks, gpus = _ranks(options, config.runtime) or 1, num_gpus(config.runtime, options.jobs) or 0
-        return share_of_this_machine(ranks, gpus, options.jobs)
-
-    print("predicting how long the runs take, for minutes where there are many", file=sys.stderr, flush=True)
-    with bar("predicting") as update:
-        costs = run_costs(tasks, share, imports, Cache(cache_folder(os.environ)), update)
-    return Budget(options.budget, options.jobs, costs)
+    print("counting steps and parameters of the runs", file=sys.stderr, flush=True)
+    with bar("counting") as update:
+        work = work_per_round(tasks, update)
+    return lambda now: Budget(options.budget, options.jobs, now, work, seconds_per_round(now, out))
 
 
 def environments(jobs: int) -> list[dict[str, str]]:

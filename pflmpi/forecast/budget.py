@@ -1,54 +1,66 @@
-"""Time budget of a sweep: its runs ordered by what `plan` predicts for them, and how many of them fit."""
+"""Time budget of a sweep: the cheapest runs first, by seconds of cells that have run, else by steps x parameters."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
+from statistics import median
 
+import numpy as np
+
+from pflmpi import tree
 from pflmpi.config.load import Config
 from pflmpi.errors import UserError
-from pflmpi.forecast.cache import Cache
-from pflmpi.forecast.forecast import Resources, predict
+from pflmpi.experiment.build import prepare
+from pflmpi.learning.task import HOST
+from pflmpi.store.metrics import metrics_file
 from pflmpi.sweep.pending import CellTask
 from pflmpi.text import counted
 
 
 @dataclass(frozen=True)
-class RunCost:
-    """Predicted seconds of a run: until it begins, and of a round."""
-
-    start: float
-    round: float
-
-
-@dataclass(frozen=True)
 class Budget:
-    """What a sweep may take, and what its runs are expected to take.
+    """What a sweep may take, and what its runs cost.
 
     Attributes:
         hours: of the whole sweep.
         jobs: runs at a time.
-        costs: by `but_seed`; not of those for which nothing could be predicted.
+        tasks: all cells.
+        work: steps x parameters of a round by `but_seed`; not of those for which they are not known.
+        seconds_per_round: likewise, of cells that have run.
     """
 
     hours: float
     jobs: int
-    costs: Mapping[str, RunCost]
+    tasks: Sequence[CellTask]
+    work: dict[str, float]
+    seconds_per_round: dict[str, float]
 
     def seconds(self, task: CellTask) -> float:
-        """Seconds that a run still needs; infinite where nothing could be predicted."""
-        if not task.command:
+        """Seconds that a run still needs: as its like has taken, else as others for their work; inf if unknown."""
+        key, rounds = but_seed(task), task.rounds - task.done if task.command else 0
+        if not rounds:
             return 0.0
-        cost = self.costs.get(but_seed(task))
-        return inf if cost is None else cost.start + cost.round * (task.rounds - task.done)
+        if key in self.seconds_per_round:
+            return rounds * self.seconds_per_round[key]
+        speeds = [seconds / self.work[other] for other, seconds in self.seconds_per_round.items() if other in self.work]
+        return rounds * self.work[key] * median(speeds) if speeds and key in self.work else inf
 
-    def cheapest_first(self, tasks: Sequence[CellTask]) -> list[CellTask]:
-        """The tasks in the order of what they still need; equal ones as they were."""
-        return sorted(tasks, key=self.seconds)
+    def cheapest_first(self) -> list[CellTask]:
+        """All tasks in the order of what they still need; equal ones as they were."""
 
-    def expected(self, tasks: Sequence[CellTask], seconds: float) -> str:
+        def cost(task: CellTask) -> tuple[float, float]:
+            return self.seconds(task), self.work.get(but_seed(task), inf) * (task.rounds - task.done)
+
+        return sorted(self.tasks, key=cost)
+
+    def expected(self, seconds: float) -> str:
         """How many of the runs should fit into the seconds that are left, in words."""
-        to_do = self.cheapest_first([task for task in tasks if task.command])
+        to_do = [task for task in self.cheapest_first() if task.command]
+        if to_do and not self.seconds_per_round:
+            runs = counted(len(to_do), "run")
+            return f"budget {self.hours:g} h: no cell has run yet, so that it is not known how many of {runs} fit"
         fitting, used = 0, 0.0
         for task in to_do:
             used += self.seconds(task) / self.jobs
@@ -69,33 +81,40 @@ def but_seed(task: CellTask) -> str:
     return json.dumps({**task.cell.raw, "seed": None}, sort_keys=True)
 
 
-def run_costs(
-    tasks: Sequence[tuple[CellTask, Config]],
-    resources: Callable[[Config], Resources],
-    imports: float,
-    cache: Cache,
-    update: Callable[[int, int], None],
-) -> dict[str, RunCost]:
-    """Costs of what is not done yet, by `but_seed`: the first seed stands for the others.
+def seconds_per_round(tasks: Sequence[CellTask], out: Path) -> dict[str, float]:
+    """Median seconds of a round of the cells that have run, by `but_seed`; the first round warms up."""
+    found: dict[str, list[float]] = {}
+    for task in tasks:
+        if task.done > 1:
+            lines = metrics_file.read(task.cell.run(out))[1 : task.done]
+            found.setdefault(but_seed(task), []).extend(float(line["seconds"]) for line in lines)
+    return {key: median(seconds) for key, seconds in found.items()}
+
+
+def work_per_round(tasks: Sequence[tuple[CellTask, Config]], update: Callable[[int, int], None]) -> dict[str, float]:
+    """Steps x parameters of a round, by `but_seed`: the first seed stands for the others; no step is taken.
 
     Args:
         tasks: each with its configuration.
-        resources: that a run has.
-        imports: seconds that one process needs before it reads data.
-        cache: of measurements of this machine.
-        update: called with the number of predictions made, and of all.
+        update: called with the number of configurations that were read, and of all.
     """
     first: dict[str, Config] = {}
     for task, config in tasks:
-        if task.command:
-            first.setdefault(but_seed(task), config)
-    costs: dict[str, RunCost] = {}
+        first.setdefault(but_seed(task), config)
+    work: dict[str, float] = {}
     for number, (key, config) in enumerate(first.items()):
         update(number, len(first))
         try:
-            forecast = predict(config, resources(config), cache)
+            work[key] = _work(config)
         except UserError:
             continue  # the run itself will say why
-        if forecast.seconds is not None:
-            costs[key] = RunCost(forecast.start_up(imports), forecast.seconds.round)
-    return costs
+    return work
+
+
+def _work(config: Config) -> float:
+    experiment, training = prepare(config, HOST), config.training
+    samples, n = experiment.federation.num_train, experiment.federation.num_clients
+    steps = np.array([training.num_steps(int(count)) for count in samples])
+    parameters = np.array([sum(leaf.numel() for _, leaf in tree.leaves(task.like())) for task in experiment.tasks])
+    share = len(training.participants(config.seed, 1, n)) / n
+    return float(share * (steps[:n] * parameters[experiment.cohort[:n]]).sum())

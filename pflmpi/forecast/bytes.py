@@ -10,7 +10,7 @@ from pflmpi import tree
 from pflmpi.algorithms.base import depends_on_client
 from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
-from pflmpi.forecast.communication import TransportName
+from pflmpi.forecast.ranks import TransportName
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
 from pflmpi.messages.calls import Call

@@ -3,30 +3,28 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 
-from pflmpi import machine
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import Experiment, assemble, complete, draft, load_federation, setup
 from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes, wire_bytes
-from pflmpi.forecast.cache import Cache
-from pflmpi.forecast.communication import Link, Network, TransportName
-from pflmpi.forecast.costs import GroupCosts
 from pflmpi.forecast.disk import Disk, disk
-from pflmpi.forecast.measuring import Measured, measured_calls, with_link
+from pflmpi.forecast.measuring import Measured, measured_steps
 from pflmpi.forecast.memory import RankMemory, rank_memory
 from pflmpi.forecast.process import ProcessMemory, resident, resident_files
-from pflmpi.forecast.ranks import Ranks, lay_out
-from pflmpi.forecast.seconds import Seconds, seconds
+from pflmpi.forecast.ranks import Ranks, TransportName, lay_out
+from pflmpi.forecast.seconds import Seconds, compute_seconds, message_seconds
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 
+_CONTROL = 2  # calls of a round besides those that move messages: the report, and whether all go on
 _LEAST, _MOST = 20, 200  # rounds that are looked at, so that one with an evaluation is among them
 
 
@@ -38,8 +36,8 @@ class Resources:
         ranks, nodes: how many.
         gpus, cores: of each node.
         memory, gpu_memory: bytes of a node and of a GPU; None where it is not known.
-        delay: seconds between nodes, one way; None for as within a node.
-        rate: bytes per second between nodes; None for as within a node.
+        delay: seconds between nodes, one way; None where it is not known.
+        rate: bytes per second between nodes; None where it is not known.
     """
 
     ranks: int
@@ -50,18 +48,6 @@ class Resources:
     gpu_memory: int | None
     delay: float | None
     rate: float | None
-
-    def network(self, within: Link) -> Network:
-        """Network between the ranks, from the link within a node."""
-        delay = within.delay if self.delay is None else self.delay
-        rate = within.rate if self.rate is None else self.rate
-        return Network(self.ranks, self.nodes, within, Link(delay, rate))
-
-
-def share_of_this_machine(ranks: int, gpus: int, jobs: int) -> Resources:
-    """What each of some runs at a time has of this machine."""
-    cores, memory = max(1, len(machine.cores()) // jobs), machine.memory().total
-    return Resources(ranks, 1, gpus, cores, memory, gpu_memory=None, delay=None, rate=None)
 
 
 @dataclass(frozen=True)
@@ -75,7 +61,6 @@ class Forecast:
         sizes: of the state.
         memory: of each rank.
         disk: what checkpoints take.
-        seconds: of a round; None where nothing could be measured.
         transport: that moves the messages.
         measured: of this machine; remarks on all of it.
         loading: seconds until data and setup were ready, alone on this machine.
@@ -90,7 +75,6 @@ class Forecast:
     sizes: StateSizes
     memory: list[RankMemory]
     disk: Disk
-    seconds: Seconds | None
     transport: TransportName
     measured: Measured
     loading: float
@@ -115,18 +99,29 @@ class Forecast:
         """
         return (imports + self.loading) * max(len(self.ranks.of_node[0]) / self.resources.cores, 1.0)
 
+    @cached_property
+    def seconds(self) -> Seconds | None:
+        """Estimated seconds of a round; None where nothing could be measured."""
+        if not self.measured.costs:
+            return None
+        train, test = compute_seconds(self.ranks, self.resources.cores, self.rounds, self.measured.costs)
+        moved = sum(wire for _, _, wire in self.bytes_per_round())
+        calls = _CONTROL + float(np.mean([len(one.calls) for one in self.rounds]))
+        here = self.resources
+        return Seconds(train, message_seconds(moved, calls, here.ranks, here.nodes, here.delay, here.rate), test)
+
     def bytes_per_round(self) -> list[tuple[str, float, float]]:
         """For each way its name, logical bytes and bytes between ranks: the mean of the first rounds."""
         if not self.rounds:
             return [("up", 0.0, 0.0), ("down", 0.0, 0.0)]
         logical = np.sum([(one.up_bytes.sum(), one.down_bytes.sum()) for one in self.rounds], 0)
-        wire = [wire_bytes([*one.uplink, *one.downlink], self.transport) for one in (self.opening, *self.rounds)]
+        wire = [wire_bytes(one.calls, self.transport) for one in (self.opening, *self.rounds)]
         means = (logical / len(self.rounds)).tolist(), (np.sum(wire, 0) / len(self.rounds)).tolist()
         return list(zip(("up", "down"), *means, strict=True))
 
 
-def predict(config: Config, resources: Resources, cache: Cache) -> Forecast:
-    """Forecast of a run; the data is read, nothing is trained but what the measurements need.
+def predict(config: Config, resources: Resources) -> Forecast:
+    """Forecast of a run; the data is read, a few steps of each cohort are trained, nothing is written.
 
     Raises:
         UserError: a configuration that cannot run, data that is not there, ranks that do not fit the nodes.
@@ -140,17 +135,9 @@ def predict(config: Config, resources: Resources, cache: Cache) -> Forecast:
     sizes = state_sizes(experiment)
     looked_at = min(max(_LEAST, ready.evaluation.every), _MOST)
     opening, *rounds = islice(schedule(ready, None), 1 + looked_at)
-    measured = measured_calls(experiment, ready, rounds, sizes, on_gpu, cache, process.resident)
-    if resources.ranks > 1:
-        measured = with_link(measured, cache)
-    costs = GroupCosts(ready, measured.calibrations) if measured.calibrations else None
-    on_disk = disk(experiment, ready, sizes)
-    predicted = None
-    if costs:
-        network = resources.network(measured.link) if measured.link else None
-        predicted = seconds(ranks, resources.cores, rounds, costs, network, transport, on_disk.seconds)
-    memory = rank_memory(ready, ranks, rounds, sizes, costs, process, config.runtime.state == "disk")
-    plan = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, on_disk, predicted, transport)
+    measured = measured_steps(ready, rounds, sizes, on_gpu, process.resident)
+    memory = rank_memory(ready, ranks, rounds, sizes, measured.costs, process, config.runtime.state == "disk")
+    plan = (resources, experiment, ready, ranks, opening, rounds, sizes, memory, disk(ready, sizes), transport)
     return Forecast(*plan, measured, loading)
 
 

@@ -1,27 +1,88 @@
-"""What is known of this machine: measured now, or before and stored."""
+"""Seconds and memory of a few real steps of each cohort, on this machine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
-from pflmpi import machine
-from pflmpi.experiment.build import Experiment
+from pflmpi import machine, tree
+from pflmpi.algorithms.base import initial_client, initial_received
 from pflmpi.forecast.bytes import StateSizes
-from pflmpi.forecast.cache import Cache
-from pflmpi.forecast.calibration import calibrate
-from pflmpi.forecast.communication import Link
-from pflmpi.forecast.costs import Calibration
-from pflmpi.forecast.links import measure_link
+from pflmpi.forecast.process import Cost, measure, resident
 from pflmpi.learning.task import HOST
+from pflmpi.messages.chosen import Offers
+from pflmpi.messages.downlink import send_down
 from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Messages
+from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.transports.inprocess import InProcessTransport
+from pflmpi.tree import Tree
 
-# Of `training`: no call takes longer for them.
-_FREE = {"rounds", "participation", "lr", "schedule", "lr_decay", "decay_rounds", "decay_floor", "decay_by", "warmup"}
+_FEW, _MORE = 2, 6  # steps of the two measured trainings, whose difference is the cost of a step
+
+
+@dataclass(frozen=True)
+class CohortCost:
+    """Cost of a call of the executor for clients of one cohort.
+
+    Attributes:
+        lanes: clients in the measured call.
+        train: a training of no steps; its memory is that of a few.
+        step: seconds of a step.
+        test: a test.
+        tests: samples of a client in it.
+        library: bytes that the first call brings into memory to stay.
+    """
+
+    lanes: int
+    train: Cost
+    step: float
+    test: Cost
+    tests: int
+    library: float = 0.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cost of each group of clients on this machine.
+
+    Attributes:
+        setup: of the run.
+        cohorts: by number.
+    """
+
+    setup: Setup
+    cohorts: Mapping[int, CohortCost]
+
+    def train(self, group: ClientGroup) -> Cost:
+        """Cost of a training of trained clients."""
+        return self._train(group, self.setup)
+
+    def test(self, group: ClientGroup) -> Cost:
+        """Cost of a test, with the adapting before it."""
+        return self._test(group, self.setup)
+
+    def unseen(self, group: ClientGroup) -> float:
+        """Seconds of a test of unseen clients, with the training before it."""
+        unseen = self.setup.unseen
+        assert unseen is not None
+        there = replace(self.setup, executor=unseen.executor)
+        return unseen.updates * self._train(group, there).seconds + self._test(group, there).seconds
+
+    def _train(self, group: ClientGroup, setup: Setup) -> Cost:
+        cost = self._cohort(group, setup)
+        return _scaled(cost.train, cost.train.seconds + cost.step * _steps(group, setup), len(group) / cost.lanes)
+
+    def _test(self, group: ClientGroup, setup: Setup) -> Cost:
+        cost, tests = self._cohort(group, setup), int(setup.executor.federation.num_test[group].max())
+        adapting = cost.step * _steps(group, setup) if setup.executor.adapts else 0.0
+        return _scaled(cost.test, cost.test.seconds * tests / cost.tests + adapting, len(group) / cost.lanes)
+
+    def _cohort(self, group: ClientGroup, setup: Setup) -> CohortCost:
+        return self.cohorts[int(setup.executor.cohort[group[0]])]
 
 
 @dataclass(frozen=True)
@@ -29,97 +90,130 @@ class Measured:
     """What the machine was found to be.
 
     Attributes:
-        calibrations: by cohort; None where they could not be measured.
+        costs: None where they could not be measured.
         device: what they were measured on.
-        link: between two ranks of a node; None where there is one rank, or it could not be measured.
         remarks: what the user should know of all this.
     """
 
-    calibrations: Mapping[int, Calibration] | None = None
+    costs: Costs | None = None
     device: str = ""
-    link: Link | None = None
     remarks: tuple[str, ...] = ()
 
 
-def with_link(measured: Measured, cache: Cache) -> Measured:
-    """The same with the link between two ranks of this node."""
-    work, here = {"link": "torch"}, machine.description(HOST)
-    link, remarks = cache.find(Link, work, here), list[str]()
-    if link is None and (link := measure_link()):
-        remarks = cache.keep(link, work, here)
-    if link is None:
-        remarks = ["communication is not predicted: two ranks could not talk on this machine"]
-    return replace(measured, link=link, remarks=(*measured.remarks, *remarks))
-
-
-def measured_calls(
-    experiment: Experiment,
-    setup: Setup,
-    rounds: Sequence[RoundSchedule],
-    sizes: StateSizes,
-    on_gpu: bool,
-    cache: Cache,
-    before: float,
+def measured_steps(
+    setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes, on_gpu: bool, before: float
 ) -> Measured:
-    """Calibrations of all cohorts on the device of the experiment.
+    """Costs of all cohorts on the device of the experiment; takes a few seconds.
 
     Args:
-        on_gpu: whether ranks compute on GPUs; if there is none here, calls measured on another machine's will do.
+        on_gpu: whether ranks compute on GPUs; steps on this CPU stand for theirs if there is none here.
         before: bytes of this process before anything was computed.
     """
     if not rounds:
         return Measured()
-    here, calibrations, devices, remarks = machine.description(experiment.tasks[0].device), {}, set(), list[str]()
-    missing = on_gpu and here["device"] == "cpu"
-    for cohort in range(len(experiment.tasks)):
-        groups = _smallest_and_largest(setup, rounds, cohort)
-        work = _work(experiment, setup, cohort, groups)
-        there = cache.find_on_gpu(Calibration, work) if missing else None
-        found, where = there or (cache.find(Calibration, work, here), here)
-        if found is None:
-            needed = 2 * sizes.server_bytes + 4 * len(groups[-1]) * int(sizes.client.max())
-            if needed > machine.memory().free / 2:
-                needs = "measuring them needs more memory than there is here"
-                return Measured(remarks=(f"seconds and activations are not predicted: {needs}",))
-            found = calibrate(setup, rounds[0], groups, before)
-            remarks += cache.keep(found, work, here)
-        calibrations[cohort] = found
-        devices.add(where["device"])
-    if missing and "cpu" in devices:
-        remarks.append(
-            "there is no GPU here: seconds and memory of calls are those of this machine's CPU; run this once where a "
-            "GPU is (srun --gpus=1 pflmpi plan ...), it is stored and found again"
+    groups = [_largest_group(setup, rounds, cohort) for cohort in range(len(setup.executor.tasks))]
+    needed = 2 * sizes.server_bytes + 4 * max(map(len, groups)) * int(sizes.client.max())
+    if needed > machine.memory().free / 2:
+        needs = "measuring them needs more memory than there is here"
+        return Measured(remarks=(f"seconds and activations are not predicted: {needs}",))
+    device = setup.executor.tasks[0].device
+    remarks: tuple[str, ...] = ()
+    if on_gpu and device.type == "cpu":
+        remarks = (
+            "there is no GPU here: seconds and memory of calls are those of this machine's CPU; run this where a GPU "
+            "is (srun --gpus=1 pflmpi plan ...)",
         )
-    device = " and ".join(sorted(devices)).replace("cpu", here["cpu"])
-    return Measured(calibrations, device, remarks=tuple(remarks))
+    server = setup.algorithm.init_server(setup.task)
+    costs = {cohort: _measured(setup, server, group, before) for cohort, group in enumerate(groups)}
+    return Measured(Costs(setup, costs), machine.device_name(device), remarks)
 
 
-def _smallest_and_largest(setup: Setup, rounds: Sequence[RoundSchedule], cohort: int) -> list[ClientGroup]:
-    """Groups of a cohort as they are computed in one call: the smallest and the largest, or the one size there is."""
+@dataclass(frozen=True)
+class _Trial:
+    """Clients of one group, each with the same number of samples, to be computed once.
 
-    def of_cohort(groups: Iterable[ClientGroup]) -> list[ClientGroup]:
-        return [group for group in groups if setup.executor.cohort[group[0]] == cohort]
+    Attributes:
+        setup: of the experiment, with these clients' data stretched or cut.
+        clients: [m] ascending ids.
+        states: tree of [m, ...].
+        down: what they have received.
+    """
 
-    calls = of_cohort(group for one in rounds for groups in (*one.training, *one.testing) for group in groups)
-    calls = calls or of_cohort(chain(*setup.placement.assign(np.arange(setup.task.num_clients))))
-    smallest, largest = min(calls, key=len), max(calls, key=len)
-    return [smallest, largest] if len(smallest) < len(largest) else [largest]
+    setup: Setup
+    clients: np.ndarray
+    states: Tree
+    down: Messages
+
+    def train(self) -> None:
+        """Train the clients once."""
+        self.setup.executor.update(self.clients, self.states, self.down, 1)()
+
+    def test(self) -> None:
+        """Test the clients' personal models."""
+        down = {name: value for name, value in self.down.items() if name in self.setup.algorithm.predicts_with}
+        executor = self.setup.executor
+        if self.setup.shares_model:
+            shared_model.evaluate(executor, self.clients, {name: tree.row(one, 0) for name, one in down.items()}, 1)()
+        else:
+            executor.evaluate(self.clients, self.states, down, 1)()
 
 
-def _work(experiment: Experiment, setup: Setup, cohort: int, groups: Sequence[ClientGroup]) -> dict[str, Any]:
-    """What the calibration of a cohort depends on besides the machine."""
-    config = experiment.config
-    members = experiment.cohort == cohort
-    return {
-        "architecture": str(experiment.tasks[cohort].architecture),
-        "algorithm": str(config.algorithm),
-        "training": config.training.model_dump(exclude=_FREE),
-        "evaluation": config.evaluation.model_dump(exclude={"every"}),
-        "executor": config.runtime.executor,
-        "threads": config.runtime.threads,
-        "lanes": [len(group) for group in groups],
-        "clients": experiment.federation.num_clients,
-        "participants": len(setup.task.training.participants(config.seed, 1, experiment.federation.num_clients)),
-        "samples": int(setup.executor.federation.num_train[members].max()),
-        "tests": int(setup.num_test[members].max()),
-    }
+def _measured(setup: Setup, server: Tree, group: ClientGroup, before: float) -> CohortCost:
+    """Cost of a group, from two trainings of a few steps and a test."""
+    executor, device = setup.executor, setup.executor.pool.images.device
+    members = executor.cohort == executor.cohort[group[0]]
+    samples, tests = int(executor.federation.num_train[members].max()), max(int(setup.num_test[members].max()), 1)
+    width = min(setup.task.training.batch_size, samples)
+    few, more = (_trial(setup, server, group, steps, width, tests) for steps in (_FEW, _MORE))
+    measure(few.train, device)
+    measure(few.test, device)
+    library = max(resident() - before - tree.num_bytes(few.states) - tree.num_bytes(server), 0)
+    short, test = measure(few.train, device), measure(few.test, device)
+    step = max(measure(more.train, device).seconds - short.seconds, 0.0) / (_MORE - _FEW)
+    train = replace(short, seconds=max(short.seconds - _FEW * step, 0.0))
+    return CohortCost(len(group), train, step, test, tests, library)
+
+
+def _trial(setup: Setup, server: Tree, clients: np.ndarray, steps: int, width: int, tests: int) -> _Trial:
+    """Clients of one group with so many batches of `width` samples, and test samples."""
+    training, algorithm, task = setup.task.training, setup.algorithm, setup.task
+    if training.steps is not None:
+        training = training.model_copy(update={"steps": steps})
+    elif training.epochs is not None:
+        training = training.model_copy(update={"epochs": 1})
+    train, test = list(setup.executor.federation.train), list(setup.executor.federation.test)
+    for client in clients:
+        train[client] = np.resize(train[client], steps * width)
+        test[client] = np.resize(test[client] if len(test[client]) else train[client], tests)
+    executor = replace(
+        setup.executor,
+        federation=replace(setup.executor.federation, train=tuple(train), test=tuple(test)),
+        tasks=tuple(task.replace(training=training) for task in setup.executor.tasks),
+    )
+    host = executor.task(clients).replace(device=HOST)
+    states = tree.stack([initial_client(algorithm, host, int(client)) for client in clients])
+    published, offers = algorithm.publish(task, server, clients), Offers(np.zeros(task.num_clients, np.int64), _zeros)
+    reply = send_down(InProcessTransport(), setup.declared, published, [[clients]], offers=offers)
+    first: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in clients]
+    down = {**reply.for_clients(clients), **tree.stack(first)}
+    return _Trial(replace(setup, executor=executor), clients, states, down)  # type: ignore[arg-type]
+
+
+def _zeros(name: str, offer: Tree, clients: np.ndarray) -> Tree:
+    """Zeros in the place of what clients offer; see `Offers`."""
+    return tree.map(lambda leaf: leaf.new_zeros(len(clients), *leaf.shape), offer)
+
+
+def _largest_group(setup: Setup, rounds: Sequence[RoundSchedule], cohort: int) -> ClientGroup:
+    """The largest group of a cohort that is computed in one call."""
+    computed = [group for one in rounds for groups in (*one.training, *one.testing) for group in groups]
+    at_hand = chain(computed, chain.from_iterable(setup.placement.assign(np.arange(setup.task.num_clients))))
+    return max((group for group in at_hand if setup.executor.cohort[group[0]] == cohort), key=len)
+
+
+def _steps(group: ClientGroup, setup: Setup) -> int:
+    return setup.task.training.num_steps(int(setup.executor.federation.num_train[group].max()))
+
+
+def _scaled(cost: Cost, seconds: float, share: float) -> Cost:
+    return Cost(seconds * share, cost.memory * share, cost.device * share)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.forecast.bytes import StateSizes, leaf_bytes, pool_bytes
-from pflmpi.forecast.costs import GroupCosts
+from pflmpi.forecast.measuring import Costs
 from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.calls import Call
@@ -57,7 +57,7 @@ def rank_memory(
     ranks: Ranks,
     rounds: Sequence[RoundSchedule],
     sizes: StateSizes,
-    costs: GroupCosts | None,
+    costs: Costs | None,
     process: ProcessMemory,
     on_disk: bool = False,
 ) -> list[RankMemory]:
@@ -68,13 +68,13 @@ def rank_memory(
         costs: None leaves activations out.
         on_disk: whether the state of clients is in a mapped file, whose pages the system takes back.
     """
-    library = max(one.library for one in costs.calibrations.values()) if costs else 0.0
+    library = max(one.library for one in costs.cohorts.values()) if costs else 0.0
     hosted, waiting = sizes.at_the_end(setup), _waiting(setup, rounds, sizes)
     up = setup.declared.returned_bytes(np.arange(setup.task.num_clients))
     parts = any(_sends_parts(call) for one in rounds for call in (*one.uplink, *one.downlink))
     found = []
     for rank, gpu in enumerate(ranks.gpu):
-        moments = [(0.0, 0.0), *(_fullest(one, rank, up, costs, gpu is not None) for one in rounds)]
+        moments = [(0.0, 0.0), *(_fullest(one, rank, up, sizes.server_bytes, costs, gpu is not None) for one in rounds)]
         in_transit = 0.0 if gpu is None else _in_transit(rounds, rank, up + sizes.client)
         summed = 0.0 if gpu is None else _summed_there(setup, rounds, rank)
         work, device = (max(values) for values in zip(*moments, strict=True))
@@ -125,9 +125,14 @@ def _waiting(setup: Setup, rounds: Sequence[RoundSchedule], sizes: StateSizes) -
 
 
 def _fullest(
-    now: RoundSchedule, rank: int, up: np.ndarray, costs: GroupCosts | None, on_gpu: bool
+    now: RoundSchedule, rank: int, up: np.ndarray, server: int, costs: Costs | None, on_gpu: bool
 ) -> tuple[float, float]:
-    """Bytes of a round at its fullest moment on the host and on the GPU, besides what stays; `up` [N] of a message."""
+    """Bytes of a round at its fullest moment on the host and on the GPU, besides what stays.
+
+    Args:
+        up: [N] of a message.
+        server: of the server's state.
+    """
     messages = float(sum(up[group].sum() for group in now.training[rank]))
     reply = float(sum(call.sizes[rank] for call in now.downlink))
     # Parts, or sums, and what is sent.
@@ -136,9 +141,10 @@ def _fullest(
     if costs:
         train = _largest(map(costs.train, now.training[rank]), on_gpu)
         test = _largest(map(costs.test, now.testing[rank]), on_gpu)
-    if costs and rank == 0:
-        folded = now.setup.declared.folded_bytes(now.participants)
-        fold, serve = costs.calibrations[0].fold.memory, folded + costs.calibrations[0].serve.memory
+    if rank == 0:  # it gathers, and updates the server with what is folded, beside the state before
+        folded = float(now.setup.declared.folded_bytes(now.participants))
+        fold += folded + sum(sum(call.sizes) for call in now.uplink if call.operation == "gather")
+        serve += folded + server + sum(sum(call.sizes) for call in now.downlink if call.operation == "scatter")
     most = max(messages + train[0], messages + fold, messages + now.owners.memory(rank), serve, test[0])
     return reply + most, max(train[1], test[1])
 

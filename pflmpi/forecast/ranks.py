@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from pflmpi.errors import ConfigError
-from pflmpi.forecast.communication import TransportName
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.exchange.gpu_messages import GpuMessages, gpu_messages
 from pflmpi.runtime.gpu_placement import GpuPlacement, place_ranks
 from pflmpi.transports.peers import Peer
+
+TransportName = Literal["inprocess", "mpi", "torch"]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Seconds per round: the slowest rank trains, messages move, rank 0 updates and stores, the slowest rank tests."""
+"""An estimate of the seconds of a round: the slowest rank trains and tests, and messages cross a link one by one."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflmpi.forecast.communication import Network, TransportName, communication_seconds
-from pflmpi.forecast.costs import GroupCosts
+from pflmpi.forecast.measuring import Costs
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.runtime.round_schedule import RoundSchedule
@@ -15,68 +14,50 @@ from pflmpi.runtime.round_schedule import RoundSchedule
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of a round, on average.
+    """Seconds of a round, on average; without those of the server, of checkpoints, and of sums of messages.
 
     Attributes:
         train: of the slowest rank.
-        talk: calls of the transport; None where no link is known.
-        serve: folding of messages, and rank 0's update.
+        messages: between nodes; None where a link is not known.
         test: of the slowest rank; a round without an evaluation counts with 0.
-        store: for which a checkpoint keeps rank 0 from training.
     """
 
     train: float
-    talk: float | None
-    serve: float
+    messages: float | None
     test: float
-    store: float
 
     @property
     def round(self) -> float:
         """All together."""
-        return self.train + (self.talk or 0.0) + self.serve + self.test + self.store
+        return self.train + (self.messages or 0.0) + self.test
 
 
-def seconds(
-    ranks: Ranks,
-    cores: int,
-    rounds: Sequence[RoundSchedule],
-    costs: GroupCosts,
-    network: Network | None,
-    transport: TransportName,
-    checkpoint: float,
-) -> Seconds:
-    """Predicted seconds of a round.
+def message_seconds(
+    moved: float, calls: float, ranks: int, nodes: int, delay: float | None, rate: float | None
+) -> float | None:
+    """Bytes that leave a node over the rate of its link, and each call's hops down a tree of the nodes.
 
-    Args:
-        cores: of a node.
-        rounds: the first ones.
-        network: None where it is not known.
-        checkpoint: seconds for which one keeps rank 0 from training.
+    >>> message_seconds(moved=4e6, calls=2, ranks=4, nodes=4, delay=0.01, rate=1e6)  # 3 MB leave; 2 calls of 2 hops
+    3.04
     """
-    server, every = costs.calibrations[0], costs.setup.checkpoint.every
-    train, fold, test = np.mean(
-        [
-            (
-                _slowest(ranks, cores, one.training, lambda group: costs.train(group).seconds),
-                _slowest(ranks, cores, one.training, lambda group: server.fold.seconds * len(group)),
-                _slowest(ranks, cores, one.testing, lambda group: costs.test(group).seconds)
-                + _slowest(
-                    ranks,
-                    cores,
-                    one.training if one.tests_trained else [[] for _ in ranks.device],
-                    lambda group: costs.test(group).seconds,
-                )
-                + _slowest(ranks, cores, one.unseen.groups if one.unseen else [[] for _ in ranks.device], costs.unseen),
-            )
-            for one in rounds
-        ],
-        axis=0,
-    ).tolist()
-    talk = None
-    if network is not None:
-        talk = float(np.mean([communication_seconds(one.calls, network, transport) for one in rounds]))
-    return Seconds(train, talk, fold + server.serve.seconds, test, checkpoint / every)
+    if ranks == 1:
+        return 0.0
+    if delay is None or rate is None:
+        return None
+    return moved * (nodes - 1) / nodes / rate + calls * (nodes - 1).bit_length() * delay
+
+
+def compute_seconds(ranks: Ranks, cores: int, rounds: Sequence[RoundSchedule], costs: Costs) -> tuple[float, float]:
+    """Seconds of training and of testing on the slowest rank; `cores` of a node, the first `rounds`."""
+
+    def testing(one: RoundSchedule) -> float:
+        seconds = _slowest(ranks, cores, one.testing, lambda group: costs.test(group).seconds)
+        if one.tests_trained:
+            seconds += _slowest(ranks, cores, one.training, lambda group: costs.test(group).seconds)
+        return seconds + (_slowest(ranks, cores, one.unseen.groups, costs.unseen) if one.unseen else 0.0)
+
+    train = [_slowest(ranks, cores, one.training, lambda group: costs.train(group).seconds) for one in rounds]
+    return float(np.mean(train)), float(np.mean([testing(one) for one in rounds]))
 
 
 def _slowest(ranks: Ranks, cores: int, groups: list[list[ClientGroup]], cost: Callable[[ClientGroup], float]) -> float:

@@ -10,7 +10,6 @@ import torch
 
 from pflmpi import tree
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
-from pflmpi.messages.calls import Call
 from pflmpi.messages.folding.on_device import on_host
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
@@ -113,11 +112,6 @@ def agree(transport: Transport, participants: np.ndarray, failed: Mapping[int, s
     texts = gather_texts(transport, json.dumps({**failed}))
     reasons = {int(client): why for text in texts or () for client, why in json.loads(text).items()}
     return {client: reasons.get(client, "") for client in clients}
-
-
-def call(participants: np.ndarray, ranks: int) -> Call:
-    """The collective call of `agree` where no client fails."""
-    return Call("maximum", (8 * len(participants),) * ranks)
 
 
 def check_enough(setup: Setup, round: int, left: int, failed: Mapping[int, str]) -> None:

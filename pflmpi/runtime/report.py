@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.machine import own_memory
-from pflmpi.messages.calls import Call
 from pflmpi.messages.groups import ClientGroup, clients_per_rank, rank_by_rank
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.transports.base import Transport
@@ -115,11 +114,6 @@ def gather(
         memory=memory,
         stop=heads[:, 3:],
     )
-
-
-def call(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> Call:
-    """The collective call of `gather`."""
-    return Call("gather", tuple(_sizes(_lengths(testing, training, num_classes))))
 
 
 def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> np.ndarray:

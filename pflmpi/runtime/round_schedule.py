@@ -11,7 +11,6 @@ from pflmpi.messages.downlink import down_calls
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import up_calls
-from pflmpi.runtime import client_errors, report, stopping
 from pflmpi.runtime.evaluation.unseen import Unseen
 from pflmpi.runtime.exchange.newcomers import mean_calls
 from pflmpi.runtime.setup import Setup
@@ -136,24 +135,14 @@ class RoundSchedule:
 
     @property
     def calls(self) -> list[Call]:
-        """All collective calls, in order."""
-        ranks = self.setup.placement.ranks
-        messages = [*self.uplink, *self.downlink]
-        if self.opening:
-            return messages
-        failed = [client_errors.call(self.participants, ranks)] if self.setup.skips else []
+        """The collective calls that move messages, those to unseen clients among them."""
         unseen = [*mean_calls(self.setup), *self.unseen.calls] if self.unseen else []
-        reported = [*messages, *unseen, self._report] if self.evaluates else [self._report, *messages]
-        return [*failed, *reported, stopping.call(ranks, self.num_told)]
+        return [*self.uplink, *self.downlink, *unseen]
 
     @property
     def num_told(self) -> int:
         """How many numbers ranks are told beside whether to stop."""
         return self.setup.task.num_clients if self.tells else 0
-
-    @property
-    def _report(self) -> Call:
-        return report.call(self.reporting, self.training, self.setup.task.num_classes)
 
     def _bytes(self, sent: bool) -> np.ndarray:
         declared, n = self.setup.declared, self.setup.task.num_clients

@@ -18,7 +18,6 @@ import numpy as np
 from pflmpi import early_signals
 from pflmpi.errors import RunError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.messages.calls import Call
 from pflmpi.transports.base import Transport
 
 _ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the end of the job
@@ -85,11 +84,6 @@ class Stop:
     def interruption(self, round: int) -> Stopped:
         """What all ranks raise where they stop after a round."""
         return Stopped(f"{self.reason or 'another rank was asked to stop'}: stopped after round {round}")
-
-
-def call(ranks: int, num_told: int) -> Call:
-    """The collective call of `Stop.agree` with so many numbers that are told."""
-    return Call("broadcast", ((2 + num_told) * 8,) * ranks)
 
 
 @contextmanager

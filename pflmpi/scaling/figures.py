@@ -30,14 +30,12 @@ def _seconds(among: dict[str, Results]) -> Curves:
         curves.append(
             Curve(_named(among, name, "measured"), _ranks(points), seconds, low, high, style=style, source=name)
         )
-        curves += _predicted(among, name, "seconds", 1.0, style)
     return _over_ranks(
         among,
         curves,
         "seconds_per_round",
         "Seconds per round",
-        "Median over repeats of the median round; the band is between the quartiles of all rounds. Dotted: what "
-        "`pflmpi plan` predicted.",
+        "Median over repeats of the median round; the band is between the quartiles of all rounds.",
         "seconds per round",
     )
 

@@ -14,7 +14,6 @@ from typing import Any
 from pflmpi import machine
 from pflmpi.config.load import load
 from pflmpi.errors import UserError
-from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.forecast import Resources, predict
 from pflmpi.scaling import records
 from pflmpi.scaling.points import ScaleRun
@@ -28,13 +27,11 @@ class Machines:
         nodes: that a number of ranks is spread over.
         gpus: of each node.
         transport: that moves the messages.
-        cache: folder of stored measurements of this machine.
     """
 
     nodes: Callable[[int], int]
     gpus: int
     transport: str
-    cache: Path
 
     def resources(self, ranks: int) -> Resources:
         """Machines for so many ranks, each like this one."""
@@ -47,14 +44,14 @@ def predict_points(some: Sequence[ScaleRun], out: Path, machines: Machines) -> N
     """Write what is predicted for each number of ranks among some runs, beside them, unless it is known."""
     for one in some:
         path = records.plan_file(out, one.ranks)
-        if "seconds" not in records.read(path):
+        if "wire_bytes" not in records.read(path):
             _predict_apart(one.config(out), path, machines.resources(one.ranks), machines)
 
 
 def _predict_apart(config: Path, out: Path, resources: Resources, machines: Machines) -> None:
     """Write the prediction, or why there is none, to `out`."""
     overrides = [f"runtime.transport={machines.transport}"] if resources.ranks > 1 else []
-    words = [str(config), str(out), json.dumps(asdict(resources)), str(machines.cache), *overrides]
+    words = [str(config), str(out), json.dumps(asdict(resources)), *overrides]
     done = subprocess.run(
         [sys.executable, "-P", "-m", __name__, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
@@ -63,25 +60,18 @@ def _predict_apart(config: Path, out: Path, resources: Resources, machines: Mach
         records.write(out, {"problem": last})
 
 
-def prediction(config: Path, resources: Resources, cache: Path, overrides: Sequence[str]) -> Mapping[str, Any]:
-    """Seconds of a round and of its parts, bytes of memory and bytes between ranks; or the problem."""
+def prediction(config: Path, resources: Resources, overrides: Sequence[str]) -> Mapping[str, Any]:
+    """Bytes of memory and bytes between ranks; or the problem."""
     try:
-        found = predict(load(config, overrides), resources, Cache(cache))
+        found = predict(load(config, overrides), resources)
     except UserError as error:
         return {"problem": str(error)}
     memory = [rank.total for rank in found.memory]
-    values = {
-        "memory_rank_bytes": max(memory),
-        "memory_bytes": sum(memory),
-        "wire_bytes": sum(wire for _, _, wire in found.bytes_per_round()),
-    }
-    if found.seconds is None:
-        return {**values, "problem": "nothing could be measured for the seconds of a round"}
-    parts = {**asdict(found.seconds), "talk": found.seconds.talk or 0.0}
-    return {**values, "seconds": found.seconds.round, **{f"{name}_seconds": value for name, value in parts.items()}}
+    moved = sum(wire for _, _, wire in found.bytes_per_round())
+    return {"memory_rank_bytes": max(memory), "memory_bytes": sum(memory), "wire_bytes": moved}
 
 
 if __name__ == "__main__":
-    config, out, resources, cache, *overrides = sys.argv[1:]
+    config, out, resources, *overrides = sys.argv[1:]
     known = Resources(**json.loads(resources))
-    records.write(Path(out), dict(prediction(Path(config), known, Path(cache), overrides)))
+    records.write(Path(out), dict(prediction(Path(config), known, overrides)))

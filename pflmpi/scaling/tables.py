@@ -42,16 +42,15 @@ def readable(results: Results) -> tuple[list[str], list[list[str]]]:
     scaling = results.scaling
     named = {"weak": ["clients"], "packing": ["threads"], "strong": []}[scaling.mode]
     columns = ["ranks", *named, "seconds per round", "quartiles", "speed-up", "efficiency", *PARTS]
-    columns += ["largest rank", "all ranks", "bytes between ranks", "predicted", "bits"]
+    columns += ["largest rank", "all ranks", "bytes between ranks", "bits"]
     return columns, [_row(results, point, named) for point in results.points]
 
 
 def _row(results: Results, point: Point, named: list[str]) -> list[str]:
     first = [str(point.ranks), *(str(getattr(point, name)) for name in named)]
     if not point.runs:
-        return [*first, "failed" if any(point.problems.values()) else "not measured", *[""] * (len(PARTS) + 8)]
+        return [*first, "failed" if any(point.problems.values()) else "not measured", *[""] * (len(PARTS) + 7)]
     low, high = point.spread
-    predicted = point.plan.get("seconds", float("nan"))
     return [
         *first,
         f"{point.seconds:.3f}",
@@ -62,7 +61,6 @@ def _row(results: Results, point: Point, named: list[str]) -> list[str]:
         _bytes(point.most("memory_rank_bytes")),
         _bytes(point.most("memory_bytes")),
         _bytes(point.wire_bytes),
-        "" if isnan(predicted) else f"{predicted:.3f}",
         "the same" if point.same_bits else "OTHER",
     ]
 
@@ -80,9 +78,7 @@ def _run_lines(results: Results, point: Point) -> Iterator[dict[str, Value]]:
     for repeat in range(1, results.scaling.repeats + 1):
         run = by_repeat.get(repeat)
         measured = _figures(results, point, run) if run else _unmeasured(point.problems[repeat])
-        plan = {
-            f"predicted_{name}": point.plan.get(name, "") for name in ("seconds", "memory_rank_bytes", "wire_bytes")
-        }
+        plan = {f"predicted_{name}": point.plan.get(name, "") for name in ("memory_rank_bytes", "wire_bytes")}
         known = run.record if run else {}
         yield {
             **head,

@@ -25,8 +25,8 @@ MODELS = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "kernel": 3, "padding":
 def check_bytes(raw: dict[str, Any], ranks: int, folder: Path) -> None:
     world = planned_and_run(raw, ranks, folder)
     opening, *ahead = schedule(world.setup, None)
-    wire = np.array([wire_bytes([*one.uplink, *one.downlink], "mpi") for one in ahead])
-    wire[0] += wire_bytes([*opening.uplink, *opening.downlink], "mpi")
+    wire = np.array([wire_bytes(one.calls, "mpi") for one in ahead])
+    wire[0] += wire_bytes(opening.calls, "mpi")
     logical = [(int(one.up_bytes.sum()), int(one.down_bytes.sum())) for one in ahead]
     moved = [[int(row[name]) for name in COLUMNS] for row in metrics_file.read(folder)]
     planned = [[*one, *two] for one, two in zip(logical, wire.tolist(), strict=True)]
@@ -69,6 +69,13 @@ def test_bytes_follow_who_is_tested_with_what(absent: str, every: int, tmp_path:
 @pytest.mark.parametrize("changes", [{"executor": "lanes", "lanes": 2}, {"server": "dedicated"}, {"server": "shared"}])
 def test_bytes_follow_where_clients_live(changes: dict[str, Any], tmp_path: Path) -> None:
     check_bytes(quick_run.settings(MESSAGES["fedgmh-full"], runtime=changes), 3, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_bytes_to_unseen_clients_are_counted(name: str, tmp_path: Path) -> None:
+    sections = MESSAGES[name]
+    evaluation = {**sections.get("evaluation", {}), "unseen": 0.3, "every": 2}
+    check_bytes(quick_run.settings(sections, evaluation=evaluation), 3, tmp_path / "run")
 
 
 def test_bytes_of_unlike_models(tmp_path: Path) -> None:

@@ -3,20 +3,17 @@
 import sys
 
 import quick_run
-from pflmpi.forecast.bytes import state_sizes
-from pflmpi.forecast.communication import Link, Network
-from pflmpi.forecast.costs import Calibration, CallCost, GroupCosts
+from pflmpi.forecast.bytes import state_sizes, wire_bytes
 from pflmpi.forecast.disk import disk
+from pflmpi.forecast.measuring import CohortCost, Costs
 from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import lay_out
-from pflmpi.forecast.seconds import seconds
+from pflmpi.forecast.seconds import compute_seconds
 from pflmpi.runtime.schedule import schedule
 from planned_run import planned
 
-FREE = Cost(0.0, 0.0, 0.0)
-SAME = CallCost(Cost(1.0, 1.0, 0.0), FREE, FREE, FREE)
-CALIBRATION = Calibration(SAME, SAME, Cost(0.5, 1.0, 0.0), FREE, 0.0)
+SAME = Cost(1.0, 1.0, 0.0)
 
 
 def calls_of_functions(ranks: int) -> int:
@@ -24,8 +21,7 @@ def calls_of_functions(ranks: int) -> int:
     raw = quick_run.settings(partition={"name": "iid", "clients": 200}, runtime={"executor": "loop"})
     world = planned(raw, ranks)
     laid_out, sizes = lay_out(world.experiment.config.runtime, ranks, 1, 0, 2), state_sizes(world.experiment)
-    costs = GroupCosts(world.setup, {0: CALIBRATION})
-    network = Network(ranks, 1, Link(1e-4, 1e9), Link(1e-4, 1e9))
+    costs = Costs(world.setup, {0: CohortCost(1, SAME, 1.0, SAME, 1)})
     count = 0
 
     def note(*_: object) -> None:
@@ -35,8 +31,9 @@ def calls_of_functions(ranks: int) -> int:
     sys.setprofile(note)
     try:
         _, *rounds = schedule(world.setup, None)
-        on_disk = disk(world.experiment, world.setup, sizes)
-        seconds(laid_out, 2, rounds, costs, network, "torch", on_disk.seconds)
+        disk(world.setup, sizes)
+        compute_seconds(laid_out, 2, rounds, costs)
+        assert all(sum(wire_bytes(one.calls, "torch")) for one in rounds)
         rank_memory(world.setup, laid_out, rounds, sizes, costs, ProcessMemory(0, 0, 0, 0))
     finally:
         sys.setprofile(None)

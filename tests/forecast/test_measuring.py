@@ -1,22 +1,21 @@
-"""Costs are measured on real calls; what was measured is found again for the same work on the same machine."""
+"""Costs are those of a few real steps of each cohort."""
 
-from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 import quick_run
-from pflmpi.forecast import calibration
-from pflmpi.forecast.cache import Cache
-from pflmpi.forecast.communication import Link
-from pflmpi.forecast.costs import CallCost
+from every_algorithm import every_algorithm
+from pflmpi.forecast import measuring
+from pflmpi.forecast.bytes import state_sizes
+from pflmpi.forecast.measuring import CohortCost, Costs, measured_steps
 from pflmpi.forecast.process import Cost, measure, resident, resident_files
 from pflmpi.runtime.schedule import schedule
 from planned_run import planned
 
-LINK, WORK = Link(1e-4, 1e9), {"lanes": [1, 4]}
-LOGIN, NODE = {"cpu": "a", "device": "cpu"}, {"cpu": "b", "device": "NVIDIA H100"}
 MEGABYTE = 2**20
 
 
@@ -31,55 +30,33 @@ def test_the_memory_of_a_call_is_what_it_needs_besides() -> None:
     assert found.seconds > 0 and found.device == 0
 
 
-def test_a_measurement_is_found_on_its_machine_alone(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "new" / "folder")
-    assert not cache.keep(LINK, WORK, LOGIN)
-    assert cache.find(Link, WORK, LOGIN) == LINK
-    assert cache.find(Link, WORK, NODE) is None
-    assert cache.find(Link, {"lanes": [2]}, LOGIN) is None
-    assert Cache(cache.folder, renew=True).find(Link, WORK, LOGIN) is None
-
-
-def test_what_a_gpu_has_measured_is_found_on_a_machine_without_one(tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    cache.keep(LINK, WORK, LOGIN)
-    assert cache.find_on_gpu(Link, WORK) is None
-    cache.keep(Link(2e-4, 1e9), WORK, NODE)
-    assert cache.find_on_gpu(Link, WORK) == (Link(2e-4, 1e9), NODE)
-    assert cache.find_on_gpu(Link, {"lanes": [2]}) is None
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"machine": {}, "numbers": {"delay": "fast", "rate": 1}}'])
-def test_a_damaged_measurement_is_no_measurement(damage: str, tmp_path: Path) -> None:
-    cache = Cache(tmp_path)
-    cache.keep(LINK, WORK, LOGIN)
-    (path,) = tmp_path.iterdir()
-    path.write_text(damage)
-    assert cache.find(Link, WORK, LOGIN) is None
-    assert cache.find_on_gpu(Link, WORK) is None
-
-
-@pytest.mark.parametrize(("training", "most"), [({"steps": 40}, 40), ({"epochs": 2}, 2 * 8)])
-def test_as_many_steps_are_measured_as_a_round_has(
-    training: dict[str, int], most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ready = planned(quick_run.settings(training=training, partition={"name": "iid", "clients": 4}), 1).setup
+@pytest.mark.parametrize("training", [{"steps": 400}, {"epochs": 200}])
+@pytest.mark.parametrize("name", ["fedavg", "fedamp", "fedfomo", "fedgmh-full"])
+def test_a_few_steps_are_measured_however_long_a_training_is(name: str, training: dict[str, int]) -> None:
+    setup = planned(quick_run.settings(every_algorithm()[name], training=training), 1).setup
     steps = []
 
-    def trial(*arguments: object) -> calibration._Trial:
-        steps.append((made := make(*arguments)).steps)  # type: ignore[arg-type]
-        return made
+    def timed(call: Any, device: torch.device) -> Cost:
+        if call.__name__ == "train":
+            trial = call.__self__.setup.executor
+            samples = int(trial.federation.num_train[call.__self__.clients[0]])
+            steps.append(trial.tasks[0].training.num_steps(samples))
+        call()
+        return Cost(1.0 + 0.5 * (steps[-1] == 6), 7.0, 0.0)
 
-    make = calibration._trial
-    monkeypatch.setattr(calibration, "_trial", trial)
-    monkeypatch.setattr(calibration, "measure", lambda call, device: Cost(1e-3, 0.0, 0.0))
-    _, first = list(schedule(ready, None))[:2]
-    calibration.calibrate(ready, first, [np.arange(2)], 0)
-    assert max(steps) == most
+    sizes = planned(quick_run.settings(every_algorithm()[name]), 1)
+    with mock.patch.object(measuring, "measure", timed):
+        rounds = list(schedule(setup, None))[1:3]
+        found = measured_steps(setup, rounds, state_sizes(sizes.experiment), False, 0.0)
+    assert set(steps) == {2, 6} and found.costs is not None
+    (cost,) = found.costs.cohorts.values()
+    assert (cost.step, cost.train.seconds, cost.train.memory) == (0.125, 0.75, 7.0)
 
 
-def test_a_call_with_one_number_of_lanes_costs_what_was_measured() -> None:
-    cost = CallCost.through([(4, 1, Cost(1.0, 100.0, 0.0)), (4, 11, Cost(3.0, 50.0, 0.0))])
-    assert cost.of(4, 6).seconds == pytest.approx(2.0)
-    assert cost.of(4, 11).memory == pytest.approx(50.0)
-    assert cost.of(4, 31).memory == 0.0, "no less than nothing"
+def test_a_group_costs_in_proportion_to_its_lanes_steps_and_tests() -> None:
+    setup = planned(quick_run.settings(partition={"name": "iid", "clients": 4}), 1).setup
+    costs = Costs(setup, {0: CohortCost(4, Cost(1.0, 100.0, 0.0), 0.5, Cost(8.0, 40.0, 0.0), 10)})
+    two, federation = np.arange(2), setup.executor.federation
+    steps = setup.task.training.num_steps(int(federation.num_train[two].max()))
+    assert costs.train(two) == Cost((1.0 + 0.5 * steps) / 2, 50.0, 0.0)
+    assert costs.test(two).seconds == pytest.approx(8.0 * federation.num_test[two].max() / 10 / 2)

@@ -90,15 +90,9 @@ def test_participants_are_drawn_once_for_each_round(monkeypatch: pytest.MonkeyPa
     assert drawn == list(range(1, 8))
 
 
-def test_a_round_with_small_messages_makes_four_calls() -> None:
-    """The way up, the way down, the report, and whether all go on: a report without tests goes with the messages up."""
+def test_small_messages_make_two_calls_in_a_round() -> None:
+    """The way up and the way down; two more are the report, and whether all go on."""
     for ranks in (2, 3):
         settings = {"training": {"participation": 1.0, "rounds": 3}, "evaluation": {"every": 2}}
         _, *ahead = schedule(ready("fedavg", ranks, **settings), None)
-        calls = [[call.operation for call in one.calls] for one in ahead]
-        assert calls == [
-            ["gather", "gather", "broadcast", "broadcast"],
-            *[["gather", "broadcast", "gather", "broadcast"]] * 2,
-        ]
-        last, reports = ahead[1], [one.calls[place].sizes for one, place in zip(ahead, (0, 2, 2), strict=True)]
-        assert sum(reports[0]) < sum(reports[1]) == sum(last.calls[2].sizes)
+        assert [[call.operation for call in one.calls] for one in ahead] == [["gather", "broadcast"]] * 3

@@ -18,7 +18,7 @@ from pflmpi.config import load as configuration
 from pflmpi.data.federation import save
 from pflmpi.errors import DataError
 from pflmpi.experiment.build import Experiment, prepare, setup
-from pflmpi.forecast.costs import Calibration, CallCost, GroupCosts
+from pflmpi.forecast.measuring import CohortCost, Costs
 from pflmpi.forecast.process import Cost
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.client_state import from_flat
@@ -145,10 +145,10 @@ def test_a_plan_counts_the_updates_and_the_test_of_newcomers() -> None:
     evaluation = {"unseen": 0.2, "unseen_updates": 3}
     ready = setup(prepared(quick_run.settings(algorithm={"name": "local"}, evaluation=evaluation)), 2, 2)
     assert ready.unseen is not None
-    nothing = Cost(0, 0, 0)
-    update, test = (CallCost(Cost(seconds, 0, 0), nothing, nothing, nothing) for seconds in (1, 10))
-    costs = GroupCosts(ready, {0: Calibration(update, test, nothing, nothing, 0)})
-    assert [costs.unseen(group) for group in chain(*ready.unseen.groups)] == [3 * 1 + 10]
+    (group,) = chain(*ready.unseen.groups)
+    tests = int(ready.unseen.executor.federation.num_test[group].max())
+    costs = Costs(ready, {0: CohortCost(len(group), Cost(1, 0, 0), 0.0, Cost(10, 0, 0), tests)})
+    assert costs.unseen(group) == 3 * 1 + 10
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))

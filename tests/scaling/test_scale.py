@@ -181,7 +181,7 @@ def test_an_unknown_mode_is_refused(config: str, capfd: pytest.CaptureFixture[st
 @pytest.mark.slow
 def test_it_measures_goes_on_after_ctrl_c_and_reports_what_fails(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings()))
-    environment = {**processes.ENVIRONMENT, "COLUMNS": "200", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {**processes.ENVIRONMENT, "COLUMNS": "200"}
     command = [
         *processes.PFLMPI,
         "scale",
@@ -214,7 +214,8 @@ def test_it_measures_goes_on_after_ctrl_c_and_reports_what_fails(tmp_path: Path)
     for line in lines:
         parts = sum(float(line[f"{name}_seconds"]) for name in PARTS)
         assert parts == pytest.approx(float(line["seconds"]), rel=0.5), "a mean, and a median of two"
-        assert int(line["memory_rank_bytes"]) > 100 * MB and float(line["predicted_seconds"]) > 0
+        assert int(line["memory_rank_bytes"]) > 100 * MB and float(line["predicted_memory_rank_bytes"]) > 100 * MB
+        assert (float(line["predicted_wire_bytes"]) > 0) == (int(line["ranks"]) > 1)
     assert "the same" in done.stdout and "medians of 2 rounds, the first left out" in done.stdout
 
 
@@ -222,7 +223,7 @@ def test_it_measures_goes_on_after_ctrl_c_and_reports_what_fails(tmp_path: Path)
 def test_a_point_that_cannot_run_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:
     partition = {"name": "exdir", "clients": 7, "classes_per_client": 3, "alpha": 0.7, "min_samples": 40}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(quick_run.settings(partition=partition)))
-    environment = {**processes.ENVIRONMENT, "COLUMNS": "200", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {**processes.ENVIRONMENT, "COLUMNS": "200"}
     words = ["scale", "small.yaml", "--ranks", "1,2", "--mode", "weak", "--repeats", "1", "--rounds", "2", "--out", "s"]
     done = processes.call([*processes.PFLMPI, *words], cwd=tmp_path, env=environment)
     assert done.returncode == 1 and "2 ranks, repeat 1: " in done.stderr and "min_samples" in done.stderr, done.stderr

@@ -19,7 +19,7 @@ from pflmpi.scaling.results import PARTS, results
 @pytest.fixture
 def strong(tmp_path: Path) -> Path:
     out = scale_folder.measured(tmp_path / "strong", scale_folder.scaling([1, 2, 4]))
-    records.write(records.plan_file(out, 4), {"seconds": 3.0, "memory_bytes": 2**21, "wire_bytes": 150})
+    records.write(records.plan_file(out, 4), {"memory_bytes": 2**21, "wire_bytes": 150})
     return out
 
 
@@ -27,9 +27,12 @@ def test_figures_draw_what_was_measured_beside_what_was_predicted_and_what_would
     by_name = {plot.name: plot for plot in figures({"strong": results(strong)})}  # type: ignore[union-attr]
     seconds, speed_up, split = by_name["seconds_per_round"], by_name["speed_up"], by_name["split"]
     assert isinstance(seconds, Curves) and isinstance(speed_up, Curves) and isinstance(split, Stack)
-    measured, predicted = seconds.curves
+    (measured,) = seconds.curves
+    sent = by_name["bytes"]
+    assert isinstance(sent, Curves)
+    predicted = sent.curves[1]
     assert (measured.x.tolist(), measured.y.tolist()) == ([1, 2, 4], [8, 4, 2])
-    assert (predicted.thin, predicted.x.tolist(), predicted.y.tolist()) == (True, [4], [3])
+    assert (predicted.thin, predicted.x.tolist(), predicted.y.tolist()) == (True, [4], [150])
     assert [curve.y.tolist() for curve in speed_up.curves] == [[1, 2, 4], [1, 2, 4]]
     assert list(split.parts) == list(PARTS) and np.sum(list(split.parts.values()), axis=0).tolist() == [8, 4, 2]
 

@@ -3,19 +3,14 @@
 import time
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 import table_file
 from pflmpi.cli import main
 from pflmpi.config.load import parse
-from pflmpi.errors import ConfigError, Stopped
-from pflmpi.forecast import budget as module
-from pflmpi.forecast.budget import Budget, RunCost, but_seed, run_costs
-from pflmpi.forecast.cache import Cache
-from pflmpi.forecast.forecast import share_of_this_machine
+from pflmpi.errors import Stopped
+from pflmpi.forecast.budget import Budget, but_seed, seconds_per_round, work_per_round
 from pflmpi.store.metrics import metrics_file
 from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.pending import CellTask
@@ -24,9 +19,8 @@ from pflmpi.sweep.table import load
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative folders are those of the test, and nothing was measured on this machine before."""
+    """Relative folders are those of the test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def task(row: str, seed: int = 0, done: int = 0, rounds: int = 100) -> CellTask:
@@ -40,56 +34,74 @@ def task(row: str, seed: int = 0, done: int = 0, rounds: int = 100) -> CellTask:
     )
 
 
-COSTS = {but_seed(task("dear")): RunCost(2.0, 10.0), but_seed(task("cheap", seed=9)): RunCost(2.0, 1.0)}
+WORK = {but_seed(task("dear")): 10.0, but_seed(task("cheap", seed=9)): 1.0, but_seed(task("large")): 1000.0}
+SECONDS = {but_seed(task("dear")): 10.0, but_seed(task("cheap")): 2.0}  # 1 and 2 for a unit of work
 
 
-def test_runs_that_need_least_come_first_and_unknown_ones_last() -> None:
-    budget = Budget(1.0, 1, COSTS)
-    tasks = [task("unknown"), task("dear"), task("cheap"), task("dear", seed=1, done=95), task("cheap", seed=2)]
-    names = [one.cell.name for one in budget.cheapest_first(tasks)]
-    assert names == ["dear/c/seed1", "cheap/c/seed0", "cheap/c/seed2", "dear/c/seed0", "unknown/c/seed0"]
-    assert [budget.seconds(one) for one in tasks] == [inf, 1002, 102, 52, 102]
+def test_a_run_costs_what_its_like_has_taken_else_what_its_work_takes() -> None:
+    tasks = [task("unknown"), task("dear"), task("cheap"), task("dear", seed=1, done=95), task("large")]
+    budget = Budget(1.0, 1, tasks, WORK, SECONDS)
+    names = [one.cell.name for one in budget.cheapest_first()]
+    assert names == ["dear/c/seed1", "cheap/c/seed0", "dear/c/seed0", "large/c/seed0", "unknown/c/seed0"]
+    assert [budget.seconds(one) for one in tasks] == [inf, 1000, 200, 50, 1.5 * 1000 * 100]
     assert budget.seconds(task("dear", done=100)) == 0
 
 
-@pytest.mark.parametrize("jobs, seconds, fitting", [(1, 1105, 2), (1, 1103, 1), (2, 552, 2), (1, 1e9, 2)])
+def test_before_any_cell_has_run_work_decides_and_no_seconds_are_said() -> None:
+    tasks = [task("unknown"), task("large"), task("dear"), task("cheap")]
+    budget = Budget(2.0, 1, tasks, WORK, {})
+    assert [one.cell.row for one in budget.cheapest_first()] == ["cheap", "dear", "large", "unknown"]
+    assert budget.expected(7200) == "budget 2 h: no cell has run yet, so that it is not known how many of 4 runs fit"
+
+
+@pytest.mark.parametrize("jobs, seconds, fitting", [(1, 1201, 2), (1, 1199, 1), (2, 601, 2), (1, 1e9, 2)])
 def test_as_many_fit_as_the_time_that_is_left_has_room_for(jobs: int, seconds: float, fitting: int) -> None:
     tasks = [task("dear"), task("unknown"), task("cheap"), task("cheap", done=100)]
-    hours = 1104 / jobs / 3600
+    hours = 1200 / jobs / 3600
     expected = f"budget 2 h: {fitting} of 3 runs should fit; they need about {hours:.2f} h, and 1 run of unknown length"
-    assert Budget(2.0, jobs, COSTS).expected(tasks, seconds) == expected
+    assert Budget(2.0, jobs, tasks, WORK, SECONDS).expected(seconds) == expected
 
 
-def test_one_seed_is_predicted_for_all_and_what_cannot_be_predicted_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def predict(config: Any, resources: Any, cache: Any) -> Any:
-        asked.append(config.algorithm.name if hasattr(config.algorithm, "name") else type(config.algorithm).__name__)
-        if asked[-1] == "FedAvg":
-            raise ConfigError("no data")
-        return SimpleNamespace(seconds=SimpleNamespace(round=3.0), start_up=lambda imports: imports + 1)
-
-    monkeypatch.setattr(module, "predict", predict)
-    table = load(table_file.write(tmp_path, columns={"few": {}}))
+def test_work_is_steps_times_parameters_and_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    seven = {"row": "Local", "set": {"training": {"steps": 7, "participation": 1.0}}}
+    too_many = {"row": "FedAvg", "set": {"partition": {"name": "iid", "clients": 5000}}}
+    table = load(table_file.write(tmp_path, columns={"few": {}}, exceptions=[seven, too_many]))
     tasks = [(CellTask(cell, "start", 0, 2, ("run",)), parse(cell.raw)) for cell in cells(table, (), None)]
-    costs = run_costs(tasks, lambda _: share_of_this_machine(1, 0, 1), 2.0, Cache(tmp_path), lambda done, total: None)
-    assert sorted(asked) == ["FedAvg", "Local"]
+    counts: list[tuple[int, int]] = []
+    work = work_per_round(tasks, lambda done, total: counts.append((done, total)))
+    assert counts == [(0, 2), (1, 2)], "one seed stands for the others"
     (local,) = {but_seed(task) for task, _ in tasks if task.cell.name.startswith("Local")}
-    assert costs == {local: RunCost(3.0, 3.0)}
+    assert work == {local: 3 * 7 * (64 * 4 + 4 + 4 * 10 + 10)}, "clients, steps, parameters"
+
+
+def test_cells_that_have_run_say_how_long_a_round_takes(tmp_path: Path) -> None:
+    """The first round warms up, and lines after the last checkpoint are not counted."""
+    one, other = task("dear", seed=1, done=4), task("dear", seed=2, done=3)
+    for each, seconds in ((one, (9, 1, 2, 3, 70)), (other, (9, 4, 5))):
+        folder = each.cell.run(tmp_path)
+        folder.mkdir(parents=True)
+        lines = [f"{number},{value}" for number, value in enumerate(seconds, 1)]
+        (folder / "metrics.csv").write_text("\n".join(["round,seconds", *lines]) + "\n")
+    assert seconds_per_round([one, other, task("cheap", done=1)], tmp_path) == {but_seed(one): 3.0}
 
 
 def test_a_dry_run_shows_the_order_and_what_should_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     longer = [{"row": "FedAvg", "set": {"training": {"rounds": 100_000}}}]
-    path = table_file.write(tmp_path, seeds=[0], columns={"few": {}}, exceptions=longer)
-    assert main(["sweep", str(path), "--ranks", "1", "--budget", "0.01", "--dry-run"]) == 0
-    shown = capsys.readouterr()
-    assert "predicting how long the runs take" in shown.err  # also where there is no bar: it takes minutes
-    first, *lines = shown.out.splitlines()
-    assert first.startswith("budget 0.01 h: 1 of 2 runs should fit; they need about ")
-    assert [line.split()[0] for line in lines[:2]] == ["Local/few/seed0", "FedAvg/few/seed0"]
+    path = table_file.write(tmp_path, seeds=[0, 1], columns={"few": {}}, exceptions=longer)
+    words = ["sweep", str(path), "--ranks", "1"]
+
+    def shown() -> list[str]:
+        capsys.readouterr()
+        assert main([*words, "--budget", "0.01", "--dry-run"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    first, *lines = shown()
+    assert first == "budget 0.01 h: no cell has run yet, so that it is not known how many of 4 runs fit"
+    names = [f"{row}/few/seed{seed}" for row in ("Local", "FedAvg") for seed in (0, 1)]
+    assert [line.split()[0] for line in lines[:4]] == names
     assert not Path("sweeps").exists()
+    assert main([*words, "--only", "Local/*", "--seeds", "1"]) == 0
+    assert shown()[0].startswith("budget 0.01 h: 1 of 3 runs should fit; they need about ")
 
 
 @pytest.mark.parametrize(

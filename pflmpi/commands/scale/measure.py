@@ -12,7 +12,6 @@ from pflmpi.commands.scale.requested import requested_experiment
 from pflmpi.commands.scale.table import show_results
 from pflmpi.config.load import load
 from pflmpi.errors import PflmpiError, Stopped, show
-from pflmpi.forecast.cache import cache_folder
 from pflmpi.scaling import experiment, slurm
 from pflmpi.scaling.extrapolation import check, fit, summary
 from pflmpi.scaling.page import PAGE, write_page
@@ -38,9 +37,9 @@ def measure(options: argparse.Namespace) -> int:
         for ranks in scaling.ranks if only is None else (only,):
             job.check(scaling.cores, ranks)
         nodes_of, transport = partial(job.nodes_of, scaling.cores), "torch" if options.mpi == "none" else "mpi"
-        machines = Machines(nodes_of, gpus, transport, cache_folder(os.environ))
+        machines = Machines(nodes_of, gpus, transport)
     else:
-        machines = Machines(lambda _: 1, gpus, "torch", cache_folder(os.environ))
+        machines = Machines(lambda _: 1, gpus, "torch")
     some = [one for one in runs(scaling) if only in (None, one.ranks)]
     with ExitStack() as stack:
         held = [stack.enter_context(locked(out, shared=only is not None))]
