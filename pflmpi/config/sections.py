@@ -22,7 +22,8 @@ _NAMED = ("data", "partition", "model", "algorithm")
 # Keys that there were once, and what to use instead.
 _REMOVED = {
     "runtime.faults": "a lost rank ends the run; `--restarts N` of pflmpi run, launch/mpirun, launch/srun and "
-    "launch/torchrun starts all ranks again from the newest checkpoint; leave the key out"
+    "launch/torchrun starts all ranks again from the newest checkpoint; leave the key out",
+    "runtime.lane_convolutions": "convolutions in lanes are one grouped convolution; leave the key out",
 }
 
 

@@ -5,7 +5,7 @@ import logging
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -52,7 +52,7 @@ class Experiment:
     """What a configuration names, the same on every rank and for any number of ranks.
 
     Attributes:
-        config: the configuration, with `executor`, `lanes` and, in `start`, `lane_convolutions` decided.
+        config: the configuration, with `executor` and `lanes` decided.
         division: who holds what, and who is trained.
         cohort: [N] the cohort of each client; a cohort has one architecture.
         tasks: one per cohort, on the device of this rank.
@@ -220,8 +220,9 @@ def setup(
     """
     config, federation, device = experiment.config, experiment.federation, experiment.tasks[0].device
     algorithm, task, runtime = config.algorithm, experiment.tasks[0].replace(device=HOST), config.runtime
-    kind = partial(Lanes, convolutions=runtime.lane_convolutions) if runtime.executor == "lanes" else Loop
-    executor = executor_of(experiment, kind, Pool.of(federation.dataset, HOST))
+    executor = executor_of(
+        experiment, Lanes if runtime.executor == "lanes" else Loop, Pool.of(federation.dataset, HOST)
+    )
     up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
     declared = Declared(up, down, federation.class_counts > 0, federation.num_train)
     seconds = unmeasured(federation.num_clients) if seconds is None else seconds

@@ -16,7 +16,6 @@ from pflmpi.data.federation import resolved_split
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Draft, Experiment, check_executor, complete, draft, load_federation
-from pflmpi.experiment.convolution_choice import choose_convolutions
 from pflmpi.experiment.execute import RankContext, run_rounds
 from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
@@ -144,8 +143,7 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
 
     drafted = all_or_none(transport, bound)
     executor = on_root(transport, checked)
-    made = all_or_none(transport, make)
-    return choose_convolutions(made, context.transport, on_gpu=bool(context.gpu_models))
+    return all_or_none(transport, make)
 
 
 def _say_what_was_assumed(experiment: Experiment) -> None:

@@ -104,8 +104,6 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
         different.pop("data.split", None)
     if config.runtime.lanes is None or executor == "loop":
         different.pop("runtime.lanes", None)
-    if config.runtime.lane_convolutions == "measured" or executor == "loop":
-        different.pop("runtime.lane_convolutions", None)
     _check_changes(run, different, config)
     return {key: new for key, (_, new) in different.items()}
 

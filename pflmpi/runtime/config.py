@@ -81,10 +81,6 @@ class RuntimeConfig(BaseModel):
         int | None,
         Field(ge=1, description="clients of which those that take part share a call; null chooses by participants"),
     ] = None
-    lane_convolutions: Annotated[
-        Literal["grouped", "im2col", "measured"],
-        Field(description="of the clients of a call: one grouped, or a product of matrices; measured: what is faster"),
-    ] = "grouped"
     state: Annotated[
         Literal["memory", "disk"],
         Field(description="where the state of clients lives that have trained; disk: in a mapped file, not in memory"),

@@ -62,8 +62,6 @@ def choose_executor(
 ) -> RuntimeConfig:
     """The settings with `executor` and `lanes` decided, from what does not depend on ranks.
 
-    `lane_convolutions` stays "measured" where a rank must still measure; see `experiment.convolution_choice`.
-
     Args:
         tasks: one per cohort.
         clients: N.
@@ -79,15 +77,12 @@ def choose_executor(
         batchable = not batch_norm and (on_gpu or not any(a.has_convolution for a in architectures))
         batchable = batchable and all(architecture.suits_lanes for architecture in architectures)
         executor = "lanes" if batchable else "loop"
-    way = runtime.lane_convolutions
-    if executor == "loop" or (way == "measured" and not any(a.has_convolution for a in architectures)):
-        way = "grouped"
     if executor == "loop":
-        return runtime.model_copy(update={"executor": executor, "lanes": 1, "lane_convolutions": way})
+        return runtime.model_copy(update={"executor": executor, "lanes": 1})
     in_cache = _CACHE // max(tree.num_bytes(task.like()) for task in tasks)
     together = MOST_TOGETHER if on_gpu else min(max(in_cache, _LEAST_TOGETHER), MOST_TOGETHER)
     lanes = runtime.lanes or choose_lanes(clients, participants, together)
-    return runtime.model_copy(update={"executor": executor, "lanes": lanes, "lane_convolutions": way})
+    return runtime.model_copy(update={"executor": executor, "lanes": lanes})
 
 
 def choose_lanes(clients: int, participants: int, together: int) -> int:

@@ -245,9 +245,9 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
             assert ((seconds > 0) & (seconds < 60)).all()
     down = run.content("control", up=False)
     expected_down = []
-    lock = down[3 * (RANKS - 1)][:16].decode()  # the token of the run's lock
+    lock = down[5 * (RANKS - 1)][:16].decode()  # the token of the run's lock
     assert re.fullmatch(r"[0-9a-f]{16}", lock)
-    texts = (str(run.folder), f"{lock} {run_identity.run_id(run.folder)}")
+    texts = (run.experiment.config.runtime.executor, str(run.folder), f"{lock} {run_identity.run_id(run.folder)}")
     for text in texts:  # once, to each rank, after its length
         expected_down += [len(text).to_bytes(8, "little")] * (RANKS - 1) + [text.encode()] * (RANKS - 1)
     *texts_sent, lengths, more_lengths, same, also_same = down[: -ROUNDS * (RANKS - 1)]

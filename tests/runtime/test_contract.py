@@ -33,7 +33,7 @@ def run(kind: type[Algorithm], folder: Path, patch: pytest.MonkeyPatch, executor
 
 def with_loss(loss: Any) -> type[FedAvg]:
     class Mine(FedAvg):
-        def loss(self, task: Any, received: Any) -> Any:
+        def loss(self, task: Any) -> Any:
             return lambda model, batch: loss(task.predict(model, batch.x, training=True), batch)
 
     return Mine
@@ -192,7 +192,7 @@ def test_names_that_do_not_exist_are_refused_before_the_start(
 def test_a_part_to_freeze_that_the_model_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(FedAvg):
         def client_update(self, task: Any, client: Any, down: Any, data: Any) -> Any:
-            loss = self.loss(task, down["model"])
+            loss = self.loss(task)
             model = train(task, down["model"], data.passes["train"], loss, data.learning_rate, frozen=("bdy",))
             return {}, {"model": model}
 

@@ -30,7 +30,7 @@ _KEYS = {
     "checkpoint": "every keep".split(),
     "output": "tensorboard wandb mlflow".split(),
     "runtime": """
-        transport device gpus gpu_memory mixed_gpus executor lanes lane_convolutions state scratch threads timeout
+        transport device gpus gpu_memory mixed_gpus executor lanes state scratch threads timeout
         spare server balance client_errors cache
     """.split(),
 }

@@ -26,7 +26,6 @@ from pflmpi.runtime.executors.batches import (
     lane_pass,
     steps_at_once,
 )
-from pflmpi.runtime.executors.lane_convolutions import convolutions
 from pflmpi.runtime.executors.tally import counts
 from pflmpi.runtime.executors.transfers import download_all, upload
 from pflmpi.runtime.executors.update import Update, download_update
@@ -35,13 +34,7 @@ from pflmpi.tree import Tree
 
 @dataclass(frozen=True)
 class Lanes(Executor):
-    """All clients of a group in one vmapped call; shorter lanes are padded and masked.
-
-    Attributes:
-        convolutions: how they are computed; see `lane_convolutions`.
-    """
-
-    convolutions: str = "grouped"
+    """All clients of a group in one vmapped call; shorter lanes are padded and masked."""
 
     def local_update(
         self, method: LocalUpdate, clients: np.ndarray, states: Tree, down: Messages, round: int
@@ -73,7 +66,7 @@ class Lanes(Executor):
 
         scores = []
         called = calling(self.algorithm, "predict", round, clients.tolist(), in_lanes=True)
-        with torch.no_grad(), called, convolutions(self.convolutions):
+        with torch.no_grad(), called:
             for step in range(tests.shape[1]):
                 lanes: Tree = {"state": state, "down": {**received}, "images": tests[:, step]}
                 scores.append(tree.leaf(_in_lanes(predict, lanes), "scores"))
@@ -130,7 +123,7 @@ class Lanes(Executor):
         down = as_messages(tree.part(tree.part(there, "received"), "0")) if received else {}
         reads = given(tree.part(there, "state"), down, tree.leaf(there, "counts"))
         called = calling(self.algorithm, method.__name__, round, clients.tolist(), in_lanes=True, reads=reads)
-        with called, convolutions(self.convolutions):
+        with called:
             return _in_lanes(one, there)
 
     def _lanes(self, clients: np.ndarray, states: Tree, round: int, name: str, length: Pass) -> LanePass:
