@@ -28,7 +28,6 @@ from reliability.deaths import Deaths
 from reliability.files import Files
 from reliability.full_disk import FullDisk
 from reliability.interruptions import Interruptions
-from reliability.joins import Joins
 from reliability.trials import Attempt, folder, warm_up
 
 
@@ -56,9 +55,7 @@ SECTIONS = {
     "files": Section(300, lambda place: BadFiles(place).attempt),
     "kills": Section(200, lambda place: Interruptions(place).kill, _ENDED),
     "stops": Section(200, lambda place: Interruptions(place).stop, _ENDED),
-    "deaths": Section(100, lambda place: Deaths(place).survived, _WENT_ON),
     "restarts": Section(20, lambda place: Deaths(place).restarted, _WENT_ON),
-    "joins": Section(50, lambda place: Joins(place).join),
 }
 
 

@@ -75,7 +75,7 @@ class FedALA(Algorithm):
         model = task.init()
         return {"model": {name: model[name] for name in task.like("body", "head", *task.shared_stats)}}
 
-    def init_client(self, task: Task, client: int) -> Tree:
+    def init_client(self, task: Task) -> Tree:
         model = task.init()
         weights = tree.unflatten({path: torch.ones_like(entry) for path, entry in self._mixed(task, model)})
         return {"model": model, "weights": weights, "again": torch.tensor(0), "start": torch.tensor(0)}

@@ -11,7 +11,7 @@ from pflmpi.algorithms.shared_parts import WeightedSharedParts
 from pflmpi.learning.client import ClientData, model_loss
 from pflmpi.learning.personal import Kept, Merge, NotAModel, Personal, Received
 from pflmpi.learning.sgd import train
-from pflmpi.learning.task import Task
+from pflmpi.learning.task import SERVER, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages
 from pflmpi.tree import Tree
@@ -48,8 +48,8 @@ class FedBABU(WeightedSharedParts):
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(), "fine_tuning": Pass(epochs=self.fine_tuning_epochs)}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return self.to_keep(task, self.init_model(task))  # the server's draw: one head for all
+    def init_client(self, task: Task) -> Tree:
+        return self.to_keep(task, self.init_model(task.of_client(SERVER)))  # the server's draw: one head for all
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
         return {"train": task.like("body")}

@@ -85,7 +85,7 @@ class FedPAC(Algorithm):
         heads = tree.map(lambda entry: entry.expand(n, *entry.shape).clone(), part(model, "head"))
         return {"body": {name: model[name] for name in ("body", *task.shared_stats)}, "heads": heads, "means": means}
 
-    def init_client(self, task: Task, client: int) -> Tree:
+    def init_client(self, task: Task) -> Tree:
         model = task.init()
         return {name: model[name] for name in task.local_stats}
 

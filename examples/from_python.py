@@ -3,7 +3,7 @@
     python examples/from_python.py runs/python
 
 The cells are marked as editors and Jupytext know them. The ranks are processes of this machine. The same file runs
-under a launcher (`mpirun -n 3 python examples/from_python.py runs/python`): then each rank calls `pflmpi.run`.
+under a launcher (`launch/mpirun -n 3 python examples/from_python.py runs/python`): then each rank calls `pflmpi.run`.
 """
 
 # %% A configuration: a keyword for each section, as in YAML. What is wrong is refused here, with what is allowed.

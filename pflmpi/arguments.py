@@ -42,6 +42,12 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="a YAML file (see `pflmpi schema`)")
 
 
+def check_config(path: Path) -> None:
+    """Raise `ConfigError` for a configuration that can be read only once, by a command whose ranks read it again."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"cannot read {path}: it is no regular file, and every rank has to read it")
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the folder of a run."""
     parser.add_argument("run", type=Path, help="the folder of a run")
@@ -104,6 +110,13 @@ def add_ranks(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="processes to start, if no launcher has (default: one per GPU, or per core; 1 stays in this process)",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all ranks again from the newest checkpoint when one was killed, up to N times (default: 0)",
     )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="no progress, only the result")

@@ -1,16 +1,17 @@
 """What is expected of a class from outside the package, and errors that say which part of it is missing or wrong."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from pflmpi.errors import ConfigError
 
 
-def subclass(base: type, *needed: str) -> Callable[[object], Any]:
+def subclass(base: type, *needed: str, of_client: Collection[str] = ()) -> Callable[[object], Any]:
     """What accepts a class with the methods of `base`, and the class attributes that are needed besides.
 
-    The methods that it defines must take the arguments that `base` gives them.
+    The methods that it defines must take the arguments that `base` gives them; those named in `of_client` may take
+    `client` as one more, which is how they say that they depend on it.
     """
 
     def accept(found: object) -> type:
@@ -30,23 +31,28 @@ def subclass(base: type, *needed: str) -> Callable[[object], Any]:
                 "the class, or ClassVar[...] as its type"
             )
         for name, method in vars(found).items():
-            _check_signature(found, name, method, getattr(base, name, None))
+            _check_signature(found, name, method, getattr(base, name, None), name in of_client)
         return found
 
     return accept
 
 
-def _check_signature(found: type, name: str, method: object, expected: object) -> None:
+def _check_signature(found: type, name: str, method: object, expected: object, of_client: bool) -> None:
     if not (inspect.isfunction(method) and inspect.isfunction(expected)) or name.startswith("_"):
         return
-    given = list(inspect.signature(expected).parameters.values())
+    arguments = list(inspect.signature(expected).parameters)
+    forms = [arguments, [*arguments, "client"]] if of_client else [arguments]
+    if sum(_takes(method, form) for form in forms) != 1:
+        allowed = " or ".join(f"({', '.join(form)})" for form in forms)
+        raise ConfigError(f"{found.__qualname__}.{name} takes {inspect.signature(method)}; expected {allowed}")
+
+
+def _takes(method: Callable[..., object], arguments: list[str]) -> bool:
     try:
-        inspect.signature(method).bind(*given)
+        inspect.signature(method).bind(*arguments)
     except TypeError:
-        raise ConfigError(
-            f"{found.__qualname__}.{name} takes {inspect.signature(method)}; "
-            f"expected ({', '.join(one.name for one in given)})"
-        ) from None
+        return False
+    return True
 
 
 def _is_field(kind: type, name: str) -> bool:

@@ -12,6 +12,7 @@ from pflmpi import __version__, early_signals, limits, outside, terminal
 from pflmpi.cluster.sbatch import refuse_unknown
 from pflmpi.commands.display.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
+from pflmpi.text import first_line, printable
 
 # Each is a file in `commands`: the first line of its docstring is the help, `add_arguments` says what it takes, `run`
 # does it and returns the exit code. What is slow to import, such as torch, is imported in `run`: `--help` is quick.
@@ -19,7 +20,6 @@ _COMMANDS = (
     "examples",
     "run",
     "resume",
-    "join",
     "inspect",
     "export",
     "probe",
@@ -38,6 +38,13 @@ _COMMANDS = (
     "schema",
 )
 _MAY_BE_MISSING = ("torch", "torchvision", "pydantic")
+
+
+class _Printable(logging.Formatter):
+    """Messages as they may be shown; see `text.printable`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminal.outlive_readers()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments is None and words[:1] in (["run"], ["resume"], ["join"]):
+        if arguments is None and words[:1] in (["run"], ["resume"]):
             if low := limits.too_few_files():
                 raise ConfigError(low)
             early_signals.watch(os.environ)  # before what takes seconds to import
@@ -86,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     to_slurm = options.command == "submit" or getattr(options, "submit", False)
     if others and not to_slurm:
         whole.error(f"unrecognized arguments: {' '.join(others)}")
-    logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level, format="pflmpi: %(message)s")
+    logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Printable("pflmpi: %(message)s"))
     try:
         _check(words)
         refuse_unknown(others, options.command)
@@ -119,4 +128,7 @@ def _of_user(error: Exception, command: str) -> Exception:
     if isinstance(error, ModuleNotFoundError) and error.name in _MAY_BE_MISSING:
         what = f"{command} needs {error.name}, which is not installed"
         return UserError(f"{what}; report, inspect and export do without torch")
+    if isinstance(error, MemoryError):
+        what = f"{command} needs more memory than this process may have ({first_line(error)})"
+        return RunError(f"{what}; allow it more (ulimit -v, --mem of a job), or give it less to do")
     return explained(error)

@@ -8,7 +8,6 @@
     ├── RunError (3)             a fault during the run
     │   ├── AlgorithmError       an algorithm that broke its contract
     │   └── TransportError       a rank died, left, or did not answer in time
-    │       └── RankLost         a rank died, and the others can continue without it
     └── Stopped (75)             the run was asked to stop and did so after a complete round
 
 Each message says what is wrong, the value found, what is allowed, and what to do.
@@ -20,8 +19,10 @@ import os
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pflmpi import limits
+from pflmpi.text import printable
 
 
 class PflmpiError(Exception):
@@ -60,10 +61,6 @@ class TransportError(RunError):
     """A rank died, left, or did not answer in time."""
 
 
-class RankLost(TransportError):
-    """A rank died, and the transport can continue without it."""
-
-
 class Stopped(PflmpiError):
     """The run was asked to stop and did so after a complete round."""
 
@@ -82,7 +79,7 @@ def show(error: BaseException, debug: bool = False, rank: int = 0, file: Path | 
         with open(file, "a") as lines:
             lines.write(json.dumps({"kind": kind_of(error), "text": where + text}) + "\n")
         return
-    line = f"pflmpi: {where}{text}\n".encode(errors="backslashreplace")
+    line = f"pflmpi: {where}{printable(text)}\n".encode(errors="backslashreplace")
     with contextlib.suppress(OSError):  # nobody reads it any more
         os.write(2, line)  # one write: lines of several ranks do not mix
 
@@ -105,11 +102,22 @@ def of_kind(kind: str, text: str) -> PflmpiError:
     return found
 
 
-def write_exit_code(environ: Mapping[str, str], code: int) -> None:
-    """Leave the exit code in a file for a launcher that loses it (torchrun, mpirun --with-ft); for rank 0 to call."""
+def write_exit_code(environ: Mapping[str, str], code: int | Literal["lost", ""]) -> None:
+    """Leave the exit code of the ranks in a file for their launcher, whose own may be another one.
+
+    Rank 0 leaves "lost" while the ranks run: what a launcher finds where a rank was killed or lost. Restarts by
+    `launch/settings` depend on it.
+    """
     path = environ.get("PFLMPI_EXIT_FILE")
     if path:
         Path(path).write_text(f"{code}\n")
+
+
+def exit_code_before(environ: Mapping[str, str]) -> int | None:
+    """The exit code that ranks have left before a launcher started them again; None where one was lost."""
+    path = environ.get("PFLMPI_EXIT_FILE")
+    text = Path(path).read_text().strip() if path and Path(path).exists() else ""
+    return int(text) if text.isdecimal() else None
 
 
 def explained(error: Exception, kind: type[PflmpiError] = UserError) -> Exception:

@@ -7,6 +7,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+from pflmpi.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -14,10 +16,14 @@ _output: "list[_Stream]" = []  # stdout of this process, once `outlive_readers` 
 
 
 def console(**settings: Any) -> "Console":
-    """A rich console that prints text as it is: the name of a file or run may look like markup or an emoji."""
+    """A rich console without markup and emoji, which the name of a file or run may look like; see `text.printable`."""
     from rich.console import Console  # here: `--help` does without
 
-    found = Console(markup=False, emoji=False, **settings)
+    class Printing(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str(printable(text), **options)
+
+    found = Printing(markup=False, emoji=False, **settings)
     if found.width == 0:  # as some shells without a terminal say; rich would print nothing
         found.width = shutil.get_terminal_size().columns
     return found
@@ -67,6 +73,7 @@ def outlive_readers() -> None:
 
 def print_surely(text: str) -> None:
     """Print what must not be lost: on stderr if nobody reads stdout any more."""
+    text = printable(text)
     print(text, flush=True)
     if _output and _output[0].failure is not None:
         print(text, file=sys.stderr, flush=True)

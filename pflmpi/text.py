@@ -3,9 +3,12 @@
 import csv
 import io
 import math
+import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 
+# Not tabs and ends of lines; those that change the direction of what follows too.
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -120,6 +123,15 @@ def for_shell(path: object) -> str:
     ('runs/1', "'my runs/1'")
     """
     return shlex.quote(str(path))
+
+
+def printable(text: object) -> str:
+    """Text for a terminal: names read from files may hold what would move its cursor, or rename its window.
+
+    >>> printable("body\x1b[31m"), printable("two\\nlines, Zürich")
+    ('body\\\\x1b[31m', 'two\\nlines, Zürich')
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
 def spreadsheet_safe(text: str) -> str:

@@ -87,6 +87,15 @@ def map(function: Callable[..., Tensor], tree: Tree, *others: Tree) -> Tree:
     return result
 
 
+def mix(function: Callable[..., Tensor], own: Tree, *others: Tree) -> Tree:
+    """`map` over floating leaves; the others, such as counters and indices, have no values between: `own` keeps its.
+
+    >>> mix(lambda mine, theirs: mine + theirs, {"n": torch.tensor(1)}, {"n": torch.tensor(9)})
+    {'n': tensor(1)}
+    """
+    return map(lambda mine, *theirs: function(mine, *theirs) if mine.is_floating_point() else mine, own, *others)
+
+
 def clone(tree: Tree) -> Tree:
     """Copy whose leaves own their memory (and are aligned, which affects bits in some kernels)."""
     old = [leaf for _, leaf in leaves(tree)]

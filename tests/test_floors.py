@@ -26,8 +26,10 @@ FLOORS = {
         "module_names",
         "outside",
         "process",
+        "regular_file",
         "source_code",
         "class_checks",
+        "contained_hdf5",
         "terminal",
     },
     1: {"transports", "models", "data"},
@@ -43,7 +45,7 @@ BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each ot
 DOORS = {
     "mpi4py": {"transports/mpi_start.py"},
     "torch.distributed": {"transports/torchdist.py", "transports/gpu/group.py", "transports/start/spawn.py"},
-    "h5py": {"store", "analysis", "data/h5_file.py"},
+    "h5py": {"store", "analysis", "data/h5_file.py", "contained_hdf5.py"},
 }
 
 

@@ -3,10 +3,7 @@
 import sys
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
+import vl_convert
 
 NAMES = {
     "bare": "bare loop",
@@ -23,22 +20,28 @@ OTHERS = "#d9a05b"
 def main() -> None:
     """Draw seconds a round of every work, a panel for each."""
     page, picture = map(Path, sys.argv[1:])
-    works = read(page.read_text())
-    figure, panels = pyplot.subplots(1, len(works), figsize=(2.6 * len(works), 2.5), layout="constrained")
-    for panel, (title, seconds) in zip(panels, works.items(), strict=True):
-        peers = list(reversed(seconds))
-        bars = panel.barh(
-            [NAMES[peer] for peer in peers],
-            [seconds[peer] for peer in peers],
-            color=[COLOURS.get(peer, OTHERS) for peer in peers],
-        )
-        panel.bar_label(bars, fmt="%.3g", padding=2, fontsize=8)
-        panel.set_title(title, fontsize=9)
-        panel.margins(x=0.2)
-        panel.tick_params(labelsize=8)
-        panel.set_xlabel("seconds a round", fontsize=8)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(picture, dpi=110)
+    panels = [panel(title, seconds) for title, seconds in read(page.read_text()).items()]
+    chart = {"hconcat": panels, "background": "white", "config": {"view": {"stroke": None}}}
+    picture.write_bytes(vl_convert.vegalite_to_png(chart, scale=1.5))
+
+
+def panel(title: str, seconds: dict[str, float]) -> dict[str, object]:
+    """Bars of one work, with their values."""
+    rows = [
+        {"name": NAMES[peer], "seconds": value, "colour": COLOURS.get(peer, OTHERS)} for peer, value in seconds.items()
+    ]
+    x = {
+        "field": "seconds",
+        "type": "quantitative",
+        "title": "seconds a round",
+        "axis": {"tickCount": 4, "grid": False},
+    }
+    y = {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": {"ticks": False}}
+    bar = {"mark": "bar", "encoding": {"color": {"field": "colour", "type": "nominal", "scale": None}}}
+    value = {"field": "seconds", "type": "quantitative", "format": ".3g"}
+    text = {"mark": {"type": "text", "align": "left", "dx": 3}, "encoding": {"text": value}}
+    layers = {"layer": [bar, text], "encoding": {"x": x, "y": y}, "data": {"values": rows}}
+    return {"title": {"text": title, "fontSize": 11}, "width": 150, "height": 130, **layers}
 
 
 def read(text: str) -> dict[str, dict[str, float]]:

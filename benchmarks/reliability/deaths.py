@@ -1,4 +1,4 @@
-"""Ranks that are killed where the others go on: under mpirun with ULFM, or started again by torchrun."""
+"""Ranks that are killed where the launcher starts all again."""
 
 import itertools
 import random
@@ -7,18 +7,24 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 import processes
+from project import ROOT
 from reliability.moments import CONFIG, hit, rank_of
 from reliability.trials import PATIENCE, Result, Trial, command, compare, digest
 
 ROUNDS = 16
 SOON = 0.2  # seconds after a round within which a kill falls; some rounds long
-_ULFM = ["--with-ft", "ulfm", "--mca", "coll", "^han,adapt"]
+
+
+_STARTS = {
+    "alone": [*processes.PFLMPI, "run", "--ranks", "3", "--restarts", "2"],
+    "mpirun": [str(ROOT / "launch" / "mpirun"), "--restarts", "2", "-n", "3", *processes.PFLMPI, "run"],
+    "torchrun": [str(ROOT / "launch" / "torchrun"), "--restarts", "2", "--nproc-per-node=3", "-m", "pflmpi", "run"],
+}
 
 
 class Deaths:
@@ -31,49 +37,28 @@ class Deaths:
         command("run", self._config, "--out", folder / "whole", "--ranks", 1, "--quiet")
         self._expected = digest(folder / "whole")
 
-    def survived(self, number: int, draw: random.Random, folder: Path) -> Trial:
-        """Three of 5 ranks under mpirun die in random order: rank 0, the rank that is then first, and another one."""
-        return self._kill("mpirun", 5, draw.choice(["001", "010", "100"]), draw, folder)
-
     def restarted(self, number: int, draw: random.Random, folder: Path) -> Trial:
-        """Rank 0 or another one of 3 under torchrun dies."""
-        return self._kill("torchrun", 3, draw.choice(["0", "1"]), draw, folder)
-
-    def _kill(self, way: str, ranks: int, victims: str, draw: random.Random, folder: Path) -> Trial:
-        """Kill ranks between the making of the folder and the last round, and watch what the others do.
-
-        Args:
-            victims: for each kill "0" for the rank that is first by then, "1" for another.
-        """
+        """Rank 0 or another one of 3 is killed between the making of the folder and the last round."""
+        way, victim = draw.choice(sorted(_STARTS)), draw.choice(["rank 0", "another rank"])
         for again in itertools.count():
-            run = folder / f"run{again}"
-            moments = sorted(draw.sample(range(-1, ROUNDS), len(victims)))
-            process = _start(way, ranks, self._config, run)
+            run, moment = folder / f"run{again}", draw.randrange(-1, ROUNDS)
+            process = _start(way, self._config, run)
             shown = _Output(process)
-            killed = [
-                _kill_one(process, run, moment, victim, draw) for moment, victim in zip(moments, victims, strict=True)
-            ]
+            killed = _kill_one(process, run, moment, victim, draw)
             result = shown.end()
-            if all(killed):  # and none too late
-                names = ["rank 0" if victim == "0" else "another rank" for victim in victims]
-                trial = Trial(f"{way}, {', '.join(map('{} after round {}'.format, names, moments))}")
-                went_on = r"goes on from" if way == "mpirun" else r"^round "
-                after = [shown.first_after(moment, went_on) for moment in killed if moment]
-                trial.seconds = max((seconds for seconds in after if seconds is not None), default=None)
-                self._judge(trial, run, result, way)
+            if killed is not None:  # and not too late
+                trial = Trial(f"{way}, {victim} after round {moment}")
+                trial.seconds = shown.first_after(killed, r"^round ")
+                self._judge(trial, run, result)
                 return trial
         raise AssertionError
 
-    def _judge(self, trial: Trial, run: Path, result: Result, way: str) -> None:
+    def _judge(self, trial: Trial, run: Path, result: Result) -> None:
         """Note what came of it: right are the exit code, the digest, and a line of metrics for each round."""
         trial.saw(result)
-        said = run.with_suffix(".exit")
-        code = result.code
-        if way == "mpirun" and code is not None:  # whose own code says nothing under ULFM
-            code = int(said.read_text()) if said.exists() else -1
-        compare(trial, run, Result(code, ""), self._expected)
+        compare(trial, run, Result(result.code, ""), self._expected)
         lines = (run / "metrics.csv").read_text().splitlines()
-        trial.labels |= {"wrong bits"} if code == 0 and len(lines) != ROUNDS + 1 else set()
+        trial.labels |= {"wrong bits"} if result.code == 0 and len(lines) != ROUNDS + 1 else set()
 
 
 class _Output:
@@ -105,16 +90,9 @@ class _Output:
         self._lines += ((time.monotonic(), line) for line in self._process.stdout or ())
 
 
-def _start(way: str, ranks: int, config: Path, run: Path) -> "subprocess.Popen[str]":
-    words = ["run", str(config), "--out", str(run)]
-    if way == "mpirun":
-        start = [str(processes.BIN / "mpirun"), *_ULFM, "-n", str(ranks), *processes.PFLMPI, *words]
-        start += ["-s", "runtime.faults=continue"]
-    else:
-        start = [str(processes.BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2"]
-        start += ["-m", "pflmpi", *words]
-    environment = processes.ENVIRONMENT | {"PFLMPI_EXIT_FILE": str(run.with_suffix(".exit"))}
-    return processes.launch(start, env=environment, stderr=subprocess.STDOUT, start_new_session=True)
+def _start(way: str, config: Path, run: Path) -> "subprocess.Popen[str]":
+    words = [*_STARTS[way], str(config), "--out", str(run)]
+    return processes.launch(words, stderr=subprocess.STDOUT, start_new_session=True, cwd=run.parent)
 
 
 def _kill_one(
@@ -128,7 +106,7 @@ def _kill_one(
     alive = sorted((rank_of(pid), pid) for pid in processes.ranks_of(process.pid))
     if len(alive) < 2 or (run / f"round_{ROUNDS:05}.h5").exists():
         return None
-    chosen: Sequence[tuple[int, int]] = alive[:1] if victim == "0" else alive[1:]
+    chosen = alive[:1] if victim == "rank 0" else alive[1:]
     return time.monotonic() if hit([draw.choice(chosen)[1]], signal.SIGKILL) else None
 
 

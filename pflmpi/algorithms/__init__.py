@@ -57,5 +57,5 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "pfedpm": PFedPM,
     },
     group="pflmpi.algorithms",
-    accept=subclass(Algorithm, "summary", "paper"),
+    accept=subclass(Algorithm, "summary", "paper", of_client=("init_client", "init_received")),
 )

@@ -63,8 +63,8 @@ class APFL(FedAvg):
     ] = None
     weighting: ClientWeighting = "clients"
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {**super().init_client(task, client), "own": task.init(client), "alpha": torch.tensor(self.alpha)}
+    def init_client(self, task: Task) -> Tree:
+        return {**super().init_client(task), "own": task.init(), "alpha": torch.tensor(self.alpha)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         plain = model_loss(task)
@@ -116,4 +116,4 @@ class APFL(FedAvg):
 
 def mixed(alpha: Tensor, own: Tree, shared: Tree) -> Tree:
     """alpha own + (1 - alpha) shared, leaf by leaf."""
-    return tree.map(lambda mine, theirs: alpha * mine + (1 - alpha) * theirs, own, shared)
+    return tree.mix(lambda mine, theirs: alpha * mine + (1 - alpha) * theirs, own, shared)

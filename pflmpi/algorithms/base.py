@@ -16,10 +16,11 @@ A newcomer is a client that has never taken part, such as an unseen one (`evalua
 and nothing of it is kept or sent; `newcomer` says which of this there is.
 """
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -73,6 +74,7 @@ class Algorithm(ABC):
         draws_noise: whether the losses use `Batch.key`.
         measured: names of the trainings whose loss is the training loss of a client; () for all.
         own_steps: what clients take instead of the configured optimizer's steps; "" where they take those.
+        linear_head: whether it computes with the head's "weight" and "bias", so that heads which do more are refused.
     """
 
     summary: ClassVar[str]
@@ -84,6 +86,7 @@ class Algorithm(ABC):
     draws_noise: ClassVar[bool] = False
     measured: ClassVar[tuple[str, ...]] = ()
     own_steps: ClassVar[str] = ""
+    linear_head: ClassVar[bool] = False
 
     def check(self, task: Task, participants: int) -> None:
         """Raise `ConfigError` for hyperparameters that cannot work with this task; `participants` is P."""
@@ -112,12 +115,16 @@ class Algorithm(ABC):
         """The server's state before the first round."""
         return {}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        """What a client keeps between rounds; `{}` if nothing."""
+    def init_client(self, task: Task) -> Tree:
+        """What a client keeps between rounds, `{}` if nothing: called once, its result common to all clients.
+
+        Under `training.init: per_client` it is called for each, with a task whose `init()` is that client's. Where the
+        result depends on the client otherwise, the method is `init_client(self, task, client)`, called for each.
+        """
         return {}
 
-    def init_received(self, task: Task, client: int) -> Messages:
-        """What a client has of the `Mixed` messages before it first takes part."""
+    def init_received(self, task: Task) -> Messages:
+        """What a client has of `Mixed` messages before it first takes part; it has the two forms of `init_client`."""
         return {}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
@@ -154,7 +161,7 @@ class Algorithm(ABC):
         if own and type(self).publish_to_newcomers is Algorithm.publish_to_newcomers:
             what = f"{type(self).__name__} sends every client its own {' and '.join(own)}"
             return CannotJoin(f"{what}, and does not say what a newcomer receives (publish_to_newcomers)")
-        return Newcomer(trains=any(tree.leaves(self.init_client(task.replace(device=HOST), 0))))
+        return Newcomer(trains=any(tree.leaves(initial_client(self, task.replace(device=HOST), 0))))
 
     def publish_to_newcomers(self, task: Task, server: Tree, newcomers: np.ndarray) -> Messages:
         """What newcomers receive; `Own` messages have one row per newcomer, whose ids are N and more."""
@@ -198,3 +205,27 @@ class Algorithm(ABC):
 def only(model: Tree, names: tuple[str, ...]) -> Tree:
     """The named parts of a tree, those that it has."""
     return {name: model[name] for name in names if name in model}
+
+
+def depends_on_client(algorithm: Algorithm, task: Task) -> bool:
+    """Whether clients begin with states or `Mixed` messages of their own, as models and signatures say."""
+    methods = (algorithm.init_client, algorithm.init_received)
+    return task.training.init == "per_client" or any(_takes_client(method) for method in methods)
+
+
+def initial_client(algorithm: Algorithm, task: Task, client: int) -> Tree:
+    """What a client keeps before the first round, by `init_client` in either form."""
+    return algorithm.init_client(*_arguments(algorithm.init_client, task, client))
+
+
+def initial_received(algorithm: Algorithm, task: Task, client: int) -> Messages:
+    """What a client has of the `Mixed` messages before the first round, by `init_received` in either form."""
+    return algorithm.init_received(*_arguments(algorithm.init_received, task, client))
+
+
+def _arguments(method: Callable[..., object], task: Task, client: int) -> tuple[Any, ...]:
+    return (task.of_client(client), client)[: 1 + _takes_client(method)]
+
+
+def _takes_client(method: Callable[..., object]) -> bool:
+    return len(inspect.signature(method).parameters) > 1

@@ -72,13 +72,13 @@ def shares_of(weights: Tensor) -> Tensor:
 
 
 def mix(candidates: list[Tree], shares: Tensor) -> Tree:
-    """The sum of the candidates, each times its share; shares: [candidates]."""
+    """The sum of the candidates, each times its share; what is not floating is the first's. shares: [candidates]."""
 
     def combined(*leaves: Tensor) -> Tensor:
         total: Tensor = torch.tensordot(shares, torch.stack(leaves), dims=([0], [0]))
         return total
 
-    return tree.map(combined, candidates[0], *candidates[1:])
+    return tree.mix(combined, candidates[0], *candidates[1:])
 
 
 def draw(stream_after: Callable[[int], np.random.Generator], clients: np.ndarray, n: int, count: int) -> Draws:

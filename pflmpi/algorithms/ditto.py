@@ -67,8 +67,8 @@ class Ditto(FedAvg):
         whole = super().trainings(task)
         return {**whole, "personal": whole["train"]}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {**super().init_client(task, client), "personal": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {**super().init_client(task), "personal": task.init()}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         state, up = super().client_update(task, only(client, task.local_stats), down, data)

@@ -91,11 +91,11 @@ class FedAMP(Algorithm):
     def downlink(self, task: Task) -> Mapping[str, Downlink]:
         return {"cloud": Mixed(task.like("body", "head"), of="model")}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
-    def init_received(self, task: Task, client: int) -> Messages:
-        return {"cloud": only(task.init(client), ("body", "head"))}
+    def init_received(self, task: Task) -> Messages:
+        return {"cloud": only(task.init(), ("body", "head"))}
 
     def begin_as_newcomer(self, task: Task, client: Tree, down: Messages) -> Tree:
         return {"model": {**part(client, "model"), **down["cloud"]}}

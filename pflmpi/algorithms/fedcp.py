@@ -53,6 +53,7 @@ class FedCP(WeightedSharedParts):
 
     summary: ClassVar[str] = "a gate per sample between a personal and a global head"
     paper: ClassVar[str] = "Zhang et al., KDD 2023"
+    linear_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)
     shared: ClassVar[tuple[str, ...]] = ("body", "head", "gate")
     draws_noise: ClassVar[bool] = True
@@ -64,8 +65,8 @@ class FedCP(WeightedSharedParts):
         ),
     ] = 5.0
 
-    def init_model(self, task: Task, client: int = -1) -> Tree:
-        return {**task.init(client), "gate": init_gate(stream(task.seed, 0, -1, "gate"), task.num_features)}
+    def init_model(self, task: Task) -> Tree:
+        return {**task.init(), "gate": init_gate(stream(task.seed, 0, -1, "gate"), task.num_features)}
 
     def like_model(self, task: Task) -> Tree:
         return {**task.like(), "gate": tree.like(init_gate(stream(0, 0, -1, "template"), task.num_features))}

@@ -60,6 +60,7 @@ class FedFCD(Algorithm):
 
     summary: ClassVar[str] = "aligned features, global and personal logits added"
     paper: ClassVar[str] = "Li et al., Computers, Materials & Continua 2024"
+    linear_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("head",)
     unlike_models: ClassVar[bool] = True
     introduces: ClassVar[bool] = True
@@ -122,8 +123,8 @@ class FedFCD(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return {"head": part(task.init(), "head"), **no_means(task)}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return {"head": part(server, "head"), "class_means": {"mean": server["means"], "known": server["known"]}}

@@ -104,8 +104,8 @@ class FedFomo(Algorithm):
             "round": torch.zeros((), dtype=torch.int64),
         }
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        model = task.init(client)
+    def init_client(self, task: Task) -> Tree:
+        model = task.init()
         count = self.received_models
         alone: Tree = {"clients": torch.full((count,), NOBODY), "shares": torch.eye(1 + count)[0]}
         return {"model": model, "before": only(model, _mixed(task)), "mix": alone}

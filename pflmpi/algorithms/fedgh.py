@@ -39,6 +39,7 @@ class FedGH(Algorithm):
 
     summary: ClassVar[str] = "one head trained on all class means replaces the clients' heads"
     paper: ClassVar[str] = "Yi et al., ACM Multimedia 2023"
+    linear_head: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("head",)
     unlike_models: ClassVar[bool] = True
 
@@ -59,8 +60,8 @@ class FedGH(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return only(task.init(), ("head",))
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return only(task.init(client), ("body", "stats"))
+    def init_client(self, task: Task) -> Tree:
+        return only(task.init(), ("body", "stats"))
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return {"head": part(server, "head")}

@@ -52,6 +52,7 @@ class FedGMH(Algorithm):
 
     summary: ClassVar[str] = "one global head per label, mixed in at critical entries"
     paper: ClassVar[str] = "Sun and Ni, 2026"
+    linear_head: ClassVar[bool] = True
     unlike_models: ClassVar[bool] = True
 
     critical_share: Annotated[
@@ -100,8 +101,8 @@ class FedGMH(Algorithm):
         heads = 1 if self.one_head else task.num_classes
         return {"heads": tree.map(lambda entry: entry.expand(heads, *entry.shape).clone(), head)}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        model = task.init(client)
+    def init_client(self, task: Task) -> Tree:
+        model = task.init()
         state: Tree = {"model": model}
         if not self.averages:
             state["critical"] = tree.map(lambda entry: torch.zeros_like(entry, dtype=torch.bool), part(model, "head"))

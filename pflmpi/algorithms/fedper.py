@@ -1,6 +1,7 @@
 """FedPer: a shared body, a personal head."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -9,7 +10,7 @@ from pflmpi import tree
 from pflmpi.algorithms.shared_parts import WeightedSharedParts
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
-from pflmpi.learning.parts import others, overlay, take
+from pflmpi.learning.parts import others, overlay, parameters_of, take
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages
@@ -54,14 +55,15 @@ class FedPer(WeightedSharedParts):
         return overlay(received, client)
 
     def _kept_of_body(self, task: Task) -> tuple[str, ...]:
-        """Paths of the personal layers before the head."""
+        """Paths of the parameters of the personal layers before the head."""
         layers = task.architecture.layers
         if self.personal_layers > (most := max(len(layers) - 1, 1)):
             raise ConfigError(
                 f"algorithm.personal_layers = {self.personal_layers} leaves nothing to share of model "
                 f"{task.architecture.name}, whose layers are {', '.join(layers)}; choose at most {most}"
             )
-        return layers[-self.personal_layers : -1]
+        owned = parameters_of(layers, task.like("body"))
+        return tuple(chain.from_iterable(owned[layer] for layer in layers[-self.personal_layers : -1]))
 
     def train_as_newcomer(self, task: Task, client: Tree, down: Messages, data: ClientData) -> Tree:
         model, fixed = self.whole(client, down["body"]), tuple(dict(tree.leaves(down["body"])))

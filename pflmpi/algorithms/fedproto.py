@@ -82,8 +82,8 @@ class FedProto(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return no_means(task)
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return {"prototypes": server}

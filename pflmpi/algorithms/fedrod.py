@@ -49,8 +49,8 @@ class FedRoD(FedAvg):
         Literal["personal", "generic"], Field(description="both heads added (personal), or the generic head alone")
     ] = "personal"
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {**super().init_client(task, client), "personal": task.init(client)["head"]}
+    def init_client(self, task: Task) -> Tree:
+        return {**super().init_client(task), "personal": task.init()["head"]}
 
     def trainings(self, task: Task) -> Mapping[str, Tree]:
         return {"train": {**super().trainings(task)["train"], "personal": part(task.like(), "head")}}

@@ -78,8 +78,8 @@ class FeSEM(Algorithm):
         model = only(task.init(), ("body", "head", *task.shared_stats))
         return {"centres": tree.stack([model] * self.num_clusters), "cluster": torch.full((task.num_clients,), -1)}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return only(task.init(client), task.local_stats)
+    def init_client(self, task: Task) -> Tree:
+        return only(task.init(), task.local_stats)
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return self._centres(server, leaf(server, "cluster")[torch.from_numpy(receivers)])

@@ -71,12 +71,12 @@ class GPFL(WeightedSharedParts):
         float, Field(ge=0, allow_inf_nan=False, description="weight decay of what is shared (mu)")
     ] = 0.1
 
-    def init_model(self, task: Task, client: int = -1) -> Tree:
+    def init_model(self, task: Task) -> Tree:
         embeddings = stream(task.seed, 0, -1, "embeddings").standard_normal(
             (task.num_classes, task.num_features), np.float32
         )
         return {
-            **task.init(client),
+            **task.init(),
             "valve": init_valve(stream(task.seed, 0, -1, "valve"), task.num_features),
             "embeddings": {"weight": torch.from_numpy(embeddings)},
         }
@@ -88,8 +88,8 @@ class GPFL(WeightedSharedParts):
             "embeddings": {"weight": tensor(task.num_classes, task.num_features)},
         }
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {**super().init_client(task, client), "label_shares": torch.zeros(task.num_classes)}
+    def init_client(self, task: Task) -> Tree:
+        return {**super().init_client(task), "label_shares": torch.zeros(task.num_classes)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         received = embeddings(down["shared"])

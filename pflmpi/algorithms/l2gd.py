@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.base import Round, only
 from pflmpi.algorithms.shared_parts import SharedParts
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import ClientData, model_loss
@@ -98,13 +98,13 @@ class L2GD(SharedParts):
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(steps=self.runs(task, round)[1])}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         keep = (1 - self.share(data.learning_rate)) ** self.runs(task, data.round)[0]
         own, mean = part(client, "model"), down["mean"]
-        drawn = tree.map(lambda theirs, mine: keep * mine + (1 - keep) * theirs, mean, own)
+        drawn = tree.mix(lambda mine, theirs: keep * mine + (1 - keep) * theirs, only(own, tuple(mean)), mean)
         model = train(task, {**own, **drawn}, data.passes["train"], model_loss(task), data.learning_rate)
         return {"model": model}, {"model": self.to_share(task, model)}
 

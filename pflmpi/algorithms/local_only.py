@@ -23,8 +23,8 @@ class Local(Algorithm):
     paper: ClassVar[str] = "-"
     unlike_models: ClassVar[bool] = True
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         model = train(task, part(client, "model"), data.passes["train"], model_loss(task), data.learning_rate)

@@ -69,8 +69,8 @@ class PFedAFE(SharedParts):
     def passes(self, task: Task, round: int) -> Mapping[str, Pass]:
         return {"train": Pass(), "beta": Pass(steps=self.beta_steps if self.adaptive else 0)}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {**task.init(client), "beta": torch.zeros(()), "trained": torch.tensor(False)}
+    def init_client(self, task: Task) -> Tree:
+        return {**task.init(), "beta": torch.zeros(()), "trained": torch.tensor(False)}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         beta = self.mixing_ratio(task, client, down["body"], data)
@@ -127,4 +127,4 @@ class PFedAFE(SharedParts):
 def mixed(client: Tree, shared: Tree, beta: Tensor) -> Tree:
     """The client's model with (1 - beta) shared + beta own wherever the server has a value (eq. 5)."""
     own = only(client, ("body", "head", "stats"))
-    return {**own, **tree.map(lambda theirs, mine: (1 - beta) * theirs + beta * mine, shared, only(own, tuple(shared)))}
+    return {**own, **tree.mix(lambda mine, theirs: (1 - beta) * theirs + beta * mine, only(own, tuple(shared)), shared)}

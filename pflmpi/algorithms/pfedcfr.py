@@ -16,6 +16,7 @@ from pflmpi.algorithms.distances import attention, squared_distances
 from pflmpi.errors import ConfigError
 from pflmpi.learning.client import Batch, ClientData, model_loss, squared_distance
 from pflmpi.learning.diagnostics import ClientWeights, Diagnostic
+from pflmpi.learning.parts import parameters_of
 from pflmpi.learning.personal import Kept, Personal
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
@@ -86,10 +87,7 @@ class PFedCFR(Algorithm):
     def split(self, task: Task) -> tuple[list[Layer], list[Layer]]:
         """The personal layers (l <= r) and the decision layers (l > r) in forward order."""
         owned = dict(tree.leaves(task.like("body", "head")))
-        modules: list[Layer] = [
-            tuple(path for path in (f"{module}/weight", f"{module}/bias") if path in owned)
-            for module in task.architecture.layers
-        ]
+        modules: list[Layer] = [*parameters_of(task.architecture.layers, task.like("body", "head")).values()]
         feature = max(1, next(i for i, (weight, *_) in enumerate(modules) if owned[weight].ndim == 2))
         layers, r = modules, feature
         if self.layer_unit == "tensor":
@@ -113,11 +111,11 @@ class PFedCFR(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return {name: layers for name, layers in self._parts(task, task.init()).items() if name == "decision"}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"model": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"model": task.init()}
 
-    def init_received(self, task: Task, client: int) -> Messages:
-        return {name: layers for name, layers in self._parts(task, task.init(client)).items() if name == "personal"}
+    def init_received(self, task: Task) -> Messages:
+        return {name: layers for name, layers in self._parts(task, task.init()).items() if name == "personal"}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return {name: part(server, name) for name in server}

@@ -75,8 +75,8 @@ class PFedMe(FedAvg):
                     f"every time: their product is {lr * self.prox_weight:g} and must be below 2; lower one of them"
                 )
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {"personal": task.init(client)}
+    def init_client(self, task: Task) -> Tree:
+        return {"personal": task.init()}
 
     def client_update(self, task: Task, client: Tree, down: Messages, data: ClientData) -> tuple[Tree, Messages]:
         personal = part(client, "personal")

@@ -84,11 +84,10 @@ class PFedPM(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return no_means(task)
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        state: Tree = {"model": task.init(client), "own": no_means(task)}
+    def init_client(self, task: Task) -> Tree:
+        state: Tree = {"model": task.init(), "own": no_means(task)}
         if self.relation:
-            whose = client if task.training.init == "per_client" else -1
-            state["relation"] = init_relation(stream(task.seed, 0, whose, "relation"), task.num_features)
+            state["relation"] = init_relation(stream(task.seed, 0, task.client, "relation"), task.num_features)
             state["mixed"] = no_means(task)
         return state
 

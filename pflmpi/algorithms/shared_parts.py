@@ -42,9 +42,9 @@ class SharedParts(Algorithm):
         """Weights of the mean over the participants."""
         return "clients"
 
-    def init_model(self, task: Task, client: int = -1) -> Tree:
-        """The initial model of a client (-1: the server's), with all parts that are shared or kept."""
-        return task.init(client)
+    def init_model(self, task: Task) -> Tree:
+        """The initial model, with all parts that are shared or kept."""
+        return task.init()
 
     def like_model(self, task: Task) -> Tree:
         """The template of `init_model`."""
@@ -83,8 +83,8 @@ class SharedParts(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return {self.state: self.to_share(task, self.init_model(task))}
 
-    def init_client(self, task: Task, client: int) -> Tree:
-        return self.to_keep(task, self.init_model(task, client))
+    def init_client(self, task: Task) -> Tree:
+        return self.to_keep(task, self.init_model(task))
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:
         return {self.message: part(server, self.state)}

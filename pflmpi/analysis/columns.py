@@ -1,29 +1,20 @@
 """metrics.csv by column."""
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
-from pflmpi.errors import CheckpointError
 from pflmpi.store.metrics import metrics_file
+from pflmpi.store.verify import Metrics
 
 
-def columns(run: Path) -> dict[str, np.ndarray]:
-    """The complete lines of a run's metrics.csv by column, each [rounds].
+def columns(metrics: Metrics) -> dict[str, np.ndarray]:
+    """Verified metrics by column, each [rounds].
 
-    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none. A line that
-    is being written is left out; without a file the columns are empty.
-
-    Raises:
-        CheckpointError: the file cannot be read, or a value in it is no number.
+    Counts and bytes are int64; accuracies (fractions) and seconds are float64, NaN where a round has none.
     """
-    path = metrics_file.path(run)
-    try:
-        lines = metrics_file.read(run)
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    names = list(lines[0]) if lines else list(metrics_file.COLUMNS)
-    return {name: _numbers(path, name, [line.get(name, "") for line in lines]) for name in names}
+    rows = [text.split(",") for text in metrics.texts]
+    return {name: _numbers(name, [row[place] for row in rows]) for place, name in enumerate(metrics.names)}
 
 
 def last(values: np.ndarray) -> float:
@@ -37,9 +28,6 @@ def best(values: np.ndarray) -> int | None:
     return None if np.isnan(values).all() else int(np.nanargmax(values))
 
 
-def _numbers(path: Path, name: str, texts: list[str]) -> np.ndarray:
+def _numbers(name: str, texts: Sequence[str]) -> np.ndarray:
     kind = np.int64 if metrics_file.is_count(name) else np.float64
-    try:
-        return np.array([kind(text) if text or kind is np.int64 else np.nan for text in texts], kind)
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: column {name}: {error}; put it back from a copy") from error
+    return np.array([kind(text or "nan") for text in texts], kind)

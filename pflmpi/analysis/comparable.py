@@ -6,7 +6,7 @@ from typing import Any
 
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.series.selection import spread_over
+from pflmpi.analysis.selection import spread_over
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import cut_short
@@ -63,13 +63,18 @@ def unlike(first: Run, other: Run) -> str | None:
 
 
 def damaged(run: Run) -> list[str]:
-    """Round files of another length, files of the rounds of a report that are mistaken, and lost ones of the newest."""
+    """What a report leaves out of a run: rounds whose files are cut, mistaken or, the newest's, lost; its partition."""
     found = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
     for number in spread_over(run.rounds):
         found += run.mistaken(number)
     if run.rounds and not found:
         found = Checkpoint(run.path, run.rounds[-1]).problems()
-    return [f"{problem}; its round is left out" for problem in dict.fromkeys(found)]
+    problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(found)]
+    try:
+        run.counts  # noqa: B018  a partition.csv that is not the run's is found here
+    except CheckpointError as error:
+        problems.append(f"{error}; its partition is left out")
+    return problems
 
 
 def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:

@@ -4,17 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import config_file, partition_file, probe_file
-from pflmpi.store.checked_hdf5 import damage
+from pflmpi.store import config_file, partition_file, probe_file, verify
+from pflmpi.store.checked_hdf5 import damage, damaged_arrays
 from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
-from pflmpi.store.reading import read_checksums, read_history, read_layout
+from pflmpi.store.reading import read_checksums, read_layout
 from pflmpi.store.run_identity import exchanged, foreign
 from pflmpi.store.shard import rows_problem
-from pflmpi.text import for_shell, spans
+from pflmpi.text import for_shell
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ def check(run: Path) -> Iterator[Checked]:
         if not problems:
             good.add(path)
         try:
-            length = path.stat().st_size
+            length = path.lstat().st_size
         except FileNotFoundError:
-            if (path not in texts and not path.is_symlink()) or not problems:
+            if path not in texts or not problems:
                 continue
             length = 0
         yield Checked(path, length, problems)
@@ -64,47 +63,33 @@ def check(run: Path) -> Iterator[Checked]:
 
 def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
     if path == config_file.path(run):
-        missing = (
-            f"{path} is missing; `pflmpi resume {for_shell(run)}` takes the configuration of the newest checkpoint"
-        )
-        return _listed(config_file.damage(run) if path.exists() else missing)
+        if not path.exists():
+            return (
+                f"{path} is missing; `pflmpi resume {for_shell(run)}` takes the configuration of the newest checkpoint",
+            )
+        stored.verified(run)
+        return ()
     if path == partition_file.path(run):
-        expected = stored.read(run)["recorded"].get("partition_csv")
-        return _listed(partition_file.damage(run, expected)) if expected else ()
+        verify.partition(run, stored.read(run)["recorded"])
+        return ()
     if path == metrics_file.path(run):
-        columns(run)
-    if path in (metrics_file.path(run), history.path(run)):
-        return _rewritten(run, path)
+        verify.metrics(run, stored.last_round(stored.read(run)))
+        return ()
+    if path == history.path(run):
+        verify.metrics_copy(run)
+        return ()
     if path.is_symlink() and not path.exists():
         return (f"{path} is a link to nothing; put the file there, or delete the link",)
     if path.parent == run and (probed := probe_file.round_of(path.name)) is not None:
         return _listed(probe_file.damage(run, probed))
     number = round_of(path.name) if path.parent == run else None
-    problem = damage(path) or (None if number is None else foreign(run, number))
-    return _listed(problem) if problem or number is None else _unmet(run, number, good)
+    if problem := damage(path) or (None if number is None else foreign(run, number)):
+        return (problem,)
+    return (*damaged_arrays(path), *(() if number is None else _unmet(run, number, good)))
 
 
 def _listed(problem: str | None) -> tuple[str, ...]:
     return () if problem is None else (problem,)
-
-
-def _rewritten(run: Path, path: Path) -> tuple[str, ...]:
-    """Lines of metrics.csv, or of its copy, that are not those which the newest readable checkpoint recorded."""
-    for number in reversed(rounds(run)):
-        try:
-            recorded = read_history(run, number)
-        except CheckpointError:
-            continue
-        if recorded is None:
-            return ()
-        if (text := history.whole(run, recorded)) is None:
-            return (history.lost(run, number),)
-        expected = (text if path == metrics_file.path(run) else text[: recorded.before.bytes]).splitlines()
-        found = path.read_bytes().splitlines() if path.exists() else []
-        wrong = [i for i, line in enumerate(expected, 1) if i > len(found) or found[i - 1] != line]
-        where = f"{path} differs from what round {number} recorded in line"
-        return (f"{where} {spans(wrong)}; `pflmpi resume {for_shell(run)}` restores it",) if wrong else ()
-    return ()
 
 
 def _unmet(run: Path, number: int, good: set[Path]) -> tuple[str, ...]:

@@ -59,13 +59,15 @@ class LeafRows:
     def __getitem__(self, index: Any) -> Any:
         """The same as NumPy for the whole array; only the rows that the first index names are read."""
         first, *rest = index if isinstance(index, tuple) else (index,)
-        if not isinstance(first, int | np.integer | slice | list | np.ndarray) or isinstance(first, bool | np.bool_):
-            return np.asarray(self)[index]  # an ellipsis, a new axis
+        if isinstance(first, list):
+            first = np.array(first) if first else np.empty(0, np.int64)
+        if not _names_clients(first):
+            return np.asarray(self)[index]  # an ellipsis, a new axis, a mask of several axes
         wanted = np.arange(len(self))[first]
         needed, positions = np.unique(wanted, return_inverse=True)
         rows = self._read(needed)
         if isinstance(first, slice):
-            return rows[(slice(None), *rest)] if np.array_equal(needed, wanted) else rows[positions][(..., *rest)]
+            return (rows if np.array_equal(needed, wanted) else rows[positions])[(slice(None), *rest)]
         return rows[(positions.reshape(wanted.shape)[()], *rest)]
 
     def __repr__(self) -> str:
@@ -74,6 +76,13 @@ class LeafRows:
     def _read(self, positions: np.ndarray) -> np.ndarray:
         like = np.empty(self.shape[1:], self.dtype)
         return read_leaf(self._run, self._layout, self._cohort, self._leaf, self.clients[positions], like)
+
+
+def _names_clients(first: object) -> bool:
+    """Whether an index is of the first axis alone."""
+    if isinstance(first, np.ndarray):
+        return first.dtype.kind in "iu" or (first.dtype.kind == "b" and first.ndim == 1)
+    return isinstance(first, int | np.integer | slice) and not isinstance(first, bool | np.bool_)
 
 
 class Leaves(Mapping[str, LeafRows]):

@@ -55,6 +55,7 @@ class Curve:
         style: number of colour, line style and marker.
         thin: whether it only accompanies another.
         source: the label of its run, where a figure shows several.
+        client: whose curve it is, in a figure that shows one client at a time.
     """
 
     label: str
@@ -67,6 +68,7 @@ class Curve:
     style: int = 0
     thin: bool = False
     source: str = ""
+    client: int | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,6 +82,7 @@ class Curves(Plot):
         apart: whether each curve has a small drawing of its own, on common axes.
         by_round: whether x is the number of a round.
         percent: whether y is a share in percent, of at most 100.
+        single_client: whether only the curves of one client are shown at a time, which the reader chooses.
     """
 
     x_label: str
@@ -92,6 +95,7 @@ class Curves(Plot):
     apart: bool = False
     by_round: bool = False
     percent: bool = False
+    single_client: bool = False
 
     def lines(self) -> Iterable[Line]:
         yield ("curve", "point", self.x_label, self.y_label, "low", "high", "marked")
@@ -99,7 +103,9 @@ class Curves(Plot):
             nothing = np.full(len(curve.x), np.nan)
             low, high = (nothing if side is None else side for side in (curve.low, curve.high))
             for i, (x, y) in enumerate(zip(curve.x.tolist(), curve.y.tolist(), strict=True)):
-                point = "" if curve.points is None else str(curve.points[i])
+                point = (
+                    str(curve.points[i]) if curve.points is not None else "" if curve.client is None else curve.client
+                )
                 yield (curve.label, point, x, y, float(low[i]), float(high[i]), int(i == curve.mark))
 
 
@@ -109,7 +115,8 @@ class Stack(Plot):
 
     Attributes:
         top: where the drawing ends, so that a few high ones do not hide the others; None for the highest.
-        names: what the values 0, 1, ... of x are called, where they are no quantities: each then has a bar.
+        names: what the values 0, 1, ... of x are called, where they are no quantities.
+        width: how many values of x a bar stands for, from its own on.
     """
 
     x_label: str
@@ -118,6 +125,7 @@ class Stack(Plot):
     parts: Mapping[str, np.ndarray]
     top: float | None = None
     names: tuple[str, ...] = ()
+    width: int = 1
 
     def lines(self) -> Iterable[Line]:
         yield (self.x_label, *(f"{name} ({self.y_label})" for name in self.parts))
@@ -186,3 +194,62 @@ class Clouds(Plot):
         for cloud in self.clouds:
             for (x, y), label, client in zip(cloud.points.tolist(), cloud.classes, cloud.clients, strict=True):
                 yield (cloud.title, int(label), int(client), x, y)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dots(Plot):
+    """A row for each name, with a dot for each series, beside a line at zero.
+
+    Attributes:
+        rows: what the rows are called, from the top.
+        clients: the client of each row.
+        series: values [rows] by label, NaN where nothing is known.
+        styles: number of colour and marker of each.
+    """
+
+    row_label: str
+    x_label: str
+    rows: tuple[str, ...]
+    clients: tuple[int, ...]
+    series: Mapping[str, np.ndarray]
+    styles: tuple[int, ...]
+
+    def lines(self) -> Iterable[Line]:
+        yield (self.row_label, *(f"{label}: {self.x_label}" for label in self.series))
+        for place, row in enumerate(self.rows):
+            yield (row, *(float(values[place]) for values in self.series.values()))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Bars(Plot):
+    """Counts by name, of one client at a time, which the reader chooses.
+
+    Attributes:
+        names: on the axis, in their order.
+        bars: client, panel, name, part and count of each.
+    """
+
+    x_label: str
+    y_label: str
+    names: tuple[str, ...]
+    bars: tuple[tuple[int, str, str, str, int], ...]
+
+    def lines(self) -> Iterable[Line]:
+        yield ("client", "panel", self.x_label, "part", self.y_label)
+        yield from self.bars
+
+
+Part = Curves | Stack | Matrices
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Multiples(Plot):
+    """The same figure of several runs, by the label of the run, on common axes."""
+
+    parts: tuple[tuple[str, Part], ...]
+
+    def lines(self) -> Iterable[Line]:
+        for number, (label, part) in enumerate(self.parts):
+            for place, line in enumerate(part.lines()):
+                if place or not number:
+                    yield (label if place else "run", *line)

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pflmpi import regular_file
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.columns import columns
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import config_file, run_folder
+from pflmpi.store import run_folder, verify
 from pflmpi.store.checked_hdf5 import NewerFormatError
-from pflmpi.store.metrics import metrics_file
 from pflmpi.store.one_file.reading import elsewhere
+from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.records.recovery import recover_records
+from pflmpi.store.verify import Metrics
 from pflmpi.text import short_name, spans
 
 if TYPE_CHECKING:  # which need torch
@@ -41,11 +43,13 @@ class Run:
         path: the folder.
         config: the resolved configuration, nested; "recorded" has the hashes of data and partition, and versions.
         name: a short name for legends, the algorithm's; not unique.
+        config_notes: what in the configuration the newest checkpoint does not vouch for.
     """
 
     path: Path
     config: dict[str, Any]
     name: str
+    config_notes: tuple[str, ...] = ()
 
     @property
     def rounds(self) -> list[int]:
@@ -55,20 +59,49 @@ class Run:
     @property
     def stopped_early(self) -> str:
         """Why the run has ended before its last round, by `training.stop`; "" if it has not."""
+        training = self.config.get("training", {})
         try:
-            return EarlyStop.of(self.config.get("training", {}), metrics_file.read(self.path)).why
+            return EarlyStop.of(training, self.verified_metrics.lines).why if training.get("stop") else ""
         except (ValueError, AttributeError):
             return ""  # of a newer version
 
     @cached_property
+    def verified_metrics(self) -> Metrics:
+        """The lines of metrics.csv as they are at the first use, verified.
+
+        Raises:
+            CheckpointError: see `verify.metrics`.
+        """
+        return verify.metrics(self.path, stored.last_round(self.config))
+
+    @property
+    def notes(self) -> list[str]:
+        """What is shown of the run and no checkpoint vouches for, a line each; raises as `verified_metrics`."""
+        return [*self.config_notes, *self.verified_metrics.notes]
+
+    @cached_property
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns of metrics.csv, each [rounds], as they are at the first use; see `columns`."""
-        return columns(self.path)
+        """The columns of metrics.csv, each [rounds], as they are at the first use; raises as `verified_metrics`."""
+        return columns(self.verified_metrics)
+
+    @cached_property
+    def counts(self) -> SampleCounts | None:
+        """Samples of each client and class; None where the run has not recorded them.
+
+        Raises:
+            CheckpointError: partition.csv is not the one that the run has written.
+        """
+        return verify.partition(self.path, self.config.get("recorded", {}))
 
     @cached_property
     def accuracies(self) -> dict[int, np.ndarray | None]:
         """Accuracy [N] of the clients by round, of the rounds that a report has read; None where one has none."""
         return {}
+
+    @property
+    def figures(self) -> Any:
+        """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `drawing.figures.Figures`."""
+        return import_module("pflmpi.analysis.drawing.figures").Figures([self])  # which imports this file
 
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
@@ -179,14 +212,16 @@ def open_run(path: str | PathLike[str]) -> Run:
     folder = as_path("path", path)
     if not folder.is_dir():
         raise CheckpointError(elsewhere(folder) or f"{folder} is a checkpoint in one file, and no run; {_ONE_FILE}")
+    try:
+        regular_file.check_folders(folder)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
     recover_records(folder)
     _check_format(folder)
-    if problem := config_file.damage(folder):
-        raise CheckpointError(problem)
-    config = stored.read(folder)
+    config, notes = stored.verified(folder)
     section = config.get("algorithm")
     name = section.get("name") if isinstance(section, dict) else None
-    return Run(folder, config, short_name(str(name or folder.name)))
+    return Run(folder, config, short_name(str(name or folder.name)), tuple(notes))
 
 
 def _check_format(run: Path) -> None:

@@ -6,7 +6,7 @@ from importlib import import_module
 from io import StringIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.run import Run, open_run
@@ -14,6 +14,9 @@ from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError, UserError
 from pflmpi.store import config_file
 from pflmpi.store.metrics import metrics_file
+
+if TYPE_CHECKING:
+    from pflmpi.analysis.drawing.figures import Figures
 
 _ALWAYS = ("algorithm.name", "data.name", "seed")
 
@@ -50,7 +53,7 @@ class Runs(Sequence[Run]):
         everywhere = sorted(set().union(*flat))
         keys = [key for key in everywhere if any(one.get(key) != first.get(key) for one in flat)]
         keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
-        table = _metrics(pandas, [run.path for run in self])
+        table = _metrics(pandas, self)
         places = table.pop("")
         columns = {"run": [str(run.path) for run in self], **{key: [one.get(key) for one in flat] for key in keys}}
         about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
@@ -65,12 +68,19 @@ class Runs(Sequence[Run]):
         Raises:
             UserError: pandas is not installed.
         """
-        from pflmpi.analysis.series.final import final
-        from pflmpi.analysis.series.selection import named
-        from pflmpi.analysis.series.summary import summaries
+        from pflmpi.analysis.selection import named
+        from pflmpi.analysis.series.clients import final
+        from pflmpi.analysis.summary import summaries
 
         lines = summaries(named(self), [final(run) for run in self], targets)
         return _pandas("summary").DataFrame(lines).replace("", None)
+
+    @property
+    def figures(self) -> "Figures":
+        """The figures that compare these runs, as Altair charts, such as `runs.figures.accuracy()`."""
+        from pflmpi.analysis.drawing.figures import Figures
+
+        return Figures(self)
 
     def __repr__(self) -> str:
         return f"Runs({len(self)}: {', '.join(sorted({run.name for run in self}))})"
@@ -110,18 +120,12 @@ def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _metrics(pandas: Any, runs: Sequence[Path]) -> Any:
-    """The complete lines of metrics.csv of all runs, and in a column without a name the place of their run."""
+def _metrics(pandas: Any, runs: Sequence[Run]) -> Any:
+    """The metrics of all runs, and in a column without a name the place of their run."""
     texts: dict[str, list[str]] = {",".join(metrics_file.COLUMNS): []}  # by header: a version may have other columns
     for place, run in enumerate(runs):
-        try:
-            header, *lines = metrics_file.text(run).decode().split("\n")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{metrics_file.path(run)} is damaged: {error}; put it back from a copy") from error
-        texts.setdefault(header, []).extend(f"{place},{line}" for line in lines[:-1])  # the last may be half a line
-    tables = [
-        pandas.read_csv(StringIO("\n".join([f"place,{header}", *lines])), on_bad_lines="skip")
-        for header, lines in texts.items()
-    ]
+        metrics = run.verified_metrics
+        texts.setdefault(",".join(metrics.names), []).extend(f"{place},{text}" for text in metrics.texts)
+    tables = [pandas.read_csv(StringIO("\n".join([f"place,{header}", *lines]))) for header, lines in texts.items()]
     whole = pandas.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
     return whole.rename(columns={"place": ""}).sort_values([""], kind="stable", ignore_index=True)

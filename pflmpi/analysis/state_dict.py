@@ -1,6 +1,7 @@
 """Plain state dicts from a checkpoint: arrays by the names that a module outside the runtime has for them."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from pflmpi.analysis.model import Flat, client_states, personal_model
 from pflmpi.config import yaml_file
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.module_names import module_names
+from pflmpi.store import module_file
 
 
 def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -> Flat:
@@ -31,7 +33,7 @@ def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -
     if leaf is not None:
         return names(_part(state.kept, leaf, f"client {client} keeps"), head)
     try:
-        return names(personal_model(checkpoint, state), head)
+        return _as_in_module(checkpoint, client, personal_model(checkpoint, state), head)
     except ConfigError as error:
         others = f"of it with --leaf: {_parts(state.kept)}; or of the server's with --server"
         raise ConfigError(f"{error} {others}") from error
@@ -50,11 +52,28 @@ def names(flat: Mapping[str, np.ndarray], head: str | None = None) -> Flat:
     return {called[path]: array for path, array in flat.items()}
 
 
+def _as_in_module(checkpoint: Checkpoint, client: int, flat: Flat, head: str | None) -> Flat:
+    """The whole state dict of a client's module from outside; other models by the names of their arrays."""
+    entries = module_file.read(checkpoint.run, client % len(_models(checkpoint)))
+    if entries is None and "modules" in checkpoint.attributes and head is not None:
+        lost = module_file.path(checkpoint.run)
+        raise CheckpointError(f"{lost} is missing, which has the names and constants of state dicts; copy it again")
+    if entries is None or not {path for path in entries[0].values() if path} <= flat.keys():
+        return names(flat, head)
+    paths, constants = entries
+    return {name: flat[path] if path else constants[name] for name, path in paths.items()}
+
+
 def _head(checkpoint: Checkpoint, client: int) -> str | None:
     """The name of the head in a client's model where its configuration says one."""
-    models = yaml_file.parse(str(checkpoint.attributes["config"]), "the configuration")["model"]
-    model = models[client % len(models)] if isinstance(models, list) else models
+    models = _models(checkpoint)
+    model = models[client % len(models)]
     return model.get("head") if outside.is_reference(str(model.get("name"))) else None
+
+
+def _models(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    models = yaml_file.parse(str(checkpoint.attributes["config"]), "the configuration")["model"]
+    return models if isinstance(models, list) else [models]
 
 
 def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.series.target import CostTo, cost_to
-from pflmpi.config import yaml_file
+from pflmpi.config import stored, yaml_file
 from pflmpi.config.sections import by_key, section
+from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import verify
 from pflmpi.sweep.cells import Cell
 from pflmpi.sweep.table import SweepTable
 
@@ -80,6 +81,8 @@ class Entry:
         done, rounds: rounds of all seeds together, of how many.
         state: in words, why seeds are missing; "" when none is.
         costs: until the target, of the finished seeds that reach it.
+        problems: why runs cannot be shown, a line each.
+        notes: what of the runs no checkpoint vouches for.
     """
 
     row: str
@@ -94,6 +97,8 @@ class Entry:
     rounds: int
     state: str
     costs: Sequence[CostTo] = ()
+    problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def difference(self) -> float | None:
@@ -107,6 +112,8 @@ class _SeedRun:
     lines: Sequence[Mapping[str, str]]
     early: bool  # stopped before the last round
     other: bool  # made with another configuration
+    problem: str = ""
+    notes: Sequence[str] = ()
 
     @property
     def finished(self) -> bool:
@@ -143,11 +150,19 @@ def pick(lines: Sequence[Mapping[str, str]], metric: str, figure: str) -> float:
 
 
 def _run(cell: Cell, out: Path) -> _SeedRun:
-    training = section("training", TrainingConfig, cell.raw.get("training"))
-    lines, path = metrics_file.read(cell.run(out)), cell.config(out)
+    training, run = section("training", TrainingConfig, cell.raw.get("training")), cell.run(out)
+    if not run.exists():
+        return _SeedRun(training.rounds, [], early=False, other=False)
+    try:
+        config, notes = stored.verified(run)
+        metrics = verify.metrics(run, stored.last_round(config))
+    except CheckpointError as error:
+        return _SeedRun(training.rounds, [], early=False, other=False, problem=str(error))
+    lines, path = metrics.lines, cell.config(out)
     same = path.exists() and _decisive(yaml_file.read(path)) == _decisive(cell.raw)
     other = bool(lines) and not (same and len(lines) <= training.rounds)
-    return _SeedRun(training.rounds, lines, EarlyStop(training.stop, lines).met, other)
+    notes = [f"{run}: {note}" for note in (*notes, *metrics.notes)] if lines else []
+    return _SeedRun(training.rounds, lines, EarlyStop(training.stop, lines).met, other, notes=notes)
 
 
 def _decisive(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,6 +186,8 @@ def _entry(table: SweepTable, row: str, column: str, runs: Sequence[_SeedRun]) -
         rounds=sum(run.rounds for run in runs),
         state=_state(runs),
         costs=[cost for lines in finished if table.target and (cost := _cost_to(lines, table.target))],
+        problems=[run.problem for run in runs if run.problem],
+        notes=[note for run in runs for note in run.notes],
     )
 
 
@@ -192,9 +209,11 @@ def _state(runs: Sequence[_SeedRun]) -> str:
     if finished == len(runs):
         return ""
     parts = [f"{finished} of {len(runs)} seeds"] if finished else []
+    if damaged := sum(bool(run.problem) for run in runs):
+        parts.append(f"{damaged} damaged")
     if any(run.other for run in runs):
         parts.append("other configuration")
-    elif not finished:
+    elif not finished and not damaged:
         done = sum(len(run.lines) for run in runs)
         parts.append(f"{done}/{sum(run.rounds for run in runs)} rounds" if done else "missing")
     return ", ".join(parts)

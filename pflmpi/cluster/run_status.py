@@ -7,10 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from pflmpi.config import yaml_file
-from pflmpi.errors import ConfigError
+from pflmpi.config import stored
+from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import names
+from pflmpi.store import config_file, names, verify
 from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.segments import recorded
 from pflmpi.text import short_name
@@ -35,6 +35,8 @@ class RunStatus:
         unseen: accuracy of the unseen clients in the last tested round, mean; None without any.
         ranks: that compute it, or did last; None if unknown.
         early: why it has ended before its last round; "" if it has not.
+        notes: what of this no checkpoint vouches for.
+        problem: why nothing of this can be shown; "" if it can.
     """
 
     title: str
@@ -48,6 +50,8 @@ class RunStatus:
     unseen: float | None = None
     ranks: int | None = None
     early: str = ""
+    notes: tuple[str, ...] = ()
+    problem: str = ""
 
     @property
     def done(self) -> bool:
@@ -68,14 +72,19 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
     Args:
         since: start of the process that runs it now, in seconds since the epoch; None if nothing runs it.
     """
+    if not config_file.path(run).exists():
+        return None
     try:
-        config = yaml_file.read(run / "config.yaml")
+        config, notes = stored.verified(run)
         rounds = int(config["training"]["rounds"])
         title = f"{short_name(str(config['algorithm']['name']))} on {config['data']['name']}"
         ranks = int(config.get("recorded", {}).get("ranks", 0)) or None
-        lines = _lines(run)
+        metrics = verify.metrics(run, rounds)
+        lines = metrics.lines
         early = EarlyStop.of(config["training"], lines).why
-    except (ConfigError, KeyError, TypeError, ValueError, AttributeError):
+    except CheckpointError as error:
+        return RunStatus("damaged", 0, 0, None, None, None, None, None, problem=str(error))
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
     tested = [
         (accuracy, int(line["round"]))
@@ -95,15 +104,8 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
         age=_age(metrics_file.path(run)) if lines else None,
         ranks=ranks,
         early=early,
+        notes=(*notes, *metrics.notes),
     )
-
-
-def _lines(run: Path) -> list[dict[str, str]]:
-    try:
-        lines = metrics_file.read(run)
-    except (OSError, UnicodeDecodeError):  # replaced or removed at this moment
-        return []
-    return [line for line in lines if line.get("round", "").isdecimal()]
 
 
 def _checkpoints(run: Path) -> list[int]:

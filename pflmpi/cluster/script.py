@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi.cluster.sbatch import Options, words_of
-from pflmpi.errors import ConfigError, Stopped
+from pflmpi.errors import ConfigError, RunError, Stopped
 from pflmpi.text import spans
 
 _HEAD = """\
@@ -24,44 +24,31 @@ python={python}
 . {file} || exit 2
 """
 
-# Also in launch/settings.
-FEWER_NODES = """\
-# fewer_nodes CODE: whether a run ended with CODE because Slurm took a lost node from the job; `nodes` are those left.
-fewer_nodes() {
-    case "$1" in 0 | 2 | 75) return 1 ;; esac
-    local left end=$((SECONDS + 600)) # Slurm gives a silent node up after SlurmdTimeout, usually 300 s
-    while [ "$SECONDS" -lt "$end" ]; do
-        left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%D) && [ "$left" -lt "$nodes" ] && break
-        # With a task on every node, the fault was another one.
-        timeout 20 srun --overlap --mpi=none --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 true && return 1
-        sleep 2
-    done
-    [ "${left:-$nodes}" -lt "$nodes" ] || return 1
-    nodes=$left
-    echo "a node is lost; the run continues on $nodes" >&2
-}
-"""
+_ENDED = """
+ended_with $? "$(cat "$PFLMPI_EXIT_FILE" 2> /dev/null)"
+rm -f "$PFLMPI_EXIT_FILE\""""
 
-_SURVIVE = """\
-# A lost node ends the step, and not the job. --overlap: Slurm keeps its cores and memory for a while.
-nodes=$SLURM_JOB_NUM_NODES
-ranks=$((${{SLURM_NTASKS:-$nodes}} / nodes)) # of a node
-smaller=
-while :; do
-    {launcher} --no-kill=off --overlap $smaller {command}
-    ended_with $?
-    fewer_nodes "$code" || break
-    smaller="--nodes=$nodes --ntasks=$((nodes * ranks)) --ntasks-per-node=$ranks"
+_RESTARTS = """\
+for ((restarted = 1; ; restarted++)); do
+    {command}
+    [ -n "$lost" ] && [ "$restarted" -le {restarts} ] || break
+    echo "a rank was lost; all start again from the newest checkpoint ($restarted of {restarts})" >&2
 done"""
 
-_CODE = f"""\
-# ended_with CODE: set `code` to that of the run. srun's own is that of ranks which it ended because another one had.
-export PFLMPI_EXIT_FILE="$PWD/.pflmpi-exit.$SLURM_JOB_ID"
+# Also in launch/settings.
+ENDED_WITH = f"""\
+# ended_with CODE WORD: set `code` to that of the run, and `lost` to whether a rank was killed or lost. CODE is the
+# launcher's; WORD what rank 0 has left: nothing before the ranks connect, "lost" while they run, then their exit code.
 ended_with() {{
-    code=$1
+    code=$1 lost=''
     if [ "$code" -eq 138 ]; then code={Stopped.exit_code}; fi # killed by USR1: the run had not begun
-    if [ -s "$PFLMPI_EXIT_FILE" ]; then code=$(cat "$PFLMPI_EXIT_FILE"); fi
-    rm -f "$PFLMPI_EXIT_FILE"
+    case "$2" in
+        [0-9]*) code=$2 ;;
+        lost) lost=yes ;;
+        *) if [ "$code" -gt 128 ]; then lost=yes; fi ;;
+    esac
+    if [ "$code" -eq {Stopped.exit_code} ] || [ "$code" -eq 130 ]; then lost=''; fi
+    if [ -n "$lost" ]; then code={RunError.exit_code}; fi
 }}
 """
 
@@ -104,7 +91,7 @@ class BatchScript:
         array: whether each task runs one cell of a table.
         once: whether `pflmpi` is started once and starts ranks by itself, with srun.
         requeue: whether a run that was stopped in time requeues its job.
-        survive: whether the run continues on the other nodes when one is lost; needs `no-kill` in the options.
+        restarts: how often all ranks start again in the job after one was killed or lost.
         setup: a file that the batch script reads first, such as one that loads modules; "" for none.
     """
 
@@ -116,7 +103,7 @@ class BatchScript:
     array: bool = False
     once: bool = False
     requeue: bool = False
-    survive: bool = False
+    restarts: int = 0
     setup: str = ""
 
 
@@ -133,22 +120,21 @@ def script(batch: BatchScript) -> str:
     directives = "".join(f"#SBATCH {line}\n" for line in lines if line)
     head = f"#!/bin/bash\n{directives}\n{_HEAD}{setup}"
     python = '"$python"' if batch.setup else shlex.quote(batch.python)
-    command = f"{python} -m pflmpi {shlex.join(batch.arguments)}"
+    command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"
     # Without the second option srun lets the other ranks run on when one has failed.
     launcher = shlex.join(["srun", f"--mpi={batch.mpi}", "--kill-on-bad-exit=1"])
     if batch.array:
         command += f' --cell "$SLURM_ARRAY_TASK_ID" --launcher {shlex.quote(launcher)}'
     elif batch.once:
         pass
-    elif batch.survive:
-        command = _SURVIVE.format(launcher=launcher, command=command)
     else:
         command = f"{launcher} {command}"
-    if not (batch.requeue or batch.survive):
+    if not (batch.requeue or batch.restarts):
         return "\n".join([head, f"{command}\n"])
-    if not batch.survive:
-        command += "\nended_with $?"
-    functions = [_CODE, *([FEWER_NODES] if batch.survive else [])]
+    functions = [f'export PFLMPI_EXIT_FILE="$PWD/.pflmpi-exit.$SLURM_JOB_ID"\n{ENDED_WITH}']
+    command += _ENDED
+    if batch.restarts:
+        command = _RESTARTS.format(command=command.replace("\n", "\n    "), restarts=batch.restarts)
     end = 'exit "$code"\n'
     if batch.requeue and batch.array:
         end = _REQUEUE_ARRAY + end

@@ -9,7 +9,7 @@ from pflmpi.cluster.folders import by_working_directory, cells, jobs_in, located
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.run_status import run_status
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
-from pflmpi.errors import ConfigError
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import job_file
 from pflmpi.store.lock import run_lock
 from pflmpi.text import counted
@@ -81,6 +81,8 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     if jobs:
         yield from _blocks(_current(jobs))
     elif state is not None:
+        if state.problem:
+            raise CheckpointError(state.problem)
         yield f"{folder}: {state.title}"
         yield from (f"  {line}" for line in progress_lines(state, None))
     elif not runs:

@@ -26,7 +26,11 @@ def headline(job: Job) -> str:
 
 def progress_lines(run: RunStatus, job: Job | None) -> Iterator[str]:
     """Lines on a run's progress and speed, and whether the job will finish within its time limit."""
+    if run.problem:
+        yield run.problem
+        return
     yield _round(run)
+    yield from run.notes
     if run.early:
         yield f"stopped early: {run.early}"
     if run.per_round is not None:
@@ -54,8 +58,11 @@ def progress_summary(run: RunStatus | None, job: Job | None) -> str:
     """One-line progress summary."""
     if run is None:
         return "not begun"
+    if run.problem:
+        return run.problem
     words = [f"round {run.round} of {run.rounds}{', stopped early' * bool(run.early)}"]
     words += [f"accuracy {100 * run.accuracy:.2f} %"] if run.accuracy is not None else []
+    words += run.notes
     if run.done or run.per_round is None:
         return ", ".join(words)
     if job is not None and job.active:

@@ -42,11 +42,6 @@ def refuse_without_slurm() -> None:
 
 def refuse_transport(config: Config, mpi: str) -> None:
     """Refuse what every rank would refuse when the job starts."""
-    if config.runtime.faults == "continue":
-        raise ConfigError(
-            "runtime.faults = 'continue', but a batch script by submit starts ranks with srun, which ends all when one "
-            "dies; use stop with --requeue, or write a batch script with launch/mpirun --ft"
-        )
     if config.runtime.transport == "mpi" and mpi == "none":
         raise ConfigError(
             "runtime.transport = 'mpi', but with --mpi none every rank would be alone; give --mpi pmix (Open MPI) or "

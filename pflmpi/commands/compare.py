@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run; return the exit code."""
     from pflmpi.analysis.comparable import unlike
+    from pflmpi.analysis.comparison import differing, results
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.series.comparison import differing, results
-    from pflmpi.analysis.series.selection import named
+    from pflmpi.analysis.selection import named
     from pflmpi.terminal import console
 
     folders = list({path.resolve(): path for path in options.runs}.values())
@@ -36,6 +36,9 @@ def run(options: argparse.Namespace) -> int:
     for begin in range(0, len(runs), together):
         part = slice(begin, begin + together)
         terminal.print(_table(names[part], {name: row[part] for name, row in settings.items()}, figures, part))
+    for one, name in zip(runs, names, strict=True):
+        for note in one.notes:
+            terminal.print(f"{name}: {note}")
     for other, name in zip(runs[1:], names[1:], strict=True):
         if reason := unlike(runs[0], other):
             terminal.print(f"{name} has other samples or clients than {names[0]}: {reason}")

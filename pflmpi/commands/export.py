@@ -10,7 +10,7 @@ from pflmpi import arguments
 from pflmpi.atomic import remedy
 from pflmpi.errors import ConfigError
 from pflmpi.registry import unknown
-from pflmpi.text import counted, size
+from pflmpi.text import counted, printable, size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
     _save(options.out, state, write)
     total = size(sum(array.nbytes for array in state.values()))
     part = "" if options.leaf is None else f", {options.leaf}"
-    print(f"{options.out}: {who}{part} after round {round.number} of {opened.name}, {len(state)} arrays, {total}")
+    of = f"{who}{part} after round {round.number} of {opened.name}"
+    print(printable(f"{options.out}: {of}, {len(state)} arrays, {total}"))
     if not options.server and options.leaf is None:
         print(_score(round, options.client), end="")
     return 0
@@ -99,7 +100,7 @@ def _run_all(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; {remedy(error)}, or choose another -o") from error
     which = f"round {round.number} of {opened.name}, {counted(round.num_clients, 'client')}"
-    print(f"{path}: {which}, {size(path.stat().st_size)}; it needs no other file")
+    print(printable(f"{path}: {which}, {size(path.stat().st_size)}; it needs no other file"))
     return 0
 
 

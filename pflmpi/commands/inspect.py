@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.verify:  # which opens the run, with its records
         recover_records(options.run)
     if options.run.is_file():
+        options.run = options.run.resolve()  # which may be named by a link
         _show_file(options)
     elif options.verify:
         _verify(options.run)
@@ -90,6 +91,8 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
         mean, std = (figures(opened.normalisation[name].tolist()) for name in ("mean", "std"))
         terminal.print(f"samples are normalised: mean {mean}, deviation {std}", highlight=False)
     terminal.print(f"checkpoints: {', '.join(map(str, there))}")
+    for note in whole.config_notes:
+        terminal.print(note, soft_wrap=True, highlight=False)
     if early := whole.stopped_early:
         terminal.print(f"stopped early: {early}", soft_wrap=True)
     terminal.print(f"digest: {digest}", soft_wrap=True)
@@ -108,6 +111,7 @@ def _show_file(options: argparse.Namespace) -> None:
     if options.digest:
         print(reading.digest(path))
     elif options.verify:
+        reading.damaged_arrays(path)
         console().print(f"good: {path}, {size(path.stat().st_size)}", highlight=False)
     else:
         _show_arrays(str(path), reading.arrays(path))
@@ -168,7 +172,7 @@ def _verify(run: Path) -> None:
     from pflmpi.commands.display.progress import bar
     from pflmpi.store import run_folder
 
-    open_run(run)  # raises if it is none
+    opened = open_run(run)  # raises if it is none
     terminal = console()
     count, found, bytes, bad = len(integrity.files(run)), 0, 0, 0
     with bar("files") as update:
@@ -188,3 +192,5 @@ def _verify(run: Path) -> None:
             f"{bad} of {text} are damaged or miss another; round {newest} is the newest good checkpoint"
         )
     terminal.print(f"good: {text}", highlight=False)
+    for note in opened.notes:
+        terminal.print(note, soft_wrap=True, highlight=False)

@@ -6,6 +6,7 @@ from pflmpi import arguments
 from pflmpi.atomic import remedy
 from pflmpi.errors import ConfigError
 from pflmpi.machine import cores
+from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
     from pflmpi.analysis.probe import LEAST_SAMPLES, compare_layers, probe_samples
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.series.selection import spread_over
+    from pflmpi.analysis.selection import spread_over
     from pflmpi.commands.display.progress import bar
     from pflmpi.experiment.start import reopened
     from pflmpi.experiment.stored_config import stored_config
@@ -60,5 +61,5 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         what_to_do = f"{remedy(error)}, or probe a copy of the run"
         raise ConfigError(f"cannot write {path}: {error.strerror}; {what_to_do}") from error
-    print(path)
+    print(printable(path))
     return 0

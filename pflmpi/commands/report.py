@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pflmpi import arguments
 from pflmpi.errors import CheckpointError, ConfigError, PflmpiError, show
+from pflmpi.text import printable
 
 _LEFT_OUT = 1  # exit code: something is missing on the page
 
@@ -58,8 +59,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--target is for the report of runs; a table file has `target: 0.9` itself; leave it out")
     if options.png or options.pdf:
         raise ConfigError("--png and --pdf are for the report of runs; leave them out")
-    _report_table(options)
-    return 0
+    return _report_table(options)
 
 
 def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
@@ -81,7 +81,7 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
         write_tables(one)
     for problem in problems:
         show(PflmpiError(problem))
-    print(out / PAGE)
+    print(printable(out / PAGE))
     return _LEFT_OUT if problems else 0
 
 
@@ -106,12 +106,12 @@ def _report_runs(options: argparse.Namespace) -> int:
         problems = write_report(options.paths, out, update, options.target, pictures)
     for problem in problems:
         show(CheckpointError(problem))
-    print(out / PAGE)
+    print(printable(out / PAGE))
     return _LEFT_OUT if problems else 0
 
 
-def _report_table(options: argparse.Namespace) -> None:
-    """Print the table and write it in three formats."""
+def _report_table(options: argparse.Namespace) -> int:
+    """Print the table and write it in three formats; return the exit code."""
     from rich.table import Table
 
     from pflmpi.analysis import formats
@@ -140,10 +140,15 @@ def _report_table(options: argparse.Namespace) -> None:
         for row in matrix.rows:
             shown.add_row(*row)
         terminal.print(shown)
-    for line in (f"published: {table.source}", *table.notes):
+    notes = [note for entry in found for note in entry.notes]
+    for line in (f"published: {table.source}", *table.notes, *notes):
         terminal.print(line)
+    problems = [problem for entry in found for problem in entry.problems]
+    for problem in problems:
+        show(CheckpointError(problem))
     for file in written:
-        print(file)
+        print(printable(file))
+    return _LEFT_OUT if problems else 0
 
 
 def _write(folder: Path, stem: str, texts: dict[str, str]) -> list[Path]:

@@ -37,16 +37,19 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.commands.ranks.rank import Prepared, run_rank
     from pflmpi.config.load import load
     from pflmpi.experiment.start import refuse_existing, start, start_or_resume
+    from pflmpi.transports.detect import RESTARTED
 
     def prepare(launch: "Launch") -> Prepared:
         resumes = options.resume or launch.restarts > 0
-        if options.out is None and (options.resume or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"):
-            who = "--continue" if options.resume else "torchrun --max-restarts"
+        restarted = RESTARTED in os.environ or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        if options.out is None and options.announced is None and (options.resume or restarted):
+            who = "--continue" if options.resume else "a launcher with restarts"
             raise ConfigError(f"{who} without --out: a run that is started again must find its folder; give --out DIR")
         default = Path("runs") / f"{options.config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = options.announced or options.out or default
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
             folder.stat()  # raises for a name that is too long, as `exists` did before Python 3.14
+        arguments.check_config(options.config)
         if launch.kind == "alone" and not resumes:
             refuse_existing(folder)  # here too: before the ranks are started
         go = partial(start_or_resume, changed_code=options.changed_code) if resumes else start

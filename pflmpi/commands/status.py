@@ -5,6 +5,8 @@ import os
 import re
 from pathlib import Path
 
+from pflmpi.text import printable
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
@@ -22,5 +24,5 @@ def run(options: argparse.Namespace) -> int:
         lines = status.one_job(what, os.environ)
     else:
         lines = status.one_folder(Path(what), os.environ)
-    print("\n".join(lines))
+    print("\n".join(map(printable, lines)))
     return 0

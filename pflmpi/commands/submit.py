@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     requeue = "stop before the time limit, requeue the job and resume, until all rounds are done"
     parser.add_argument("--requeue", action="store_true", help=requeue)
-    parser.add_argument("--survive", action="store_true", help="when a node is lost, continue on the others")
+    restarts = "start all ranks of a run again from the newest checkpoint when one was lost, up to N times (default: 0)"
+    parser.add_argument("--restarts", type=int, default=0, metavar="N", help=restarts)
     setup = "shell commands that the job runs first, such as `module load`; may set `python`, the interpreter"
     parser.add_argument("--setup", type=Path, metavar="FILE", help=setup)
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
@@ -99,8 +100,10 @@ def _check(options: argparse.Namespace) -> None:
                 raise ConfigError(f"--{name} is for --array TABLE, which is not given; leave it out")
     if options.jobs is not None and options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: must be at least 1")
-    if options.survive and options.array is not None:
-        raise ConfigError("--survive is for one run; the tasks of an array have nodes of their own: use --requeue")
+    if options.restarts < 0:
+        raise ConfigError(f"--restarts {options.restarts}: must be at least 0")
+    if options.restarts and options.array is not None:
+        raise ConfigError("--restarts is for one run; tasks of an array that lose a rank continue when submitted again")
     check_setup(options.setup)
 
 
@@ -110,6 +113,7 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
     from pflmpi.config.load import load
     from pflmpi.sweep.pending import run_state
 
+    arguments.check_config(options.config)
     config = load(options.config, options.overrides)
     refuse_transport(config, options.mpi)
     out = options.out or Path("runs") / options.config.stem
@@ -165,8 +169,6 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         ours |= {"requeue": None, "signal": _WARNING}
         if not any(word.startswith("--signal") for word in options.sbatch):
             check_warning(options.time or "", _WARNING)
-    if options.survive:
-        ours["no-kill"] = None
     return BatchScript(
         options={**ours, **given(options)},
         python=sys.executable,
@@ -175,6 +177,6 @@ def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
         others=options.sbatch,
         array=options.array is not None,
         requeue=options.requeue,
-        survive=options.survive,
+        restarts=options.restarts,
         setup=str(options.setup.resolve()) if options.setup else "",
     )

@@ -87,6 +87,8 @@ def plain(section: str, kind: type, values: BaseModel) -> dict[str, Any]:
 def _unwritable(annotation: Any) -> Iterator[str]:
     """Yield the types within a type that YAML has no values of: tuples, sets and mappings."""
     kind = get_origin(annotation) or annotation
+    if annotation == dict[str, bool | int | float | str]:
+        return
     if isinstance(kind, type) and issubclass(kind, tuple | Mapping | Set):
         yield str(annotation) if get_args(annotation) else kind.__name__
     for part in get_args(annotation):
@@ -94,6 +96,8 @@ def _unwritable(annotation: Any) -> Iterator[str]:
 
 
 def _plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_plain, value.values()))
     if isinstance(value, list):
         return all(map(_plain, value))
     return value is None or type(value) in (bool, int, float, str)

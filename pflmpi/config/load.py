@@ -138,6 +138,8 @@ def named(name: str, registry: Registry[type[T]], value: object) -> T:
         raise ConfigError(f"{name}.name {found}; known: {', '.join(registry)}")
     chosen = values.pop("name")
     kind = registry[chosen]
+    if issubclass(kind, Model):
+        kind.check_keys(values)
     keys = fields_model(kind)
     for key in values:
         if key not in keys.model_fields:

@@ -19,6 +19,11 @@ _LARGEST_INT = 2**31 - 1  # which every array and library can count to
 _LARGEST_FLOAT = 3.4e38  # of float32, in which models are
 KEYS = ("seed", "data", "partition", "model", "algorithm", "training", "evaluation", "checkpoint", "output", "runtime")
 _NAMED = ("data", "partition", "model", "algorithm")
+# Keys that there were once, and what to use instead.
+_REMOVED = {
+    "runtime.faults": "a lost rank ends the run; `--restarts N` of pflmpi run, launch/mpirun, launch/srun and "
+    "launch/torchrun starts all ranks again from the newest checkpoint; leave the key out"
+}
 
 
 def merge(raw: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +114,8 @@ def section(name: str, kind: type[Section], value: object) -> Section:
     """The validated section."""
     values = mapping(name, value)
     for key in values:
+        if f"{name}.{key}" in _REMOVED:
+            raise ConfigError(f"{name}.{key} is no key any more: {_REMOVED[f'{name}.{key}']}")
         if key not in kind.model_fields:
             raise ConfigError(unknown(f"key in {name}:", key, list(kind.model_fields)))
     try:

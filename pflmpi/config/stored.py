@@ -1,12 +1,21 @@
 """The configuration of a run on disk, as values, with what the run has recorded beside it."""
 
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pflmpi import regular_file
 from pflmpi.config import yaml_file
+from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.store import config_file
-from pflmpi.text import shown
+from pflmpi.runtime.config import FREE_ON_RESUME
+from pflmpi.store import config_file, verify
+from pflmpi.text import for_shell, shown
+
+_MAY_CHANGE = {*FREE_ON_RESUME, *(f"recorded.{key}" for key in ("device", "ranks", "transport", "code", "versions"))}
+_FILES = re.compile(r"[^'\s:]*\.py(?=:)")  # of the user, which may be moved and renamed
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -17,7 +26,7 @@ def read(run: Path) -> dict[str, Any]:
     """
     path = config_file.path(run)
     try:
-        values = yaml_file.read(path) if path.exists() else _from_checkpoint(run)
+        values = yaml_file.read_stored(path) if os.path.lexists(path) else _from_checkpoint(run)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
     recorded = values.setdefault("recorded", {})
@@ -27,6 +36,43 @@ def read(run: Path) -> dict[str, Any]:
     return values
 
 
+def last_round(values: Mapping[str, Any]) -> int | None:
+    """`training.rounds` of a configuration; None where it does not say."""
+    training = values.get("training")
+    rounds = training.get("rounds") if isinstance(training, dict) else None
+    return rounds if isinstance(rounds, int) else None
+
+
+def verified(run: Path) -> tuple[dict[str, Any], list[str]]:
+    """`read` for all that shows a run: the values, and which of them the newest checkpoint does not vouch for.
+
+    Raises:
+        CheckpointError: a value that no continuation changes is another than in the newest checkpoint.
+    """
+    if problem := config_file.damage(run):
+        raise CheckpointError(problem)
+    values, index = read(run), verify.newest_index(run)
+    if index is None:
+        return values, ["no checkpoint vouches for its configuration"]
+    before, now = (by_key(each) for each in (_written(run, index.attributes, values), values))
+    different = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    notes = []
+    for key in different:
+        change = f"{key} = {shown(now.get(key))} in config.yaml, {shown(before.get(key))} in round {index.round}"
+        if key in before and key not in _MAY_CHANGE and _objects(before[key]) != _objects(now.get(key)):
+            raise CheckpointError(
+                f"{config_file.path(run)} is not the one that the run was written with: {change}; put it back from a "
+                f"copy, or delete it: `pflmpi resume {for_shell(run)}` then takes that of the newest checkpoint"
+            )
+        notes.append(f"{change}: not vouched for by a checkpoint")
+    return values, notes
+
+
+def _objects(value: object) -> str:
+    """A value as text, in which objects of the user's files have their names alone."""
+    return _FILES.sub("", repr(value))
+
+
 def _from_checkpoint(run: Path) -> dict[str, Any]:
     found = config_file.from_checkpoint(run)
     if not found:
@@ -34,5 +80,17 @@ def _from_checkpoint(run: Path) -> dict[str, Any]:
             f"{run} is not a run: it has no config.yaml and no checkpoint that can be read; "
             "name the folder that `pflmpi run` printed"
         )
+    return _sections(run, found)
+
+
+def _written(run: Path, attributes: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The values in the attributes of a round file; YAML is parsed again only where the text is another."""
+    recorded, path = config_file.recorded(attributes), config_file.path(run)
+    if path.exists() and regular_file.read(path).decode().startswith(attributes["config"]):
+        return {**values, "recorded": recorded}
+    return _sections(run, {"config": attributes["config"], **recorded})
+
+
+def _sections(run: Path, found: dict[str, Any]) -> dict[str, Any]:
     config = yaml_file.parse(found.pop("config"), f"the configuration in the newest checkpoint of {run}")
     return {**config, "recorded": found}

@@ -1,12 +1,13 @@
 """Reading and writing YAML for configurations and tables."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from pflmpi import regular_file
 from pflmpi.errors import ConfigError
 from pflmpi.text import first_line
 
@@ -39,22 +40,30 @@ _Loader.add_implicit_resolver(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Contents of a YAML file that holds a mapping."""
+    """Contents of a YAML file that holds a mapping; it may be a pipe."""
+    return _mapping(path, lambda: _read(path))
+
+
+def read_stored(path: Path) -> dict[str, Any]:
+    """Contents of the YAML file of a run, as `read`; see `regular_file`."""
+    return _mapping(path, lambda: regular_file.read(path, _MOST_BYTES))
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return regular_file.read_some(file, path, _MOST_BYTES)
+
+
+def _mapping(path: Path, content: Callable[[], bytes]) -> dict[str, Any]:
     try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"cannot read {path}: it is no regular file, and every rank has to read it")
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(
-                f"cannot read {path}: it has more than {_MOST_BYTES >> 20} MiB, so it is no configuration"
-            )
-        text = path.read_text(encoding="utf-8")
+        text = content().decode()
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL byte, or no UTF-8
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read {path}: {reason}") from error
-    content = parse(text, str(path))
-    if not isinstance(content, dict):
+    values = parse(text, str(path))
+    if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no mapping; it must have lines of the form `key: value`")
-    return content
+    return values
 
 
 def parse(text: str, where: str) -> Any:

@@ -1,13 +1,16 @@
 """A table in a .csv file: a sample in each line, a value, its label, or whose it is, in each column."""
 
 import csv
+import io
 from pathlib import Path
 
 import numpy as np
 
 from pflmpi.data.dataset import as_numbers, first_missing
+from pflmpi.regular_file import read_some
 
 _LABELS = ("label", "y", "class")  # what the column of the labels may be called
+_MOST_OF_PIPE = 1 << 28  # bytes
 _SIDES = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}  # of the column `test`
 
 
@@ -84,13 +87,14 @@ def _check_header(names: list[str], rows: list[list[str]], label: str | None, cl
 def _lines(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     """The header, the rows below it that are not blank, and the lines of the file on which these begin."""
     rows, at, before = [], [], 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode("utf-8-sig")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"line {number} is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open("rb") as file:  # once: it may be a pipe, of which no more is read than a table has
+        content = file.read() if path.is_file() else read_some(file, path, _MOST_OF_PIPE)
+    for number, line in enumerate(io.BytesIO(content), start=1):
+        try:
+            line.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"line {number} is not UTF-8 ({error.reason}); save it as UTF-8") from error
+    with io.StringIO(content.decode("utf-8-sig"), newline="") as file:
         reader = csv.reader(file)
         try:
             for row in reader:

@@ -16,6 +16,8 @@ def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
         FileNotFoundError: no such file.
         ValueError: not an archive, or an array that is missing, damaged, pickled or larger than the memory.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no regular file")
     # Opened here: numpy leaves the file open when the archive is damaged.
     with path.open("rb") as file:
         try:
@@ -23,6 +25,8 @@ def read_npz(path: Path, names: tuple[str, ...]) -> list[np.ndarray]:
                 raise ValueError("not an .npz archive, or cut short")
             with zipfile.ZipFile(file) as archive:
                 return [_array(archive, name) for name in names]
+        except MemoryError:
+            raise
         except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds for damaged bytes
             raise ValueError(first_line(error)) from error
 

@@ -82,6 +82,11 @@ def read_own(path: Path, label: str | None = None, client: str | None = None, la
         return _dataset(path.stem, replace(arrays, layout=arrays.layout or layout))
     except (OSError, ValueError) as error:
         raise DataError(f"data.path = {str(path)!r} cannot be used: {error}") from error
+    except MemoryError as error:
+        raise DataError(
+            f"data.path = {str(path)!r} needs more memory than this process may have; allow it more (ulimit -v, --mem "
+            "of a job), or use fewer samples"
+        ) from error
 
 
 def _dataset(name: str, arrays: OwnArrays) -> Dataset:

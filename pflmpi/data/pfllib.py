@@ -77,6 +77,8 @@ def _numbers(folder: Path) -> set[int]:
 def _config(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
+    if not path.is_file():
+        raise ValueError("config.json is no regular file")
     try:
         found = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
@@ -92,6 +94,8 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """x and y of a file: its one array `data`, pickled, is {"x": array, "y": array}."""
+    if not file.is_file():
+        raise ValueError("it is no regular file")
     try:
         with zipfile.ZipFile(file) as archive:
             check_memory(archive.getinfo("data.npy").file_size)
@@ -101,6 +105,8 @@ def _arrays(file: Path) -> tuple[np.ndarray, np.ndarray]:
                 content = member.read()
     except KeyError:
         raise ValueError("it has no array `data`, which PFLlib writes") from None
+    except MemoryError:
+        raise
     except Exception as error:
         raise ValueError(f"it is no .npz archive, or damaged ({error})") from error
     found = read_pickle(content)

@@ -40,6 +40,9 @@ def _files(side: Path) -> list[Path]:
 def _picture(file: Path) -> np.ndarray:
     from PIL import Image  # comes with torchvision
 
+    if not file.is_file():
+        raise ValueError(f"{file} is no regular file")
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:

@@ -157,10 +157,6 @@ def _remedy_of_split_world(group: Group, _: Group) -> str:
     return f"start with {flag} (`srun --mpi=list` shows what this Slurm has), or {own}"
 
 
-def _goes_on(one: RankFacts) -> bool:
-    return one.settings.faults == "continue" and not one.mpi.error
-
-
 def _no_backend(one: RankFacts) -> bool:
     """Whether torch.distributed connects the ranks, and has no backend that can."""
     by_torch = one.launcher in ("torchrun", "slurm") or one.settings.transport == "torch"
@@ -283,7 +279,6 @@ _ENVIRONMENT = (
 _AGAIN = "install the package again (pip install --force-reinstall NAME), alike on all hosts"
 _SHARED_FILE = "keep it on a file system that all hosts share"
 _OTHER_FOLDER = "choose a folder (--out) on a file system that all hosts share and that you can write"
-_ULFM = "start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt, in a job too, not srun)"
 
 CHECKS = (  # causes before what follows
     Check(
@@ -313,24 +308,6 @@ CHECKS = (  # causes before what follows
         lambda one: one.launcher == "alone" and one.slurm.get("tasks", "") not in ("", "0", "1"),
         "Slurm has given this job {slurm[tasks]} tasks, but this is one process: a world of size 1, on one node",
         "start with srun pflmpi ... (torch.distributed), srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), mpirun",
-    ),
-    Check(
-        "library for faults: continue",
-        lambda one: _goes_on(one) and bool(one.mpi.library) and not one.mpi.fault_tolerance,
-        "runtime.faults = 'continue', but {mpi.library} was built without ULFM",
-        "use a library that was (the Open MPI of pip install 'pflmpi[mpi]'), or runtime.faults=stop",
-    ),
-    Check(
-        "launcher for faults: continue",
-        lambda one: _goes_on(one) and not one.mpi.used and (one.mpi.fault_tolerance or not one.mpi.library),
-        "runtime.faults = 'continue' needs ranks of MPI, but {launcher} has started this",
-        _ULFM,
-    ),
-    Check(
-        "settings for faults: continue",
-        lambda one: _goes_on(one) and one.mpi.used and one.mpi.fault_tolerance and not one.mpi.fault_tolerant,
-        "runtime.faults = 'continue', but the ranks were started without the settings for it",
-        _ULFM,
     ),
     Check(
         "backends of torch.distributed",

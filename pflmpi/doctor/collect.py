@@ -57,7 +57,7 @@ _SLURM = {
 _EXCHANGES = 5  # of the ranks' clocks; the quickest is the most exact
 _MPI_LIMIT = 30.0  # seconds for MPI to start with one rank
 _LAUNCHERS = ("OMPI_COMM_WORLD", "PMI", "PRTE_", "PALS_", "SLURM_")  # how the names of their variables begin
-_RUNTIME_KEYS = {"transport", "device", "threads", "faults"}  # the fields of `Settings`
+_RUNTIME_KEYS = {"transport", "device", "threads"}  # the fields of `Settings`
 _NAME = ".pflmpi-doctor"
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _OFFSETS = (0, 512)  # where the HDF5 part of a file begins: without and with the line of `store.checked_hdf5` before it
@@ -256,7 +256,7 @@ def find_mpi(launch: Launch, transport: str, environ: Mapping[str, str]) -> Mpi:
         return in_another_process(environ)
     connects = launch.kind == "mpi" if transport == "auto" else transport == "mpi"
     if connects and launch.kind != "torchrun":  # MPI cannot connect torchrun's ranks, and asking it would start it
-        return in_this_process(launch.rank).model_copy(update={"fault_tolerant": launch.fault_tolerant})
+        return in_this_process(launch.rank)
     return Mpi()
 
 
@@ -272,13 +272,7 @@ def in_this_process(rank: int = 0) -> Mpi:
     library = mpi_library.loaded()
     if library is None:
         return Mpi(used=True, library="unknown", world=world_size())
-    return Mpi(
-        used=True,
-        library=library.name,
-        world=world_size(),
-        device_buffers=library.device_buffers,
-        fault_tolerance=library.fault_tolerance,
-    )
+    return Mpi(used=True, library=library.name, world=world_size(), device_buffers=library.device_buffers)
 
 
 def in_another_process(environ: Mapping[str, str]) -> Mpi:
@@ -287,7 +281,7 @@ def in_another_process(environ: Mapping[str, str]) -> Mpi:
     try:
         with tempfile.TemporaryDirectory() as folder:  # Open MPI leaves empty folders behind
             done = subprocess.run(
-                [sys.executable, "-m", "pflmpi.doctor.collect"],
+                [sys.executable, "-P", "-m", "pflmpi.doctor.collect"],
                 env={**for_one, "TMPDIR": folder},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

@@ -17,7 +17,6 @@ class Settings(_Facts):
     transport: str = "auto"  # this and what follows: of its section `runtime`
     device: str = "auto"
     threads: int = 1
-    faults: str = "stop"
 
 
 class Machine(_Facts):
@@ -54,8 +53,6 @@ class Mpi(_Facts):
     library: str = ""  # name and version, "" without one
     world: int = 0  # the number of ranks that it sees, 0 if it was not started
     device_buffers: bool | None = None  # whether it sends from a GPU's memory, None if it does not say
-    fault_tolerance: bool = False  # whether it was built with ULFM
-    fault_tolerant: bool = False  # whether it was started with the settings for ULFM
     error: str = ""  # why it cannot be used
 
 

@@ -224,8 +224,7 @@ def _mpi(one: RankFacts) -> str:
     if not one.mpi.library:
         return "not used"
     buffers = {None: "unknown", True: "yes", False: "no"}[one.mpi.device_buffers]
-    ulfm = "no" if not one.mpi.fault_tolerance else "built in, switched on" if one.mpi.fault_tolerant else "built in"
-    return f"{one.mpi.library}; sends GPU buffers: {buffers}; fault tolerance (ULFM): {ulfm}"
+    return f"{one.mpi.library}; sends GPU buffers: {buffers}"
 
 
 def _folder(one: RankFacts) -> str:

@@ -1,6 +1,7 @@
 """Names become objects: from a validated configuration to what its rounds need."""
 
 import dataclasses
+import logging
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from pflmpi.config.load import Config
 from pflmpi.data import load
 from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division, divide, trained_on
+from pflmpi.errors import ConfigError
 from pflmpi.experiment.code import code_hashes
+from pflmpi.experiment.module_check import check_modules
 from pflmpi.experiment.pass_lengths import check_passes
 from pflmpi.experiment.training_options import check_options, check_stop
 from pflmpi.learning.task import HOST, Task
@@ -25,7 +28,8 @@ from pflmpi.messages.declared import Declared
 from pflmpi.rng import stream
 from pflmpi.runtime.balance.client_seconds import unmeasured
 from pflmpi.runtime.client_state import client_templates
-from pflmpi.runtime.contract import check_cohorts, check_declarations
+from pflmpi.runtime.config import RuntimeConfig
+from pflmpi.runtime.contract import IN_LANES, check_cohorts, check_declarations, check_heads
 from pflmpi.runtime.devices import choose_executor
 from pflmpi.runtime.evaluation.unseen import Unseen, unseen_setup
 from pflmpi.runtime.executors.base import Executor
@@ -40,6 +44,7 @@ from pflmpi.store.partition_file import SampleCounts
 from pflmpi.tree import Tree
 
 E = TypeVar("E", bound=Executor)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -113,9 +118,32 @@ def assemble(
     config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()
 ) -> Experiment:
     """The experiment of a configuration on data that is already loaded; see `prepare`."""
+    drafted = draft(config, federation, device, gpu_models)
+    return complete(drafted, check_executor(drafted))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An experiment before it is decided how clients are computed.
+
+    Attributes:
+        runtime: with `executor` and `lanes` as the models suggest.
+    """
+
+    config: Config
+    runtime: RuntimeConfig
+    division: Division
+    cohort: np.ndarray
+    tasks: tuple[Task, ...]
+    gpu_models: tuple[str, ...]
+    transform: Transform | None
+
+
+def draft(config: Config, federation: Federation, device: torch.device, gpu_models: Sequence[str] = ()) -> Draft:
+    """The models, bound to data that is already loaded, and who has which; see `prepare`."""
     division = divide(federation, config.evaluation.unseen, stream(config.seed, 0, -1, "unseen"))
     dataset = trained_on(division) if config.data.normalize == "standard" else federation.dataset
-    algorithm, training, n = config.algorithm, config.training, division.trained.num_clients
+    training, n = config.training, division.trained.num_clients
     bound = [model.bind(dataset.images.shape[1:], dataset.num_classes) for model in config.models]
     cycled = [bound[client % len(bound)] for client in range(n)]
     architectures = list(dict.fromkeys(cycled))
@@ -125,20 +153,53 @@ def assemble(
         for architecture in architectures
     )
     transform = transform_of(config.data.transform, torch.tensor(dataset.images[:2]))
+    participants = len(training.participants(config.seed, 1, n))
+    runtime = choose_executor(config.runtime, tasks, n, participants, on_gpu=bool(gpu_models))
+    return Draft(config, runtime, division, cohort, tasks, tuple(gpu_models), transform)
+
+
+def check_executor(drafted: Draft) -> str:
+    """How clients are computed, once modules from outside have been compared with plain PyTorch.
+
+    Raises:
+        ConfigError: one is not trained as PyTorch trains it, or not in lanes where those are configured.
+    """
+    in_lanes = drafted.runtime.executor == "lanes"
+    why = check_modules(drafted.tasks, drafted.cohort, drafted.division.trained, in_lanes)
+    if not why:
+        return drafted.runtime.executor
+    if drafted.config.runtime.executor == "lanes":
+        raise ConfigError(f"{why}{IN_LANES}")
+    _log.warning("clients are computed one after the other (runtime.executor: loop): %s", why)
+    return "loop"
+
+
+def complete(drafted: Draft, executor: str) -> Experiment:
+    """The experiment of a draft; see `prepare`.
+
+    Args:
+        executor: from `check_executor`, the same on all ranks.
+    """
+    config, runtime, division = drafted.config, drafted.runtime, drafted.division
+    cohort, tasks = drafted.cohort, drafted.tasks
+    algorithm, training, n = config.algorithm, config.training, division.trained.num_clients
     check_declarations(algorithm, tasks[0])
     check_cohorts(algorithm, tasks)
+    check_heads(algorithm, tasks)
     participants = len(training.participants(config.seed, 1, n))
     check_options(algorithm, tasks[0])
     algorithm.check(tasks[0], participants)
     check_passes(training, algorithm.passes(tasks[0], 1), division.everyone.num_train)
-    runtime = choose_executor(config.runtime, tasks, n, participants, on_gpu=bool(gpu_models))
+    if executor != runtime.executor:
+        settled = config.runtime.model_copy(update={"executor": executor})
+        runtime = choose_executor(settled, tasks, n, participants, on_gpu=bool(drafted.gpu_models))
     if runtime.executor == "lanes":
         for number, task in enumerate(tasks):
             check_padding(algorithm, task, int(np.flatnonzero(cohort == number)[0]))
     kept_reply = algorithm.predicts_with if config.evaluation.absent == "last_received" else ()
     templates = client_templates(algorithm, tasks, cohort, kept_reply)
-    config, computed_on = dataclasses.replace(config, runtime=runtime), tuple(gpu_models) or (platform.machine(),)
-    experiment = Experiment(config, division, cohort, tasks, templates, computed_on, transform)
+    config, computed_on = dataclasses.replace(config, runtime=runtime), drafted.gpu_models or (platform.machine(),)
+    experiment = Experiment(config, division, cohort, tasks, templates, computed_on, drafted.transform)
     if training.stop is not None:
         trial = dataclasses.replace(experiment, division=only_first_client(division))
         check_stop(training.stop, config.evaluation, executor_of(trial, OneStep))

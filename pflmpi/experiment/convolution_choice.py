@@ -6,7 +6,6 @@ import logging
 import numpy as np
 
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.retrying import retry_after_rank_loss
 from pflmpi.runtime.executors.lane_convolutions import WAYS, fastest
 from pflmpi.runtime.placement import MOST_TOGETHER
 from pflmpi.transports.base import Transport
@@ -25,14 +24,11 @@ def choose_convolutions(experiment: Experiment, transport: Transport, on_gpu: bo
         return experiment
     can = not on_gpu or experiment.tasks[0].device.type != "cpu"
 
-    def agreed() -> str:
-        first = -transport.maximum(np.array([-float(transport.rank) if can else -np.inf]))[0]
-        mine = -1
-        if transport.rank == first:
-            mine = WAYS.index(fastest(experiment.tasks, min(runtime.lanes or 1, MOST_TOGETHER)))
-        return WAYS[int(transport.maximum(np.array([float(mine)]))[0])]
-
-    way = retry_after_rank_loss(transport, agreed)
+    first = -transport.maximum(np.array([-float(transport.rank) if can else -np.inf]))[0]
+    mine = -1
+    if transport.rank == first:
+        mine = WAYS.index(fastest(experiment.tasks, min(runtime.lanes or 1, MOST_TOGETHER)))
+    way = WAYS[int(transport.maximum(np.array([float(mine)]))[0])]
     if transport.rank == 0:
         _log.info("convolutions in lanes: %s, measured to be the fastest", way)
     runtime = runtime.model_copy(update={"lane_convolutions": way})

@@ -109,12 +109,14 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
     def tidy() -> None:
         if transport.rank == 0:
             with continuing(run):
-                run_folder.discard_after(run, done)
                 recorded = run_folder.read_history(run, done)
-                if recorded is not None and (text := history.whole(run, recorded)) is not None:
+                if recorded is not None:
+                    if (text := history.whole(run, recorded)) is None:
+                        raise CheckpointError(
+                            f"{run} cannot be continued: {history.lost(run, done)}; put one of them back from a copy"
+                        )
                     metrics_file.restore(run, text)
-                elif recorded is not None:
-                    print(f"pflmpi: {history.lost(run, done)}; its lines are taken as they are", flush=True)
+                run_folder.discard_after(run, done)
                 history.restart(run, done)
 
     state = all_or_none(transport, fill)

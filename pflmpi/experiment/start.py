@@ -8,19 +8,20 @@ from pathlib import Path
 
 import torch
 
+from pflmpi import outside
 from pflmpi.algorithms.base import CannotJoin
 from pflmpi.config.load import Config
 from pflmpi.data.dataset import unscaled
-from pflmpi.data.federation import Federation, resolved_split
+from pflmpi.data.federation import resolved_split
 from pflmpi.errors import ConfigError
 from pflmpi.experiment import stored_config
-from pflmpi.experiment.build import Experiment, assemble, prepare
+from pflmpi.experiment.build import Draft, Experiment, check_executor, complete, draft, load_federation
 from pflmpi.experiment.convolution_choice import choose_convolutions
-from pflmpi.experiment.execute import Paused, RankContext, run_rounds
+from pflmpi.experiment.execute import RankContext, run_rounds
 from pflmpi.experiment.recorded_data import on_recorded_data
 from pflmpi.experiment.restore import continue_after
-from pflmpi.experiment.retrying import retried_all_or_none, retried_on_root
 from pflmpi.models import MODELS
+from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.state.storage import check_scratch
 from pflmpi.runtime.trackers.tracking import check_installed
@@ -56,9 +57,9 @@ def start_prepared(
         anew: also in the folder of a run that was stopped before its first checkpoint.
     """
     transport = context.transport
-    run = Path(retried_on_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
+    run = Path(on_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
     with _locked(run, context, run_identity.new_run_id) as (lock, run_id):
-        retried_all_or_none(
+        all_or_none(
             transport, lambda: _create(run, experiment, transport, run_id, anew) if transport.rank == 0 else None
         )
         run_rounds(experiment, run, run_id, context, lock, None, observe)
@@ -81,7 +82,7 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer, *
     Args:
         changed_code: continue too where code from outside the package has changed.
     """
-    for change in retried_all_or_none(context.transport, lambda: stored_config.changed_code(run, config, changed_code)):
+    for change in all_or_none(context.transport, lambda: stored_config.changed_code(run, config, changed_code)):
         _log.warning("%s; going on with the changed code", change)
     experiment = _prepare(config, context, run)
     with _locked(run, context, lambda: _run_id(run)) as (lock, run_id):
@@ -89,27 +90,12 @@ def resume(config: Config, run: Path, context: RankContext, observe: Observer, *
     return run
 
 
-def resume_joined(
-    config: Config, run: Path, context: RankContext, observe: Observer, *, federation: Federation, held: RunLock | None
-) -> Path:
-    """Continue a run that others have joined.
-
-    Args:
-        config: of the run.
-        federation: the clients' data.
-        held: the lock of the run; None on ranks that have joined.
-    """
-    with _locked(run, context, lambda: _run_id(run), held) as (lock, run_id):
-        _run_rest(_prepare(config, context, run, federation), run, run_id, context, lock, observe)
-    return run
-
-
 def start_or_resume(
     config: Config, run: Path, context: RankContext, observe: Observer, *, changed_code: bool = False
 ) -> Path:
     """Start the run in a folder, or resume it if it has a checkpoint; see `resume`."""
-    if retried_on_root(context.transport, lambda: "yes" if _has_rounds(run) else ""):
-        stored = retried_all_or_none(context.transport, lambda: stored_config.resumed_config(run, config))
+    if on_root(context.transport, lambda: "yes" if _has_rounds(run) else ""):
+        stored = all_or_none(context.transport, lambda: stored_config.resumed_config(run, config))
         return resume(stored, run, context, observe, changed_code=changed_code)
     return start_prepared(_prepare(config, context), run, context, observe, anew=True)
 
@@ -123,21 +109,31 @@ def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, chang
     """The experiment of a run, on the data that it was made with; for overrides see `stored_config`."""
     config = stored_config.stored_config(run, overrides)
     stored_config.changed_code(run, config, changed_code)
-    return on_recorded_data(run, prepare(config, device))
+    with outside.as_config_error():
+        drafted = draft(config, load_federation(config), device)
+        return on_recorded_data(run, complete(drafted, drafted.runtime.executor))
 
 
-def _prepare(
-    config: Config, context: RankContext, run: Path | None = None, federation: Federation | None = None
-) -> Experiment:
+def _prepare(config: Config, context: RankContext, run: Path | None = None) -> Experiment:
     """The experiment, on the data that the run to be resumed was made with."""
 
-    def make() -> Experiment:
-        if context.transport.rank == 0:
+    transport = context.transport
+
+    def bound() -> Draft:
+        if transport.rank == 0:
             check_installed(config.output)
         check_scratch(config.runtime)
-        place = context.device, context.gpu_models
-        experiment = prepare(config, *place) if federation is None else assemble(config, federation, *place)
-        if isinstance(experiment.newcomer, CannotJoin) and context.transport.rank == 0:
+        with outside.as_config_error():
+            return draft(config, load_federation(config), context.device, context.gpu_models)
+
+    def checked() -> str:  # a run that goes on was checked when it began, and has recorded what was chosen
+        with outside.as_config_error():
+            return check_executor(drafted) if run is None else drafted.runtime.executor
+
+    def make() -> Experiment:
+        with outside.as_config_error():
+            experiment = complete(drafted, executor)
+        if isinstance(experiment.newcomer, CannotJoin) and transport.rank == 0:
             _log.warning("unseen clients are not tested: %s", experiment.newcomer.why)
         if run is None:
             if context.transport.rank == 0:
@@ -146,7 +142,9 @@ def _prepare(
         experiment = on_recorded_data(run, experiment)
         return replace(experiment, computed_on=stored_config.devices_so_far(run, experiment))
 
-    made = retried_all_or_none(context.transport, make)
+    drafted = all_or_none(transport, bound)
+    executor = on_root(transport, checked)
+    made = all_or_none(transport, make)
     return choose_convolutions(made, context.transport, on_gpu=bool(context.gpu_models))
 
 
@@ -163,29 +161,19 @@ def _say_what_was_assumed(experiment: Experiment) -> None:
 
 
 @contextlib.contextmanager
-def _locked(
-    run: Path, context: RankContext, function: Callable[[], str], held: RunLock | None = None
-) -> Iterator[tuple[RunLock, str]]:
-    """Hold the lock of a run on rank 0; yields it, and the text that `function` then returned there, on every rank.
-
-    Args:
-        held: the lock, if this rank has it already.
-    """
-    taken = [held] if held is not None else []
+def _locked(run: Path, context: RankContext, function: Callable[[], str]) -> Iterator[tuple[RunLock, str]]:
+    """Hold the lock of a run on rank 0; yields it, and the text that `function` then returned there, on every rank."""
+    taken: list[RunLock] = []
 
     def locked() -> str:
-        if not taken:
-            taken.append(take(run, context.jobs, context.take_over))
+        taken.append(take(run, context.jobs, context.take_over))
         return f"{taken[0].token} {function()}"
 
     try:
-        token, _, text = retried_on_root(context.transport, locked).partition(" ")
-        taken = taken or [RunLock(run, token, context.jobs)]
+        token, _, text = on_root(context.transport, locked).partition(" ")
+        taken = taken or [RunLock(run, token)]
         context.stop.at_once = taken[0].drop
         yield taken[0], text
-    except Paused:
-        taken = []  # it stays held
-        raise
     finally:
         for lock in taken:
             lock.release()
@@ -199,7 +187,7 @@ def _run_rest(
     experiment: Experiment, run: Path, run_id: str, context: RankContext, lock: RunLock, observe: Observer
 ) -> None:
     """Run the rounds after the newest good checkpoint."""
-    done = int(retried_on_root(context.transport, lambda: continue_after(run, experiment, context.transport, run_id)))
+    done = int(on_root(context.transport, lambda: continue_after(run, experiment, context.transport, run_id)))
     run_rounds(experiment, run, run_id, context, lock, done, observe)
 
 

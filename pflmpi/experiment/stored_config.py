@@ -1,7 +1,9 @@
 """RUN/config.yaml: what a run was started with, and what may change when it is resumed."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 
 import pflmpi
+from pflmpi import outside
 from pflmpi.config import stored, yaml_file
 from pflmpi.config.load import Config, parse
 from pflmpi.config.sections import by_key, override
@@ -18,16 +21,19 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
+from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.config import FREE_ON_RESUME
-from pflmpi.store import config_file, partition_file, run_folder
+from pflmpi.store import config_file, module_file, partition_file, run_folder
 from pflmpi.transports.base import Transport
 
+_log = logging.getLogger(__name__)
 _AND = " + "  # between the models of devices
 
 
 def write(run: Path, experiment: Experiment, transport: Transport, run_id: str) -> None:
-    """Write who holds how many samples of which class, and, last, the configuration."""
+    """Write who holds how many samples of which class, what modules consist of, and, last, the configuration."""
     partition_file.write(run, experiment.counts)
+    module_file.write(run, {number: one.state_dict_entries for number, one in _modules(experiment).items()})
     recorded = _recorded(experiment, transport, run_id)
     config_file.write(run, yaml_file.dump({**experiment.config.resolved(), "recorded": recorded}))
 
@@ -45,8 +51,16 @@ def attributes(experiment: Experiment, transport: Transport, run_id: str) -> dic
         "personal": personal.to_json(algorithm.personal(task)),
         "class_names": list(experiment.federation.dataset.class_names or _names_of(experiment.config.data)),
         "diagnostics": diagnostics.to_json(algorithm.diagnostics(task)),
+        **({"modules": len(modules)} if (modules := _modules(experiment)) else {}),  # described in modules.h5
     }
     return {key: value if isinstance(value, str | int) else json.dumps(value) for key, value in values.items()}
+
+
+def _modules(experiment: Experiment) -> dict[int, ModuleArchitecture]:
+    """The models that are modules from outside, by their number."""
+    cohorts = experiment.cohort[: len(experiment.config.models)]
+    bound = {number: experiment.tasks[cohort].architecture for number, cohort in enumerate(cohorts)}
+    return {number: one for number, one in bound.items() if isinstance(one, ModuleArchitecture)}
 
 
 def _names_of(data: DataConfig) -> tuple[str, ...]:
@@ -62,8 +76,8 @@ def stored_config(run: Path, overrides: Sequence[str]) -> Config:
             (upwards), and what only says where and how things are computed.
     """
     values = _values(run)
-    config = parse(override(values, overrides))
-    _check_changes(run, _differences(_parsed(values, config), config), config)
+    config = _parse(run, override(values, overrides))
+    _check_changes(run, _differences(_parsed(run, values, config), config), config)
     return config
 
 
@@ -73,7 +87,7 @@ def resumed_config(run: Path, config: Config) -> Config:
     for key, value in allowed_changes(run, config).items():
         section, _, name = key.partition(".")
         values[section] = {**values[section], name: value}
-    return parse(values)
+    return _parse(run, values)
 
 
 def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
@@ -82,7 +96,7 @@ def allowed_changes(run: Path, config: Config) -> dict[str, Any]:
     Raises:
         CheckpointError: one of them would change the results of the run.
     """
-    different = _differences(_parsed(_values(run), config), config)
+    different = _differences(_parsed(run, _values(run), config), config)
     executor: str = config.runtime.executor
     if executor == "auto":  # the run has recorded what was chosen
         executor, _ = different.pop("runtime.executor", (executor, executor))
@@ -103,7 +117,7 @@ def check_round(run: Path, round: int, config: Config) -> None:
         config: says where files that the run names are now.
     """
     written = yaml_file.parse(str(run_folder.read_attributes(run, round)["config"]), "")
-    if changed := _fixed(_differences(_parsed(written, config), _parsed(_values(run), config)), config):
+    if changed := _fixed(_differences(_parsed(run, written, config), _parsed(run, _values(run), config)), config):
         other = f"{config_file.path(run)} is not the one that round {round} was written with: {', '.join(changed)}"
         raise CheckpointError(f"{other}; put it back from a copy, or set these values back")
     if problem := config_file.damage(run):
@@ -148,9 +162,29 @@ def _recorded(experiment: Experiment, transport: Transport, run_id: str) -> dict
     }
 
 
-def _parsed(values: Mapping[str, Any], config: Config) -> Config:
+def _parsed(run: Path, values: Mapping[str, Any], config: Config) -> Config:
     """The configuration of a run, with the files that it names where `config` has them."""
-    return parse(renamed(values, config))
+    return _parse(run, renamed(values, config))
+
+
+def _parse(run: Path, values: Mapping[str, Any]) -> Config:
+    """The configuration of a run; which code is executed for it is said first: a stranger's may do anything."""
+    sections = [part for value in values.values() for part in (value if isinstance(value, list) else [value])]
+    named = [text for part in sections if isinstance(part, Mapping) for text in (part.get("name"), *_transforms(part))]
+    code = dict.fromkeys(text for text in named if isinstance(text, str) and outside.is_reference(text))
+    if code:
+        _announce(f"{run} names code, which is executed now: {', '.join(code)}")
+    return parse(values)
+
+
+def _transforms(section: Mapping[str, Any]) -> list[Any]:
+    found = section.get("transform")
+    return found if isinstance(found, list) else []
+
+
+@cache  # also for the ranks that are forks
+def _announce(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def _values(run: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pflmpi import tree
+from pflmpi.algorithms.base import depends_on_client
 from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
 from pflmpi.forecast.communication import TransportName
@@ -20,7 +21,6 @@ from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.state.initial import of_anyone
 from pflmpi.transports import ring
 from pflmpi.tree import Tree
 
@@ -79,8 +79,8 @@ def own_at_first(experiment: Experiment) -> list[Tree]:
     """What a client of each cohort has of its own before it trains: without what all of the cohort have in common."""
     found = []
     for task, template in zip(experiment.tasks, experiment.templates, strict=True):
-        alike = of_anyone(experiment.config.algorithm, task.replace(device=HOST)) is not None
-        common = {name for name in template if name != RECEIVED} if alike else {OPTIMIZER}
+        each = depends_on_client(experiment.config.algorithm, task)
+        common = {OPTIMIZER} if each else {name for name in template if name != RECEIVED}
         found.append({name: value for name, value in template.items() if name not in common})
     return found
 

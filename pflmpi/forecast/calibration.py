@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Round
+from pflmpi.algorithms.base import Round, initial_client, initial_received
 from pflmpi.forecast.costs import Calibration, CallCost, test_work
 from pflmpi.forecast.process import Cost, measure, resident
 from pflmpi.learning.task import HOST
@@ -68,7 +68,7 @@ class _Trial:
         published = algorithm.publish(task, self.server, self.clients)
         offers = Offers(np.zeros(task.num_clients, np.int64), _nothing)
         reply = send_down(_ALONE, self.setup.declared, published, [[self.clients]], offers=offers)
-        first: list[Tree] = [{**algorithm.init_received(task, int(client))} for client in self.clients]
+        first: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in self.clients]
         return {**reply.for_clients(self.clients), **tree.stack(first)}  # type: ignore[dict-item]
 
 
@@ -186,5 +186,5 @@ def _trial(setup: Setup, server: Tree, clients: np.ndarray, batches: int, width:
     )
     setup = replace(setup, executor=executor)
     host = executor.task(clients).replace(device=HOST)
-    states = tree.stack([setup.algorithm.init_client(host, int(client)) for client in clients])
+    states = tree.stack([initial_client(setup.algorithm, host, int(client)) for client in clients])
     return _Trial(setup, clients, states, server, training.num_steps(samples), tests)

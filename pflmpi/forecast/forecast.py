@@ -10,7 +10,7 @@ import numpy as np
 from pflmpi import machine
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
+from pflmpi.experiment.build import Experiment, assemble, complete, draft, load_federation, setup
 from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes, wire_bytes
 from pflmpi.forecast.cache import Cache
 from pflmpi.forecast.communication import Link, Network, TransportName
@@ -175,4 +175,5 @@ def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
     here = own_device(config.runtime) if on_gpu else HOST
     fix_kernels(here, config.runtime, config.training)
     process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
-    return assemble(config, federation, here), process
+    drafted = draft(config, federation, here)
+    return complete(drafted, drafted.runtime.executor), process

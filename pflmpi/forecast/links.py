@@ -27,7 +27,7 @@ def measure_link() -> Link | None:
     """Link that two ranks find on this node; None if they cannot talk."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "link.json"
-        if run_ranks(2, ["-m", __name__, str(out)]) is not None or not out.exists():
+        if run_ranks(2, ["-P", "-m", __name__, str(out)]) is not None or not out.exists():
             return None
         small, large = json.loads(out.read_text())
     delay = small / 2  # there and back

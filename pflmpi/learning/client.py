@@ -45,6 +45,13 @@ class Batch:
         return 1.0 if self.padding is None or self.padding.active is None else self.padding.active
 
 
+class Passes(dict[str, Iterable[Batch]]):
+    """Passes by name."""
+
+    def __missing__(self, name: str) -> Iterable[Batch]:
+        raise LookupError(f"there is no pass {name!r}; those that `passes` returns: {', '.join(self) or 'none'}")
+
+
 @dataclass(frozen=True)
 class ClientData:
     """What a client knows of its own data in one round."""

@@ -30,7 +30,7 @@ def gradients(
     if task.batched:
         return _in_a_lane(task, params, trained, loss, batch, grad_output)
     leaves = [leaf for _, leaf in tree.leaves(trained)]
-    value = loss(params, batch)
+    value = _scalar(loss(params, batch))
     begin = None if value.device.type == "cpu" else _fitting(grad_output, value)
     return list(torch.autograd.grad(value, leaves, begin, materialize_grads=True)), value
 
@@ -42,6 +42,16 @@ def unit_grad_output(like: Tensor) -> Tensor | None:
         like: a leaf that is trained, which differs between lanes if there are any.
     """
     return None if like.device.type == "cpu" else torch.ones_like(like.detach().reshape(-1)[0])
+
+
+def _scalar(loss: object) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+        raise ValueError(
+            f"the loss has {found}; expected a scalar tensor, such as cross_entropy(scores, batch), or average(values, "
+            "batch) of values [B]"
+        )
+    return loss
 
 
 def _fitting(grad_output: Tensor | None, loss: Tensor) -> Tensor:
@@ -58,7 +68,7 @@ def _in_a_lane(
         assert batch.padding is not None
         padded = task.architecture.has_batch_norm and not batch.padding.full
         with OverRealSamples(batch.padding.weight) if padded else nullcontext():
-            value = loss(overlay(params, tree.map(lambda _: next(rest), trained)), batch)
+            value = _scalar(loss(overlay(params, tree.map(lambda _: next(rest), trained)), batch))
         # A step of padding alone must have no gradient at all, also not that of a proximal term.
         return value if batch.padding.active is None else batch.padding.active * value
 

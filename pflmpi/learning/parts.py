@@ -1,9 +1,10 @@
 """Parts of a tree of parameters by path: those of a training, those that travel, those that stay."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 
 from pflmpi import tree
+from pflmpi.errors import ConfigError
 from pflmpi.tree import Tree
 
 
@@ -41,6 +42,24 @@ def take(params: Tree, paths: Iterable[str]) -> Tree:
             found = {key: found}
         taken = overlay(taken, found)
     return taken
+
+
+def parameters_of(layers: Sequence[str], params: Tree) -> dict[str, tuple[str, ...]]:
+    """Paths of the parameters of each layer, weights before biases: each is of the innermost layer around it.
+
+    Raises:
+        ConfigError: a parameter is in none of the layers.
+
+    >>> parameters_of(["body", "body/fc1"], {"body": {"fc1": {"bias": 0, "weight": 0}, "token": 0}})
+    {'body': ('body/token',), 'body/fc1': ('body/fc1/weight', 'body/fc1/bias')}
+    """
+    found: dict[str, list[str]] = {layer: [] for layer in layers}
+    for path in sorted(dict(tree.leaves(params)), reverse=True):
+        around = [layer for layer in layers if path.startswith(f"{layer}/")]
+        if not around:
+            raise ConfigError(f"{path} of the model is in none of its layers ({', '.join(layers)}); `layers` names all")
+        found[max(around, key=len)].append(path)
+    return {layer: tuple(paths) for layer, paths in found.items()}
 
 
 def trained(params: Tree, paths: Iterable[str]) -> Tree:

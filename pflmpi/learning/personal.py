@@ -114,6 +114,22 @@ def messages(personal: Personal) -> set[str]:
     return set()
 
 
+def kept(personal: Personal) -> set[str]:
+    """Paths of a client's state that a model is put together from."""
+    match personal:
+        case Kept(path, _):
+            return {path}
+        case NotAModel(_, nearest):
+            return kept(nearest)
+        case Merge(models):
+            return set().union(*map(kept, models))
+        case Add(first, second):
+            return kept(first) | kept(second)
+        case Mix(first, second, share):
+            return {share} | kept(first) | kept(second)
+    return set()
+
+
 def to_json(personal: Personal) -> dict[str, Any]:
     """Plain values for JSON.
 
@@ -169,11 +185,16 @@ def _assemble(model: ModelExpression, client: State, received: State) -> State:
             return whole
         case Add(first, second):
             a, b = (_assemble(each, client, received) for each in (first, second))
-            return _combine(a, b, lambda one, other: one + other)
+            return _combine(a, b, _floats(lambda one, other: one + other))
         case Mix(first, second, path, times):
             share = _at(client, path) if times == 1 else _at(client, path) * times
             a, b = (_assemble(each, client, received) for each in (first, second))
-            return _combine(a, b, lambda one, other: share * one + (1 - share) * other)
+            return _combine(a, b, _floats(lambda one, other: share * one + (1 - share) * other))
+
+
+def _floats(both: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """As `tree.mix`, for arrays of NumPy and tensors: what is not floating is the first model's."""
+    return lambda one, other: both(one, other) if "float" in str(one.dtype) else one
 
 
 def _at(state: State, path: str) -> Any:

@@ -17,11 +17,12 @@ from pflmpi.rng import stream
 from pflmpi.tree import Tree
 
 HOST = torch.device("cpu")
+SERVER = -1  # in the place of a client's number
 
 
 @dataclass(frozen=True)
 class Task:
-    """The learning problem as an algorithm sees it; the same for all clients of a cohort.
+    """The learning problem as an algorithm sees it; the same for all clients of a cohort, but for `init`.
 
     A *model* is a tree `{"body": ..., "head": {"weight": [K, d], "bias": [K]}}`, and `"stats"` where the
     architecture has batch norm.
@@ -36,6 +37,7 @@ class Task:
     device: torch.device = HOST
     batched: bool = False  # inside a vmapped call, where gradients need torch.func
     local: LocalTraining | None = field(default=None, compare=False)  # while a client trains
+    client: int = SERVER  # whose model `init` draws; see `of_client`
 
     @property
     def num_classes(self) -> int:
@@ -47,11 +49,15 @@ class Task:
         """d, the width of a feature vector."""
         return self.architecture.num_features
 
-    def init(self, client: int = -1) -> Tree:
-        """The initial model of a client (-1: the server's), on the host."""
+    def init(self) -> Tree:
+        """The initial model, on the host: the server's, or that of the client whose task this is."""
         if self.training.init == "per_client":
-            return self.architecture.init(stream(self.seed, 0, client, "init"))
+            return self.architecture.init(stream(self.seed, 0, self.client, "init"))
         return tree.clone(_shared(self.architecture, self.seed))
+
+    def of_client(self, client: int) -> "Task":
+        """The task whose `init` is a client's: its own with `training.init: per_client`, else the server's."""
+        return self.replace(client=client) if self.training.init == "per_client" else self
 
     def like(self, *parts: str) -> Tree:
         """The template of a model, or of some of its parts; parts that it does not have are left out."""

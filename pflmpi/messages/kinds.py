@@ -33,7 +33,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean(Sum):
-    """Trees shaped `like`, averaged over the participants with weights n_i (`samples`) or 1 (`clients`)."""
+    """Trees shaped `like`, averaged over the participants with weights n_i (`samples`) or 1 (`clients`).
+
+    What is not floating, such as a counter or an index, is never averaged: it is that of the participant of lowest id.
+    """
 
     by: Literal["samples", "clients"] = "samples"
 

@@ -18,10 +18,12 @@ def activations(architecture: Architecture, model: Tree, x: Tensor, see: Callabl
     Args:
         model: weights of the architecture, on the device of x.
         x: prepared images, [B, C, H, W].
-        see: called with a layer of `architecture.layers` and its output [B, ...], before any nonlinearity.
+        see: called with a layer of `architecture.layers` that has a "weight" and its output [B, ...], before any
+            nonlinearity.
     """
-    weights = {layer: tree.at(model, f"{layer}/weight") for layer in architecture.layers}
-    with torch.no_grad(), _LayerOutputs(weights.items(), see):
+    leaves = dict(tree.leaves(model))
+    weights = [(layer, leaves[path]) for layer in architecture.layers if (path := f"{layer}/weight") in leaves]
+    with torch.no_grad(), _LayerOutputs(weights, see):
         architecture.logits(part(model, "head"), architecture.features(model, x, training=False))
 
 

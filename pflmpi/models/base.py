@@ -1,6 +1,7 @@
 """The contract of a model: configuration fields, bound to images and classes, give a body and a head on trees."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,6 +36,8 @@ class Architecture(ABC):
             and attention is computed client by client.
         trains_channels_last: whether weights of four axes have the second one innermost in memory while a CPU trains
             them, client by client: its convolutions may be faster then, and nothing may take a `view` of them.
+        linear_head: whether the scores are x W^T + b of the head's "weight" and "bias", which it consists of.
+        replays_steps: whether a step of training may be recorded, and replayed with other batches.
     """
 
     has_batch_norm: ClassVar[bool] = False
@@ -42,6 +45,8 @@ class Architecture(ABC):
     suits_lanes: ClassVar[bool] = True
     trains_channels_last: ClassVar[bool] = False
     draws_noise: ClassVar[bool] = False
+    linear_head: ClassVar[bool] = True
+    replays_steps: ClassVar[bool] = True
 
     name: str
     shape: Shape
@@ -53,7 +58,8 @@ class Architecture(ABC):
     def layers(self) -> tuple[str, ...]:
         """Paths of the modules that own parameters, in forward order; "head" is last.
 
-        Each has a "weight" and most have a "bias". Batch norm counts as a module; its statistics are not parameters.
+        Most have a "weight" and a "bias". Batch norm counts as a module; its statistics are not parameters. One that
+        has further modules in it owns what these do not; `parameters_of` says which parameters each owns.
         """
 
     @abstractmethod
@@ -103,6 +109,11 @@ class Model(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+
+    @classmethod
+    def check_keys(cls, values: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` for keys of a configuration's section that could mean two things."""
+        return None
 
     @abstractmethod
     def bind(self, shape: Shape, num_classes: int) -> Architecture:

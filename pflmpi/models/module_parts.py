@@ -1,9 +1,13 @@
 """The parts of a torch module that a run treats its own way: dropout, batch norm, names of weights and statistics."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pflmpi import tree
 from pflmpi.errors import ConfigError
@@ -11,27 +15,68 @@ from pflmpi.models.noise import dropped
 from pflmpi.tree import Tree
 
 _GROUPS = 32
+Slot = tuple[dict[str, Any], str]  # the parameters or buffers of a layer, and a name among them
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask follows from a key, which is a buffer: the same bits wherever it runs."""
+    """Dropout whose mask follows from a key, which is a buffer: the same bits wherever it runs.
+
+    Draws are numbered by layer and by call in a forward pass, so that a layer which is called twice has two masks. What
+    is called after the forward pass has ended is a recomputation (`torch.utils.checkpoint`), and draws again what the
+    pass drew.
+
+    Attributes:
+        p: the probability.
+        number: of the layer in the module.
+        inplace: whether the argument is changed.
+    """
 
     key: Tensor
 
-    def __init__(self, p: float, number: int) -> None:
+    def __init__(self, p: float, number: int, inplace: bool, name: str) -> None:
         super().__init__()
-        self.p, self.number = p, number
+        self.p, self.number, self.inplace, self._name = p, number, inplace, name
+        self._calls, self._in_forward = 0, False
         self.register_buffer("key", torch.tensor(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x with entries dropped with probability p while training, the others scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return x
-        return dropped(x, self.key, self.p, self.number)
+        result = dropped(x, self.key, self.p, self.number, self._call())
+        return x.copy_(result) if self.inplace else result
+
+    def count_calls(self, in_forward: bool) -> None:
+        """Say that a forward pass begins, or that it has ended."""
+        self._calls, self._in_forward = 0 if in_forward else self._calls, in_forward
+
+    def _call(self) -> int:
+        if self._in_forward:
+            self._calls += 1
+            return self._calls - 1
+        if self._calls > 1:
+            raise ConfigError(
+                f"{self._name} of the module is called {self._calls} times in a forward pass, and computed again in "
+                "the backward pass by torch.utils.checkpoint, where its calls cannot be told apart; give each place an "
+                "nn.Dropout of its own"
+            )
+        return 0
+
+
+@contextmanager
+def forward_pass(dropouts: list[KeyedDropout]) -> Iterator[None]:
+    """Number the draws of dropout layers by their calls inside."""
+    for layer in dropouts:
+        layer.count_calls(True)
+    try:
+        yield
+    finally:
+        for layer in dropouts:
+            layer.count_calls(False)
 
 
 def prepare(module: nn.Module, norm: str) -> None:
-    """Replace dropout, drop counters of batch norm, and replace it by group norm if `norm` is "group"; in place.
+    """Replace dropout, drop counters that batch norm does not read, and replace it if `norm` is "group"; in place.
 
     Raises:
         ConfigError: a layer would draw from the global generator of random numbers.
@@ -39,18 +84,40 @@ def prepare(module: nn.Module, norm: str) -> None:
     number = 0
     for name, layer in list(module.named_modules()):
         if type(layer) is nn.Dropout:
-            module.set_submodule(name, KeyedDropout(layer.p, number))
+            _replace(module, layer, KeyedDropout(layer.p, number, layer.inplace, name))
             number += 1
-        elif isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            layer.num_batches_tracked = None  # not needed: the running averages have a constant momentum
-            if norm == "group":
-                channels = layer.num_features
-                module.set_submodule(name, nn.GroupNorm(math.gcd(channels, _GROUPS), channels, layer.eps))
+        elif has_unread_counter(layer):
+            layer.num_batches_tracked = None
         elif cure := _without_draws(layer):
             raise ConfigError(
                 f"{name} of the module, an nn.{type(layer).__name__}, draws from the global generator of random "
                 f"numbers, so that a run could not be repeated; {cure}"
             )
+    if norm == "group":
+        replace_batch_norm(module)
+
+
+def replace_batch_norm(module: nn.Module) -> None:
+    """Put group norm in place of every batch norm."""
+    for layer in list(module.modules()):
+        if isinstance(layer, _BatchNorm):
+            channels = layer.num_features
+            _replace(module, layer, nn.GroupNorm(math.gcd(channels, _GROUPS), channels, layer.eps))
+
+
+def has_unread_counter(layer: nn.Module) -> bool:
+    """Whether a layer is a batch norm of PyTorch's whose count of batches nobody reads: its momentum is constant."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    counts = isinstance(layer, _BatchNorm) and type(layer) in kinds and layer.track_running_stats
+    return counts and layer.momentum is not None
+
+
+def _replace(module: nn.Module, layer: nn.Module, other: nn.Module) -> None:
+    """Put a layer in the place of another one, wherever that is."""
+    for owner in list(module.modules()):
+        for name, child in owner._modules.items():
+            if child is layer:
+                owner._modules[name] = other
 
 
 def _without_draws(layer: nn.Module) -> str:
@@ -64,17 +131,39 @@ def _without_draws(layer: nn.Module) -> str:
     return ""
 
 
-def key_dropout(module: nn.Module, key: Tensor) -> dict[str, Tensor]:
-    """The keys of a module's dropout layers as buffers by name."""
-    return {f"{name}.key": key for name, layer in module.named_modules() if isinstance(layer, KeyedDropout)}
+def dropouts(module: nn.Module) -> dict[str, KeyedDropout]:
+    """The dropout layers of a module that was prepared, by name."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, KeyedDropout)}
 
 
-def split(module: nn.Module) -> Tree:
-    """The body, and the statistics if there are any, of a module without its head."""
+def buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a module by name, without the keys of its dropout."""
+    keys = {f"{name}.key" for name in dropouts(module)}
+    return {name: value for name, value in module.named_buffers() if name not in keys}
+
+
+def split(module: nn.Module, state: tuple[str, ...]) -> Tree:
+    """The body, and the statistics if there are any, of a module without its head.
+
+    Args:
+        state: the buffers that are statistics; the others are the same in all modules of a kind.
+    """
     weights = {name: value.detach().clone() for name, value in module.named_parameters()}
-    keys = key_dropout(module, torch.tensor(0))
-    stats = {name: value.detach().clone() for name, value in module.named_buffers() if name not in keys}
+    stats = {name: value.detach().clone() for name, value in buffers(module).items() if name in state}
     return {"body": nested(weights), **({"stats": nested(stats)} if stats else {})}
+
+
+def slots(module: nn.Module) -> dict[str, list[Slot]]:
+    """Where a module keeps each of its parameters and buffers, by name: in several places where it is tied."""
+    places: dict[str, list[Slot]] = {}
+    names: dict[int, str] = {}
+    for prefix, layer in module.named_modules():
+        for owner in (layer._parameters, layer._buffers):
+            for key, value in owner.items():
+                if value is not None:
+                    name = names.setdefault(id(value), f"{prefix}.{key}" if prefix else key)
+                    places.setdefault(name, []).append((owner, key))
+    return places
 
 
 def flat(values: Tree) -> dict[str, Tensor]:

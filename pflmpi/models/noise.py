@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 _APART = 0x632BE59BD9B4E019  # between the keys of two layers: an odd number of 63 bits
+_CALLS_APART = 0x2545F4914F6CDD1D  # between those of two calls of a layer
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -31,14 +32,16 @@ def derived(key: Tensor, number: int) -> Tensor:
     return key + (number + 1) * _APART % (1 << 62)
 
 
-def dropped(x: Tensor, key: Tensor, p: float, layer: int) -> Tensor:
+def dropped(x: Tensor, key: Tensor, p: float, layer: int, call: int = 0) -> Tensor:
     """x [B, ...] with entries dropped with probability p, the others scaled by 1 / (1 - p).
 
     Args:
         key: of the batch.
         layer: number of the dropout layer in the model.
+        call: number of the call of the layer in a forward pass.
     """
-    kept = uniform(derived(key, layer), tuple(x.shape)) >= p
+    key = derived(key, layer)
+    kept = uniform(key + call * _CALLS_APART % (1 << 62) if call else key, tuple(x.shape)) >= p
     return x * kept / (1 - p)
 
 

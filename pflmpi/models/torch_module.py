@@ -1,10 +1,11 @@
 """Any torch module whose last layer is linear, as a model: its head by name, the rest as the body."""
 
+import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, make_dataclass
-from functools import cache
-from pathlib import Path
+from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -14,12 +15,18 @@ from torch import Tensor, nn
 
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape
-from pflmpi.models.built_module import build, num_features_of
+from pflmpi.models.built_module import Recipe
 from pflmpi.models.initial import linear
-from pflmpi.models.module_parts import KeyedDropout, flat, key_dropout, split
-from pflmpi.models.weights_file import read_weights
+from pflmpi.models.installed_module import InstalledModule
+from pflmpi.models.module_parts import KeyedDropout, flat, nested, split
+from pflmpi.models.module_trial import Findings, examine
+from pflmpi.text import shown
 from pflmpi.tree import Tree, part
+from pflmpi.vmap_lanes import outside_vmap
 
+HOST = torch.device("cpu")
+_COPIES = 3  # sets of leaves that a loss may call a module with
+_TYPES = (bool, int, float, str)
 _GIVEN = ("num_classes", "in_channels", "shape")  # arguments of a module that follow from the data
 
 
@@ -28,61 +35,139 @@ class ModuleArchitecture(Architecture):
     """A torch module without its head, called on trees; body and statistics keep the module's names.
 
     Attributes:
-        kind: makes the module.
-        options: its arguments.
-        head: name of the linear layer that ends it.
-        norm: "group" for group norm in place of batch norm.
-        weights: file of a state dict to start from.
+        recipe: makes the module.
+        findings: what is known of it.
+        check: whether it is compared with plain PyTorch before the first round.
     """
+
+    replays_steps: ClassVar[bool] = False
 
     has_batch_norm: bool  # type: ignore[misc]
     has_convolution: bool  # type: ignore[misc]
     suits_lanes: bool  # type: ignore[misc]
     draws_noise: bool  # type: ignore[misc]
-    kind: Callable[..., nn.Module]
-    options: tuple[tuple[str, Any], ...]
-    head: str
-    norm: str
-    weights: str | None
-    # One skeleton per mode, so that no call changes either.
-    _training: nn.Module = field(init=False, repr=False, compare=False)
-    _evaluation: nn.Module = field(init=False, repr=False, compare=False)
+    recipe: Recipe
+    findings: Findings
+    check: bool = field(default=True, compare=False)
 
-    def __post_init__(self) -> None:
-        for name in ("_training", "_evaluation"):
-            module = build(self.kind, self.options, self.head, self.norm, 0)
-            module.set_submodule(self.head, nn.Identity())
-            object.__setattr__(self, name, module.train(name == "_training"))
+    @property
+    def linear_head(self) -> bool:  # type: ignore[override]
+        return not self.findings.own_head
 
     @property
     def layers(self) -> tuple[str, ...]:
-        owners = [name.rpartition(".")[0] for name, _ in self._training.named_parameters() if name.endswith(".weight")]
-        return *("body/" + name.replace(".", "/") for name in owners), "head"
+        names = (name.partition(".parametrizations.") for name in self._bodies[HOST][0].parameters)
+        owners = (name if rest else name.rpartition(".")[0] for name, rest, _ in names)
+        return *dict.fromkeys(f"body.{name}".rstrip(".").replace(".", "/") for name in owners), "head"
 
     def init(self, rng: np.random.Generator) -> Tree:
-        module = build(self.kind, self.options, self.head, self.norm, int(rng.integers(2**63)))
-        head = linear(rng, self.num_features, self.num_classes)
-        if self.weights is not None:
-            head |= read_weights(Path(self.weights), module, self.head, self.num_classes)
-        module.set_submodule(self.head, nn.Identity())
-        return {**split(module), "head": head}
+        module, loaded = self.recipe.build(int(rng.integers(2**63)))
+        head: Tree = {**linear(rng, self.num_features, self.num_classes)}
+        if self.findings.own_head:
+            own = module.get_submodule(self.recipe.head).named_parameters()
+            head = nested({name: value.detach().clone() for name, value in own})
+        module.set_submodule(self.recipe.head, nn.Identity())
+        return {**split(module, self.findings.state), "head": {**head, **loaded}}
 
     def features(self, params: Tree, x: Tensor, training: bool) -> Tensor:
-        module = self._training if training else self._evaluation
-        weights = {**flat(part(params, "body")), **(flat(part(params, "stats")) if self.has_batch_norm else {})}
-        if self.draws_noise:
-            weights |= key_dropout(module, self.noise_key(params) if training else torch.tensor(0))
-        z = torch.func.functional_call(module, weights, (x,), strict=True)
-        assert isinstance(z, Tensor)
-        return z
+        leaves = {**flat(part(params, "body")), **(flat(part(params, "stats")) if self.has_batch_norm else {})}
+        key = self.noise_key(params) if self.draws_noise and training else None
+        return self._body(leaves, training, x.device).call(leaves, key, training, x)
+
+    def logits(self, head: Tree, z: Tensor) -> Tensor:
+        if not self.findings.own_head:
+            return super().logits(head, z)
+        module = self._heads.get(z.device)
+        if module is None:
+            with outside_vmap():
+                own = self.recipe.build(0)[0].get_submodule(self.recipe.head)
+                module = self._heads[z.device] = InstalledModule(own.to(z.device), (), (), self.name)
+        return module.call(flat(head), None, False, z)
+
+    @property
+    def state_dict_entries(self) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+        """The path in a model of each entry of the module's state dict, "" for constants; and these."""
+        paths = dict(self.findings.entries)
+        values = self._bodies[HOST][0].module.state_dict()
+        constants = {
+            name: values.get(name, torch.tensor(0)) for name, path in paths.items() if not path
+        }  # 0: a counter
+        return paths, {
+            name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+            for name, value in constants.items()
+        }
+
+    def plain(self) -> nn.Module:
+        """The whole module as its class makes it, without dropout; see `Recipe.plain`."""
+        return self.recipe.plain(0)
+
+    @contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        """Let nothing be dropped on the host meanwhile."""
+        bodies = self._bodies.setdefault(HOST, [])
+        while len(bodies) < self._copies:
+            bodies.append(self._built(HOST))
+        layers = [layer for body in bodies for layer in body.dropouts.values()]
+        before = [layer.p for layer in layers]
+        for layer in layers:
+            layer.p = 0.0
+        try:
+            yield
+        finally:
+            for layer, p in zip(layers, before, strict=True):
+                layer.p = p
+
+    def begin_with(self, body: InstalledModule) -> "ModuleArchitecture":
+        """This, with a body on the host that was built already."""
+        self._bodies[HOST] = [body]
+        return self
+
+    @cached_property
+    def _bodies(self) -> dict[torch.device, list[InstalledModule]]:
+        """By device, modules with the leaves that they were last called with; the one that was used last is last."""
+        return {}
+
+    @cached_property
+    def _heads(self) -> dict[torch.device, InstalledModule]:
+        return {}
+
+    def _body(self, leaves: dict[str, Tensor], training: bool, device: torch.device) -> InstalledModule:
+        """The module that holds these leaves, or else the one that was not used for the longest time.
+
+        One is enough for a module whose backward pass does not look at it again.
+        """
+        bodies = self._bodies.setdefault(device, [])
+        holding = next((body for body in bodies if body.holds(leaves, training)), None)
+        if holding is None and len(bodies) < self._copies:
+            holding = self._built(device)
+            bodies.append(holding)
+        chosen = holding or bodies[0]
+        bodies.remove(chosen)
+        bodies.append(chosen)
+        return chosen
+
+    @property
+    def _copies(self) -> int:
+        return _COPIES if self.findings.looks_back else 1
+
+    def _built(self, device: torch.device) -> InstalledModule:
+        with outside_vmap():
+            module, _ = self.recipe.build(0)
+            module.set_submodule(self.recipe.head, nn.Identity())
+            return InstalledModule(module.to(device), self.findings.state, self.findings.renewed, self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleModel(Model):
-    """A torch module as a model; the arguments of the module are further fields."""
+    """A torch module as a model; the arguments of the module are further fields, but for those called as keys here.
+
+    Attributes:
+        shared_names: of the latter, the parameters by name.
+    """
 
     kind: ClassVar[Callable[..., nn.Module]]
     given: ClassVar[tuple[str, ...]]
+    shared_names: ClassVar[Mapping[str, inspect.Parameter]] = {}
 
     head: Annotated[str, Field(description="name of the linear layer that ends the module, such as fc")]
     norm: Annotated[
@@ -91,29 +176,62 @@ class ModuleModel(Model):
     weights: Annotated[
         str | None, Field(description="file of a state dict to start from: .pt (tensors only) or .safetensors")
     ] = None
+    check: Annotated[
+        bool, Field(description="compare some steps with plain PyTorch before the first round, and refuse what differs")
+    ] = True
+    arguments: Annotated[
+        dict[str, bool | int | float | str],
+        Field(description="arguments of the module that are called as keys of this section are, such as {norm: true}"),
+    ] = field(default_factory=dict)
+
+    @classmethod
+    def check_keys(cls, values: Mapping[str, Any]) -> None:
+        named = values.get("arguments")
+        for name in cls.shared_names:
+            if name in values and not (isinstance(named, Mapping) and name in named):
+                raise ConfigError(
+                    f"model.{name} may be a key of every module or the argument {name!r} of {cls.name}; give the "
+                    f"latter as model.arguments: {{{name}: ...}}, beside which model.{name} is the former"
+                )
+
+    def __post_init__(self) -> None:
+        for name, value in self.arguments.items():
+            if name not in self.shared_names:
+                known = ", ".join(self.shared_names) or "none"
+                raise ConfigError(
+                    f"model.arguments.{name} is no argument of {self.name} that is called as a key is; known: {known}"
+                )
+            expected = _type_of(self.shared_names[name])
+            if type(value) is not expected and not (expected is float and type(value) is int):
+                raise ConfigError(f"model.arguments.{name} = {shown(value)}: must be a {expected.__name__}")
+        defaults = {name: one.default for name, one in self.shared_names.items()}
+        arguments = {**defaults, **self.arguments}
+        if missing := [name for name, value in arguments.items() if value is inspect.Parameter.empty]:
+            raise ConfigError(f"model.arguments.{missing[0]} is missing: {self.name} has no default for it")
+        object.__setattr__(self, "arguments", arguments)  # all of them, for who reads the recorded configuration
 
     def bind(self, shape: Shape, num_classes: int) -> Architecture:
-        own = {name: value for name, value in vars(self).items() if name not in ("head", "norm", "weights")}
+        ours = {one.name for one in dataclasses.fields(ModuleModel)}
+        own = {**{name: value for name, value in vars(self).items() if name not in ours}, **self.arguments}
         known = {"num_classes": num_classes, "in_channels": shape[0], "shape": shape}
         options = tuple({**own, **{name: known[name] for name in self.given}}.items())
-        module = build(type(self).kind, options, self.head, self.norm, 0)
-        num_features = num_features_of(self.name, module, self.head, shape)
-        modules = list(module.modules())
+        recipe = Recipe(type(self).kind, options, self.head, self.norm, self.weights, num_classes)
+        findings, body = examine(self.name, recipe, shape)
+        modules = list(body.module.modules())
         return ModuleArchitecture(
             name=self.name,
             shape=shape,
             num_classes=num_classes,
-            num_features=num_features,
-            has_batch_norm="stats" in split(module),
+            num_features=findings.num_features,
+            has_batch_norm=bool(findings.state),
             has_convolution=any(isinstance(one, nn.Conv1d | nn.Conv2d | nn.Conv3d) for one in modules),
-            suits_lanes=not any(isinstance(one, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for one in modules),
+            suits_lanes=not body.hooks
+            and not any(isinstance(one, nn.RNNBase | nn.LSTMCell | nn.MultiheadAttention) for one in modules),
             draws_noise=any(isinstance(one, KeyedDropout) for one in modules),
-            kind=type(self).kind,
-            options=options,
-            head=self.head,
-            norm=self.norm,
-            weights=self.weights,
-        )
+            recipe=recipe,
+            findings=findings,
+            check=self.check,
+        ).begin_with(body)
 
 
 @cache
@@ -121,18 +239,20 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
     """The model class of a module class, or of a function that makes a module."""
     fields: list[tuple[str, Any, Any]] = []
     given = []
+    shared_names: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         default, hint = parameter.default, parameter.annotation
-        if name == "name":
-            raise ConfigError(f"{kind.__qualname__}: `model.name` is a key already; rename its argument 'name'")
         if name in _GIVEN:
             given.append(name)
-        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("weights", "progress"):
+        elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name == "progress":
             continue
-        elif type(default) in (bool, int, float, str):
+        elif hasattr(ModuleModel, name) or name in ModuleModel.__dataclass_fields__:
+            if _type_of(parameter) in _TYPES:
+                shared_names[name] = parameter
+        elif type(default) in _TYPES:
             fields.append((name, type(default) if hint is parameter.empty else hint, field(default=default)))
         elif default is parameter.empty:
-            if hint not in (bool, int, float, str):
+            if hint not in _TYPES:
                 raise ConfigError(
                     f"{kind.__qualname__}: its argument {name!r} needs a default, or a type: bool, int, float or str; "
                     f"the arguments {', '.join(_GIVEN)} are given by the data"
@@ -140,8 +260,15 @@ def module_model(kind: Callable[..., nn.Module]) -> type[ModuleModel]:
             fields.append((name, hint, field()))
     about = (inspect.getdoc(kind) or kind.__qualname__).partition("\n")[0]
     namespace = {"name": kind.__qualname__, "summary": about, "kind": staticmethod(kind), "given": tuple(given)}
+    namespace["shared_names"] = shared_names
     found = make_dataclass(
         kind.__qualname__, fields, bases=(ModuleModel,), namespace=namespace, frozen=True, kw_only=True
     )
     found.__module__ = kind.__module__
+    return found
+
+
+def _type_of(parameter: inspect.Parameter) -> type:
+    """The type of a parameter's default, or of what it takes where it has none."""
+    found: type = parameter.annotation if parameter.default is parameter.empty else type(parameter.default)
     return found

@@ -22,7 +22,8 @@ def read_weights(path: Path, module: nn.Module, head: str, num_classes: int) -> 
     state = _read(path)
     heads = {name.rpartition(".")[2]: state.pop(name) for name in list(state) if name.rpartition(".")[0] == head}
     own = {name: value for name, value in module.state_dict().items() if name.rpartition(".")[0] != head}
-    state = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    unread = {name for name in state if name.endswith("num_batches_tracked") and name not in own}
+    state = {name: value for name, value in state.items() if name not in unread}
     for name in sorted(own.keys() | state.keys()):
         sides = [str(list(side[name].shape)) if name in side else "missing" for side in (state, own)]
         if sides[0] != sides[1]:

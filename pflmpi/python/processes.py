@@ -39,13 +39,13 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
 def _watch(words: list[str], rounds: NewRounds, on_round: OnRound | None) -> int:
     """Exit code of `pflmpi WORDS`; where this process is interrupted, the other one stops after its round first."""
     with subprocess.Popen(
-        [sys.executable, "-m", "pflmpi", *words],
+        [sys.executable, "-P", "-m", "pflmpi", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # the same modules as here
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},  # as here
         start_new_session=True,  # an interrupt reaches this process alone, which decides
     ) as process:
         shower = threading.Thread(target=_show, args=(process,), name="pflmpi-progress", daemon=True)

@@ -11,17 +11,15 @@ from pathlib import Path
 from pflmpi import early_signals, outside
 from pflmpi.commands.display.progress import RunProgress
 from pflmpi.commands.display.start_line import start_line
-from pflmpi.commands.ranks.context import connect, end_of_jobs
+from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
 from pflmpi.commands.ranks.launch import num_ranks
-from pflmpi.commands.ranks.session import Session, Start
 from pflmpi.config.load import Config, parse
-from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show
+from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show, write_exit_code
 from pflmpi.experiment.start import start, start_or_resume
 from pflmpi.python.rounds import OnRound, row
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.stopping import Stop, noted_signals
-from pflmpi.transports import refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import detect
 from pflmpi.transports.peers import ended
@@ -35,36 +33,41 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
     An error that all ranks know of is raised on all. One of this rank alone ends all ranks: they would wait for it.
     """
     launch = replace(detect(os.environ), runs=next(_runs))
-    if config.runtime.faults == "continue":
-        refuse_unless_fault_tolerant(config.runtime.transport, launch)
     size = num_ranks(ranks, config, launch)
     if launch.rank == 0 and not quiet:
         print(start_line(config, folder, size), file=sys.stderr, flush=True)
     config = parse(config.resolved())
-    session = Session(connect(config, launch), launch, folder)
+    transport = connect(config, launch)
+    if launch.rank == 0:
+        write_exit_code(os.environ, "lost")
     raised: list[Exception] = []  # by `on_round`
     try:
-        stop = Stop(end_of_jobs(session.transport), config.runtime.spare)
-        go: Start = start_or_resume if resume or launch.restarts else start
+        stop = Stop(end_of_jobs(transport), config.runtime.spare)
+        go = start_or_resume if resume or launch.restarts else start
         main = threading.current_thread() is threading.main_thread()  # which alone can watch for signals
         with (
-            RunProgress(config.training.rounds, quiet, False, session.transport.rank) as progress,
-            noted_signals(stop, lambda: bool(ended(session.transport.peers))) if main else nullcontext(),
+            RunProgress(config.training.rounds, quiet, False, transport.rank) as progress,
+            noted_signals(stop, lambda: bool(ended(transport.peers))) if main else nullcontext(),
         ):
             early_signals.begun()
-            found = session.run(config, go, stop, _telling(progress, on_round, stop, raised))
-        session.transport.close(goes_on=True)
+            placed, context = context_of(config, transport, launch, stop)
+            found = go(placed, folder, context, _telling(progress, on_round, stop, raised))
+        transport.close(goes_on=True)
     except (CollectiveError, Stopped) as reason:  # on every rank
+        if launch.rank == 0:
+            write_exit_code(os.environ, "")
         with suppress(TransportError):
-            session.transport.close(goes_on=True)
+            transport.close(goes_on=True)
         if raised:
             raise raised[0] from None
         if isinstance(reason, CollectiveError):
             raise reason.error from reason
-        raise Stopped(f"{reason}; go on with resume=True, out={str(session.folder)!r}") from reason
+        raise Stopped(f"{reason}; go on with resume=True, out={str(folder)!r}") from reason
     except BaseException as error:
-        _end_all(session.transport, error)
+        _end_all(transport, error)
         raise
+    if launch.rank == 0:
+        write_exit_code(os.environ, "")  # the process goes on, and says itself how it ended
     if raised:
         raise raised[0]
     return found
@@ -92,4 +95,7 @@ def _end_all(transport: Transport, error: BaseException) -> None:
         where = None if isinstance(error, PflmpiError) or not isinstance(error, Exception) else outside.cause(error)
         shown = RunError(where) if where else explained(error, RunError) if isinstance(error, Exception) else error
         show(shown, rank=transport.rank)
-        transport.abort(shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code)
+        code = shown.exit_code if isinstance(shown, PflmpiError) else RunError.exit_code
+        if not isinstance(shown, TransportError):
+            write_exit_code(os.environ, code)
+        transport.abort(code)

@@ -126,11 +126,6 @@ class Checkpoints:
             self._background.end()
             finish(self._run, self._last)
 
-    def settle(self, transport: Transport) -> None:
-        """After losing a rank: bring what the survivors have to disk."""
-        self._writer.flush()
-        transport.barrier()
-
     def close(self) -> None:
         """Stop after a fault; checkpoints that are complete still become HDF5, where that is possible."""
         with contextlib.suppress(PflmpiError):

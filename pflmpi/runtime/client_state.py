@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.learning import personal
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.optimizers import initial_state
@@ -118,7 +118,7 @@ def client_templates(
     templates = []
     for number, task in enumerate(tasks):
         host = task.replace(device=HOST)
-        template = tree.like(algorithm.init_client(host, int(np.flatnonzero(cohort == number)[0])))
+        template = tree.like(initial_client(algorithm, host, int(np.flatnonzero(cohort == number)[0])))
         if task.training.keep_optimizer:
             trained = algorithm.trainings(host).items()
             template[OPTIMIZER] = tree.like({name: initial_state(task.training, one) for name, one in trained})

@@ -119,10 +119,6 @@ class RuntimeConfig(BaseModel):
             description="by what clients are spread over ranks: the seconds they take, once measured, or local steps"
         ),
     ] = "measured"
-    faults: Annotated[
-        Literal["stop", "continue"],
-        Field(description="what the others do when a rank dies; continue takes its clients over (mpirun with ULFM)"),
-    ] = "stop"
     client_errors: Annotated[
         Literal["stop", "skip"],
         Field(description="a client's update raises or is not finite; skip counts the client as absent in that round"),
@@ -135,7 +131,7 @@ LEAST_TIMEOUT = 600.0  # seconds, of `timeout: null`
 FREE_ON_RESUME = {
     *(
         f"runtime.{key}"
-        for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server", "faults")
+        for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server")
     ),
     "runtime.balance",
     "runtime.state",
@@ -144,6 +140,7 @@ FREE_ON_RESUME = {
     "runtime.client_errors",  # whether a run goes on: every round that it completes is the same with both
     "data.path",  # what lies there is checked by its hash
     "data.root",  # what lies there is checked by its hash
+    "model.check",  # it decides whether a run begins
     "partition.path",  # what lies there is checked by its hash
     "training.rounds",
     "training.stop",

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from pflmpi import global_generators, outside, tree
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.errors import AlgorithmError, ConfigError, PflmpiError
 from pflmpi.learning.local_training import OPTIMIZER
-from pflmpi.learning.personal import NotAModel, messages
+from pflmpi.learning.parts import has
+from pflmpi.learning.personal import Add, NotAModel, kept, messages
 from pflmpi.learning.task import HOST, Task
-from pflmpi.messages.kinds import ClassMeans, Downlink, Shared, Sum, Uplink
+from pflmpi.messages.kinds import ClassMeans, Downlink, Messages, Shared, Sum, Uplink
 from pflmpi.models.base import Architecture
 from pflmpi.runtime.exchange.mixed import ANSWERED, check_mixed
 from pflmpi.runtime.exchange.offered import check_offered
@@ -24,13 +25,17 @@ from pflmpi.text import shown, some, spans
 from pflmpi.tree import Tree
 
 RECEIVED = "received"  # where a client's last reply is kept, beside the algorithm's state
-_IN_LANES = (
+IN_LANES = (
     "; many clients were computed at once, by torch.func.vmap, which not all code suits: runtime.executor = 'loop' "
     "computes one after the other"
 )
 _DRAWS = (
     "in a module use nn.Dropout, in an algorithm `draws_noise` and `Batch.key` (pflmpi.learning.client.uniform), or "
     "`Round.stream` on the server"
+)
+_IN_PLACE = (
+    " in place, which others may be given too, so that results would depend on the number of ranks; compute a new "
+    "tensor, or change a copy (clone, pflmpi.tree.clone)"
 )
 _ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "does not have a deterministic implementation": "; with this operation a run on GPUs could not be repeated: choose "
@@ -42,6 +47,16 @@ _ADVICE = {  # by what the error of PyTorch, or of a frozen dataclass, says
     "(`init_client`), what the server keeps in `init_server`",
 }
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class ChangedInPlace(Exception):
+    """A tensor that an algorithm was given to read has changed; the text names it."""
+
+
+def given(state: Tree, down: Messages, class_counts: Tensor) -> Tree:
+    """What a method for one client reads, by name; the optimizer's state is not the algorithm's own."""
+    own = {name: value for name, value in state.items() if name != OPTIMIZER}
+    return {"client": own, "down": {**down}, "data.class_counts": class_counts}
 
 
 def check_declarations(algorithm: Algorithm, task: Task) -> None:
@@ -75,7 +90,14 @@ def check_declarations(algorithm: Algorithm, task: Task) -> None:
                 )
     if isinstance(personal, NotAModel) and type(algorithm).predict is Algorithm.predict:
         raise ConfigError(f"{kind}.personal says that clients predict with {personal.why}; then it needs `predict`")
-    state = algorithm.init_client(task.replace(device=HOST), 0)
+    with calling(algorithm, "init_client", 0):
+        state = initial_client(algorithm, task.replace(device=HOST), 0)
+    if wrong := not_a_tree(state):
+        raise ConfigError(f"{kind}.init_client returned {wrong}")
+    for path in sorted(kept(personal)):
+        if path and not has(state, path):
+            paths = ", ".join(path for path, _ in tree.leaves(state)) or "none"
+            raise ConfigError(f"{kind}.personal names {path!r}, which `init_client` does not return; known: {paths}")
     if OPTIMIZER in state:
         raise ConfigError(
             f"{kind}.init_client has a part {OPTIMIZER!r}, under which the optimizer's state is kept in checkpoints; "
@@ -123,31 +145,101 @@ def check_cohorts(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
                     )
 
 
+def check_heads(algorithm: Algorithm, tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` for a head that does more than x W^T + b where the algorithm computes with its matrix.
+
+    Args:
+        tasks: one per cohort.
+    """
+    name = type(algorithm).__name__
+    for task in tasks:
+        added = _adds(algorithm.personal(task))
+        if not task.architecture.linear_head and (algorithm.linear_head or added):
+            what = "adds heads up" if added else "computes with the head's weight and bias"
+            raise ConfigError(
+                f"{name} {what}, and model {task.architecture.name} has a head with a forward pass or hooks of its "
+                "own; end the module with a plain nn.Linear, or choose another algorithm"
+            )
+
+
+def _adds(personal: object) -> bool:
+    """Whether a model is put together by adding."""
+    if isinstance(personal, tuple):
+        return any(map(_adds, personal))
+    if isinstance(personal, type) or not dataclasses.is_dataclass(personal):
+        return False
+    return isinstance(personal, Add) or any(_adds(getattr(personal, one.name)) for one in dataclasses.fields(personal))
+
+
 @contextmanager
 def calling(
-    algorithm: Algorithm, method: str, round: int, clients: Sequence[int] = (), in_lanes: bool = False
+    algorithm: Algorithm,
+    method: str,
+    round: int,
+    clients: Sequence[int] = (),
+    in_lanes: bool = False,
+    reads: Mapping[str, Tensor | Tree] | None = None,
 ) -> Iterator[None]:
     """Name the class, method, round and clients in any error of an algorithm.
 
+    Args:
+        reads: what the method is given, by the names of its arguments.
+
     Raises:
-        AlgorithmError: the method raised, or, in the first round, drew from a global generator of random numbers.
+        AlgorithmError: the method raised, or changed in place what it was given, or, in the first round, drew from a
+            global generator of random numbers.
     """
     where = f"{type(algorithm).__name__}.{method} (round {round}{_of(clients)})"
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     before = global_generators.states(on_gpu) if round <= 1 else ()  # once: it takes 0.1 ms
+    versions = [(path, leaf, leaf._version) for path, leaf in tree.leaves({**(reads or {})})]
     try:
         yield
     except PflmpiError:
         raise
+    except ChangedInPlace as changed_batch:
+        raise AlgorithmError(f"{where}, or the model, changes {changed_batch}{_IN_PLACE}") from None
     except (Exception, SystemExit) as error:
         what = f"{where}: {type(error).__name__}: {error}; at {_line(algorithm, error)}"
-        otherwise = _IN_LANES if in_lanes and type(error) is RuntimeError else ""
+        otherwise = IN_LANES if in_lanes and type(error) is RuntimeError else ""
         advice = next((advice for text, advice in _ADVICE.items() if text in str(error)), otherwise)
         raise AlgorithmError(what + advice) from error
+    if changed := [path for path, leaf, version in versions if leaf._version != version]:
+        raise AlgorithmError(f"{where} changes {changed[0]}{_IN_PLACE}")
     if before and global_generators.states(on_gpu) != before:
         raise AlgorithmError(
             f"{where} draws random numbers from a global generator, so that a run could not be repeated; {_DRAWS}"
         )
+
+
+def not_a_tree(value: object) -> str:
+    """What of a returned value is no tensor in nested dicts, and what is expected; "" where all is."""
+    expected = "; expected are tensors in nested dicts"
+    if not isinstance(value, Mapping):
+        return f"a {type(value).__name__}{expected}"
+    leaves: Iterator[tuple[str, object]] = tree.leaves({**value})
+    for path, leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            instead = f", such as torch.tensor({leaf})" if isinstance(leaf, bool | int | float) else ""
+            return f"{path} = {shown(leaf)}, a {type(leaf).__name__}{expected}{instead}"
+    return ""
+
+
+def check_returned(algorithm: Algorithm, method: str, found: object) -> None:
+    """Raise `AlgorithmError` for a returned state, or messages by name, that is no tree of tensors."""
+    if wrong := not_a_tree(found):
+        raise AlgorithmError(f"{type(algorithm).__name__}.{method} returned {wrong}")
+
+
+def state_and_messages(algorithm: Algorithm, method: str, found: object) -> tuple[Tree, Messages]:
+    """The two values of a client's update; raise `AlgorithmError` for anything else."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise AlgorithmError(
+            f"{type(algorithm).__name__}.{method} returned a {type(found).__name__}; expected the new state and the "
+            "messages, two dicts: return state, {name: message}"
+        )
+    check_returned(algorithm, method, found[1])
+    return found
 
 
 def check_state(algorithm: Algorithm, method: str, found: object, expected: Tree) -> None:
@@ -155,6 +247,7 @@ def check_state(algorithm: Algorithm, method: str, found: object, expected: Tree
     where = f"{type(algorithm).__name__}.{method}"
     if not isinstance(found, dict):
         raise AlgorithmError(f"{where} returned a {type(found).__name__} as state; allowed is a dict of tensors")
+    check_returned(algorithm, method, found)
     if wrong := tree.differences(found, expected):
         initial = "init_server" if method == "server_update" else "init_client"
         raise AlgorithmError(

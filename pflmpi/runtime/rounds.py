@@ -1,6 +1,5 @@
 """The loop of a run, for every rank: there is no other."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -42,7 +41,6 @@ def run(
     done: int | None,
     observe: Observer,
     stop: Stop,
-    others_wait: Callable[[], bool] = lambda: False,
 ) -> Tree:
     """Run the rounds after `done` to the last; return the final server state (rank 0).
 
@@ -52,11 +50,9 @@ def run(
         done: None for a new run.
         observe: called on rank 0 after every round.
         stop: whether this rank has a reason to stop.
-        others_wait: whether others wait to join; asked on rank 0 after every round.
 
     Raises:
         Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
-        Joining: likewise, when others wait to join.
     """
     replay.forget()
     rank, between_reports = transport.rank, Stopwatch()
@@ -109,7 +105,7 @@ def run(
         told = np.zeros(now.num_told)
         if now.tells and rank == 0:
             told += client_seconds.pace(seconds_of, setup.placement.work)
-        asked = stop.agree(transport, watch.seconds, None if reported is None else reported.stop, others_wait, told)
+        asked = stop.agree(transport, watch.seconds, None if reported is None else reported.stop, told)
         pace = told if told.any() else pace
         _limit_waiting(setup, transport, stop.longest)
         if now.saves or asked:
@@ -118,7 +114,7 @@ def run(
             break
         if asked and now.round < setup.task.training.rounds:
             checkpoints.finish(transport)
-            raise stop.interruption(asked, now.round)
+            raise stop.interruption(now.round)
     checkpoints.finish(transport)
     return server
 

@@ -1,4 +1,4 @@
-"""When a run should pause before its last round: after a signal, before the end of a batch job, for others to join.
+"""When a run should pause before its last round: after a signal, or before the end of a batch job.
 
 Or end: by `training.stop`.
 """
@@ -22,15 +22,11 @@ from pflmpi.messages.calls import Call
 from pflmpi.transports.base import Transport
 
 _ROUNDS = 2.0  # as many of the longest rounds so far must still fit before the end of the job
-Pause = Literal["end", "stop", "join"]
+Pause = Literal["end", "stop"]
 
-_PAUSES: tuple[Pause | None, ...] = (None, "join", "stop", "end")  # in ascending order of precedence
+_PAUSES: tuple[Pause | None, ...] = (None, "stop", "end")  # in ascending order of precedence
 _NOTHING = np.empty(0)
 _SAME = 1.0  # seconds within which a launcher and Slurm may both send the same signal
-
-
-class Joining(Exception):
-    """Raised on all ranks after a complete round that is on disk: others wait to join."""
 
 
 class Stop:
@@ -67,35 +63,27 @@ class Stop:
         return self.longest, float(bool(self.reason))
 
     def agree(
-        self,
-        transport: Transport,
-        seconds: float,
-        said: np.ndarray | None,
-        others_wait: Callable[[], bool],
-        told: np.ndarray = _NOTHING,
+        self, transport: Transport, seconds: float, said: np.ndarray | None, told: np.ndarray = _NOTHING
     ) -> Pause | None:
         """Why all ranks pause or end after a round of so many seconds, if they do; `longest` is then that of all.
 
         Args:
             said: on rank 0, [R, 2] what each rank has `said`; None elsewhere.
-            others_wait: whether others wait to join; asked on rank 0.
             told: numbers that rank 0 has for all; overwritten on the others.
         """
         self.round_took(seconds)
         agreed = np.zeros(2 + len(told))
         if said is not None:
             longest, stops = max(said[:, 0].max(), self.longest), said[:, 1].any()
-            pause: Pause | None = "stop" if stops or self.reason else "join" if others_wait() else None
+            pause: Pause | None = "stop" if stops or self.reason else None
             pause = "end" if self.early.met else pause
             agreed[:] = [longest, _PAUSES.index(pause), *told]
         transport.broadcast(agreed.view(np.uint8))
         self.longest, told[:] = float(agreed[0]), agreed[2:]
         return _PAUSES[int(agreed[1])]
 
-    def interruption(self, pause: Pause, round: int) -> "Stopped | Joining":
-        """What all ranks raise for a pause after a round."""
-        if pause == "join":
-            return Joining()
+    def interruption(self, round: int) -> Stopped:
+        """What all ranks raise where they stop after a round."""
         return Stopped(f"{self.reason or 'another rank was asked to stop'}: stopped after round {round}")
 
 

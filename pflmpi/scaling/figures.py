@@ -124,7 +124,8 @@ def _predicted(among: dict[str, Results], name: str, key: str, divisor: float, s
     """The predicted values of an experiment; none where nothing was predicted."""
     points = [point for point in among[name].points if key in point.plan]
     values = np.array([point.plan[key] for point in points]) / divisor
-    return [Curve(_PLAN, _ranks(points), values, style=style, thin=True, source=name)] if points else []
+    label = _named(among, name, _PLAN)
+    return [Curve(label, _ranks(points), values, style=style, thin=True, source=name)] if points else []
 
 
 def _over_ranks(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pflmpi.analysis.drawing.files import PICTURES
+from pflmpi.analysis.drawing.rendering import PICTURES
 from pflmpi.analysis.formats import tabular
 from pflmpi.analysis.page import html
 from pflmpi.analysis.page.figures import draw_figures

@@ -56,7 +56,7 @@ def _predict_apart(config: Path, out: Path, resources: Resources, machines: Mach
     overrides = [f"runtime.transport={machines.transport}"] if resources.ranks > 1 else []
     words = [str(config), str(out), json.dumps(asdict(resources)), str(machines.cache), *overrides]
     done = subprocess.run(
-        [sys.executable, "-m", __name__, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [sys.executable, "-P", "-m", __name__, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
         last = (done.stderr.strip() or f"ended with {done.returncode}").splitlines()[-1]

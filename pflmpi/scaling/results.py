@@ -12,6 +12,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, Scaling, read
 from pflmpi.scaling.points import ScaleRun, runs
+from pflmpi.store import verify
 
 PARTS = ("compute", "evaluation", "exchange", "waiting", "checkpoint")
 
@@ -165,7 +166,7 @@ def results(out: Path) -> Results:
     scaling = read(out)
     if scaling is None:
         raise CheckpointError(f"{out} holds no scaling experiment; name the --out of `pflmpi scale`")
-    found = [_measured(one, out) for one in runs(scaling)]
+    found = [_measured(one, out, scaling.rounds) for one in runs(scaling)]
     expected: dict[tuple[int | None, int], str] = {}  # by what decides bits
     for _, run in found:
         if run is not None:
@@ -186,11 +187,11 @@ def results(out: Path) -> Results:
     return Results(out, scaling, points)
 
 
-def _measured(one: ScaleRun, out: Path) -> tuple[ScaleRun, MeasuredRun | None]:
+def _measured(one: ScaleRun, out: Path, rounds: int) -> tuple[ScaleRun, MeasuredRun | None]:
     record = records.read(one.record(out))
     if "digest" not in record:
         return one, None
-    found = columns(one.run(out))
+    found = columns(verify.metrics(one.run(out), rounds))
     if len(found["round"]) <= WARM_UP:
         raise CheckpointError(f"{one.run(out)} has lost its rounds; delete {one.record(out)}, and measure it again")
     return one, MeasuredRun(one, record, found)

@@ -15,11 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from zlib_ng import zlib_ng as zlib
 
-from pflmpi import atomic
+from pflmpi import atomic, regular_file
+from pflmpi.contained_hdf5 import is_virtual, refuse_external_links, refuse_other_sources, refuse_unstored
 from pflmpi.errors import CheckpointError, PflmpiError
 from pflmpi.store.checksums import Part, crc32, crc32_of_file
-from pflmpi.store.hdf5 import File, Group, Identifier, h5py, write_array, write_attribute
+from pflmpi.store.hdf5 import Dataset, File, Group, Identifier, h5py, write_array, write_attribute
 from pflmpi.store.large_files.target import Target
+from pflmpi.store.names import SHARD_NAME
 
 # 1: without `received`, `diagnostics` and descriptions; 2: booleans of clients are not known to be missing;
 # 3: `history` is the whole of metrics.csv.
@@ -28,6 +30,9 @@ FORMAT_VERSION = 4
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
 _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
+_PIECE = 1 << 25  # bytes of an array in memory while it is checked
+_KINDS = "biufcS"  # of arrays
+_SOURCE = re.compile(rf"\.|{SHARD_NAME.pattern}")  # of virtual datasets: the file itself, or a shard
 _SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 
@@ -76,7 +81,7 @@ def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int |
 def put(group: Group, path: str, array: np.ndarray, checksum: int | None = None) -> Identifier:
     """Store an array with the CRC-32 of its bytes, which is `checksum` if that is known; its identifier."""
     array = np.asarray(array, order="C")
-    assert array.dtype.kind in "biufcS", f"{path}: arrays of {array.dtype} cannot be stored"
+    assert array.dtype.kind in _KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
     dataset = write_array(group.id, path, array)
     write_attribute(dataset, "crc32", np.uint32(crc32(array) if checksum is None else checksum))
     return dataset
@@ -88,25 +93,69 @@ def get(group: Group, path: str) -> np.ndarray:
     Raises:
         CheckpointError: its bytes are not those that were written.
     """
-    dataset = group[path]
+    dataset = stored(group, path)
     array: np.ndarray = np.asarray(dataset[()])
-    expected = int(dataset.attrs["crc32"])
-    if (found := crc32(array)) != expected:
-        raise CheckpointError(
-            f"{dataset.name} in {group.file.filename} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
-        )
+    if problem := _other(dataset, crc32(array)):
+        raise CheckpointError(problem)
     return array
 
 
-def names(group: Group, prefix: str = "") -> list[str]:
+def damaged_arrays(path: Path) -> list[str]:
+    """Problems with the arrays of a file that have a checksum of their own; a piece at a time is in memory.
+
+    Raises:
+        CheckpointError: see `reading`.
+    """
+    with reading(path) as file:
+        arrays = [file[name] for name in names(file) if "crc32" in file[name].attrs]
+        return [problem for array in arrays if (problem := _other(array, _crc32_in_pieces(array)))]
+
+
+def _crc32_in_pieces(dataset: Dataset) -> int:
+    if not dataset.shape:
+        return crc32(np.asarray(dataset[()]))
+    found, at_once = 0, max(1, _PIECE * len(dataset) // max(dataset.nbytes, 1))
+    for start in range(0, len(dataset), at_once):
+        found = crc32(dataset[start : start + at_once], found)
+    return found
+
+
+def _other(dataset: Dataset, found: int) -> str | None:
+    """Says that an array has another CRC-32 than was written; None if it has not."""
+    if found == (expected := int(dataset.attrs["crc32"])):
+        return None
+    where = f"{dataset.name} in {dataset.file.filename}"
+    return f"{where} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
+
+
+def stored(group: Group, path: str) -> Dataset:
+    """A dataset whose values may be read: all of them are in this file.
+
+    Raises:
+        ValueError: they are not, or it is no array of numbers.
+    """
+    dataset = group[path]
+    refuse_unstored(dataset)
+    if dataset.dtype.kind not in _KINDS:
+        raise ValueError(f"{dataset.name} in it is of {dataset.dtype}, which no pflmpi writes")
+    return dataset
+
+
+def names(group: Group) -> list[str]:
     """Paths of all datasets below a group, sorted; virtual ones and those behind links too."""
     found: list[str] = []
-    for name, item in group.items():
-        found += [prefix + name] if isinstance(item, h5py.Dataset) else names(item, f"{prefix}{name}/")
+
+    def add(path: bytes) -> None:
+        if h5py.h5o.get_info(group.id, path).type == h5py.h5o.TYPE_DATASET:
+            found.append(path.decode())
+
+    if len(group):
+        group.id.links.visit(add)  # each group once, however many paths lead to it
     return sorted(found)
 
 
 def _opened(path: Path) -> File:
+    regular_file.check(path)
     try:  # No lock: the file never changes, and locks fail on some cluster file systems.
         return h5py.File(path, "r", locking=False)
     except OSError as error:
@@ -115,15 +164,21 @@ def _opened(path: Path) -> File:
         return h5py.File(path, "r")  # this process has it open already, with a lock
 
 
+# What h5py raises, and what a file of another form leads to.
+_OF_A_FILE = OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[File]:
     """Open a file for reading.
 
     Raises:
-        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also if reading in the block fails.
+        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also if what the block reads
+            is not there, or of another form.
     """
     try:
         with _opened(path) as file:
+            refuse_external_links(file)
             version = int(file.attrs["format_version"])
             if version > FORMAT_VERSION:
                 raise NewerFormatError(
@@ -135,7 +190,7 @@ def reading(path: Path) -> Iterator[File]:
         raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing") from error
-    except Exception as error:  # of a file of another form there may be any kind
+    except _OF_A_FILE as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise CheckpointError(f"{path} cannot be read: {' '.join(str(text).split())}") from error
 
@@ -153,8 +208,19 @@ def recorded_checksum(path: Path) -> Checksum:
 
 
 def damage(path: Path) -> str | None:
-    """Problem with the bytes of a file, or None; every byte is read."""
-    return _problem(path, whole=True)
+    """Problem with the bytes of a file, or with what they refer to, or None; every byte is read."""
+    if problem := _problem(path, whole=True):
+        return problem
+    try:
+        with reading(path) as file:
+            for name in names(file):
+                if is_virtual(file[name]):
+                    refuse_other_sources(file[name], _SOURCE)
+                else:
+                    stored(file, name)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def cut_short(path: Path) -> str | None:
@@ -167,9 +233,10 @@ def _problem(path: Path, whole: bool) -> str | None:
     if expected is None:
         return problem
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size - _HEAD_BYTES
-            found = Checksum(*crc32_of_file(file.fileno(), _HEAD_BYTES)) if whole else Checksum(size, expected.crc32)
+        with regular_file.opened(path) as file:
+            found = Checksum(os.fstat(file.fileno()).st_size - _HEAD_BYTES, expected.crc32)
+            if whole and found.bytes == expected.bytes:
+                found = Checksum(*crc32_of_file(file.fileno(), _HEAD_BYTES))
     except FileNotFoundError:
         return f"{path} is missing"
     except OSError as error:
@@ -184,7 +251,7 @@ def _problem(path: Path, whole: bool) -> str | None:
 def _head(path: Path) -> tuple[Checksum | None, str]:
     """Checksum of a file, or None and the problem."""
     try:
-        with path.open("rb") as file:
+        with regular_file.opened(path) as file:
             head = _HEAD.fullmatch(file.read(_HEAD_BYTES))
     except FileNotFoundError:
         return None, f"{path} is missing"

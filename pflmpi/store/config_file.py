@@ -8,7 +8,7 @@ from typing import Any
 
 from zlib_ng import zlib_ng as zlib
 
-from pflmpi import atomic
+from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import rounds
 from pflmpi.store.reading import read_attributes
@@ -31,7 +31,7 @@ def write(run: Path, text: str) -> None:
     atomic.write(path(run), content + _CHECKSUM + b"%08x\n" % zlib.crc32(content))
 
 
-def _recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def recorded(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """What "recorded" is in config.yaml, from the attributes of a round file."""
     known = {key: attributes[key] for key in _RECORDED if key in attributes}
     return known | {key: json.loads(known[key]) for key in ("versions", "code", "unseen") if key in known}
@@ -42,7 +42,7 @@ def from_checkpoint(run: Path) -> dict[str, Any]:
     for round in reversed(rounds(run)):
         with contextlib.suppress(CheckpointError, ValueError):  # ValueError: what should be JSON is not
             found = read_attributes(run, round)
-            return {"config": found["config"], **_recorded(found)}
+            return {"config": found["config"], **recorded(found)}
     return {}
 
 
@@ -51,7 +51,7 @@ def damage(run: Path) -> str | None:
     if not path(run).exists():
         return None
     try:
-        content = path(run).read_bytes()
+        content = regular_file.read(path(run))
     except OSError as error:
         return f"{path(run)} cannot be read: {error.strerror}"
     above, mark, checksum = content.rpartition(_CHECKSUM)

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pflmpi.contained_hdf5 import refuse_other_sources
 from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import Dataset, Group, Identifier, h5py, untimed, with_groups, write_attribute
 from pflmpi.store.layout import Layout
+from pflmpi.store.names import SHARD_NAME
 from pflmpi.store.shard import consecutive
 
 _BOOLEANS = {"FALSE": 0, "TRUE": 1, "MISSING": -1}
@@ -71,6 +73,16 @@ def join(
     dataset = h5py.h5d.create(group.id, path.encode(), kind, whole, creation, lcpl=with_groups())
     write_attribute(dataset, "missing", called)
     return dataset
+
+
+def kind_of(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of what a client keeps, of a joined dataset.
+
+    Raises:
+        ValueError: it shows rows of anything but shards.
+    """
+    refuse_other_sources(dataset, SHARD_NAME)
+    return tuple(dataset.shape[1:]), dtype_of(dataset)
 
 
 def dtype_of(dataset: Dataset) -> np.dtype:

@@ -7,7 +7,7 @@ import numpy as np
 
 from pflmpi.store import checked_hdf5
 from pflmpi.store.hdf5 import Group
-from pflmpi.store.names import cohort_name, shard_name
+from pflmpi.store.names import SHARD_NAME, cohort_name, shard_name
 
 NOWHERE = -1
 
@@ -99,10 +99,26 @@ def get(group: Group) -> Layout:
 
     Raises:
         CheckpointError: it is damaged.
+        ValueError: it is none that pflmpi writes.
     """
-    files = tuple(name.decode() for name in checked_hdf5.get(group, "files").tolist())
+    files = names_of_shards(checked_hdf5.get(group, "files"))
     cohorts = {name: checked_hdf5.get(group["cohorts"], name) for name in sorted(group["cohorts"])}
-    return Layout(cohorts, checked_hdf5.get(group, "file"), checked_hdf5.get(group, "row"), files)
+    file, row = checked_hdf5.get(group, "file"), checked_hdf5.get(group, "row")
+    everyone = np.sort(np.concatenate([np.empty(0, np.int64), *cohorts.values()]))
+    whole = np.array_equal(everyone, np.arange(len(file))) and file.shape == row.shape
+    ascending = all((np.diff(clients) > 0).all() for clients in cohorts.values())
+    if not (whole and ascending and ((file >= NOWHERE) & (file < len(files)) & (row >= NOWHERE)).all()):
+        raise ValueError("its layout names clients, files or rows that are not there")
+    return Layout(cohorts, file, row, files)
+
+
+def names_of_shards(stored: np.ndarray) -> tuple[str, ...]:
+    """The names in a layout [f]; one of another pattern, which could lead out of the run, raises `ValueError`."""
+    names = tuple(name.decode(errors="replace") for name in stored.tolist())
+    for name in names:
+        if not SHARD_NAME.fullmatch(name):
+            raise ValueError(f"its layout names {name!r}, which is no shard")
+    return names
 
 
 def _cohorts(cohort_of: np.ndarray) -> dict[str, np.ndarray]:

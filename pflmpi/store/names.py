@@ -5,8 +5,9 @@ from pathlib import Path
 
 SHARDS = "shards"
 
-_ROUND = re.compile(r"round_(\d{5,})\.h5")
-_SHARD = re.compile(r"round_(\d{5,})_rank_(\d{3,})\.h5")
+_ROUND = re.compile(r"round_([0-9]{5,})\.h5")
+_SHARD = re.compile(r"round_([0-9]{5,})_rank_([0-9]{3,})\.h5")
+SHARD_NAME = re.compile(rf"{SHARDS}/{_SHARD.pattern}")  # relative to the run folder
 
 
 def round_path(run: Path, round: int) -> Path:

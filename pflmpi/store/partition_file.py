@@ -2,13 +2,14 @@
 
 import csv
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from zlib_ng import zlib_ng as zlib
 
-from pflmpi import atomic
+from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.text import for_shell
 
@@ -49,7 +50,7 @@ def checksum(counts: SampleCounts) -> str:
 def damage(run: Path, expected: str) -> str | None:
     """Why the file is not the one with this checksum, or None."""
     try:
-        content = path(run).read_bytes()
+        content = regular_file.read(path(run))
     except OSError as error:
         return f"{path(run)} cannot be read: {error.strerror}; `pflmpi resume {for_shell(run)}` writes it anew"
     if _checksum(content) == expected:
@@ -65,11 +66,11 @@ def read(run: Path) -> SampleCounts | None:
     Raises:
         CheckpointError: the file is damaged.
     """
-    if not path(run).exists():
+    if not os.path.lexists(path(run)):
         return None
     try:
-        with open(path(run), newline="", encoding="utf-8") as file:
-            lines = list(csv.reader(file))
+        text = io.StringIO(regular_file.read(path(run)).decode(), newline="")
+        lines = list(csv.reader(text))
         if not lines or tuple(lines[0]) != _HEADER:
             raise ValueError("its first line is not " + ",".join(_HEADER))
         table = np.array([[int(word) for word in line] for line in lines[1:]], np.int64)

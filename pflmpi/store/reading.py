@@ -83,8 +83,9 @@ def read_checksums(run: Path, round: int) -> dict[str, Checksum]:
         group: Group = file["layout"]
         if "crc32" not in group:
             return {}
-        values = [checked_hdf5.get(group, name).tolist() for name in ("files", "bytes", "crc32")]
-    return {name.decode(): Checksum(size, crc32) for name, size, crc32 in zip(*values, strict=True)}
+        names = layouts.names_of_shards(checked_hdf5.get(group, "files"))
+        numbers = [checked_hdf5.get(group, name).tolist() for name in ("bytes", "crc32")]
+        return {name: Checksum(*values) for name, *values in zip(names, *numbers, strict=True)}
 
 
 def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
@@ -95,7 +96,7 @@ def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ..
         groups = {cohorts[0]: clients} if len(cohorts) == 1 else {name: clients[name] for name in sorted(clients)}
         return {
             cohort: {
-                path: (tuple(group[path].shape[1:]), joined.dtype_of(group[path]))
+                path: joined.kind_of(group[path])
                 for path in checked_hdf5.names(group)
                 if len(cohorts) == 1 or path != "client"
             }

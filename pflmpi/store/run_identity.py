@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, config_file
 from pflmpi.store.checked_hdf5 import Checksum
@@ -22,7 +23,9 @@ def new_run_id() -> str:
 def run_id(run: Path) -> str | None:
     """Id in RUN/config.yaml, or else in the newest checkpoint; None for a run of format 1, or a damaged config.yaml."""
     try:
-        found = _ID.search(config_file.path(run).read_text())  # a hundred times as quick as a YAML parser
+        found = _ID.search(
+            regular_file.read(config_file.path(run)).decode()
+        )  # a hundred times as quick as a YAML parser
         return found[1] if found else None
     except FileNotFoundError:
         return config_file.from_checkpoint(run).get("run")
@@ -32,11 +35,15 @@ def run_id(run: Path) -> str | None:
 
 def foreign(run: Path, round: int) -> str | None:
     """Why a round file belongs to another round or run, or None; a file of format 1 does not record its run."""
-    path, expected = round_path(run, round), run_id(run)
     try:
-        found = read_attributes(run, round)
+        return foreign_by(run, round, read_attributes(run, round))
     except CheckpointError as error:
         return str(error)
+
+
+def foreign_by(run: Path, round: int, found: Mapping[str, str | int | float]) -> str | None:
+    """`foreign` by the attributes of the file, which have been read."""
+    path, expected = round_path(run, round), run_id(run)
     if found["round"] != round:
         return f"{path} is the file of round {found['round']}; give it back its name"
     if expected is not None and "run" in found and found["run"] != expected:

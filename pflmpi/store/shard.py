@@ -71,7 +71,7 @@ def read_rows(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) ->
     """
     with checked_hdf5.reading(path) as file:
         group = file[cohort]
-        expected = group["row_crc32"][()]
+        expected = checked_hdf5.stored(group, "row_crc32")[()]
         if len(rows) and rows[-1] >= len(expected):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         runs = consecutive(rows)
@@ -96,14 +96,14 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
     if problem := checked_hdf5.cut_short(path):
         raise CheckpointError(problem)
     with checked_hdf5.reading(path) as file:
-        stored = file[cohort]["rows"]
-        if len(rows) and rows[-1] >= len(stored[leaf]):
+        if len(rows) and rows[-1] >= len(checked_hdf5.stored(file[cohort], "client")):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
         if (same := once.get(file[cohort], leaf, len(rows))) is not None:
             return same
-        if len(rows) == len(stored[leaf]):
-            return checked_hdf5.get(stored, leaf)
-        return _take(stored[leaf], rows, consecutive(rows))
+        stored = checked_hdf5.stored(file[cohort]["rows"], leaf)
+        if len(rows) == len(stored):
+            return checked_hdf5.get(file[cohort]["rows"], leaf)
+        return _take(stored, rows, consecutive(rows))
 
 
 def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray) -> str | None:
@@ -135,7 +135,7 @@ def consecutive(*columns: np.ndarray) -> list[slice]:
 def _leaf(cohort: Group, leaf: str, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     """Array [m, ...]: the given ascending rows [m] of a leaf."""
     same = once.get(cohort, leaf, len(rows))
-    return _take(cohort["rows"][leaf], rows, runs) if same is None else same
+    return _take(checked_hdf5.stored(cohort["rows"], leaf), rows, runs) if same is None else same
 
 
 def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:

@@ -12,9 +12,8 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
 from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import run_folder
+from pflmpi.store import run_folder, verify
 from pflmpi.store.lock import run_lock
-from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.recovery import recover_records
 from pflmpi.sweep.planned_run import PlannedRun
 
@@ -112,8 +111,12 @@ def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunSt
 
 def _stopped_early(run: Path, config: Config, done: int) -> bool:
     """Whether a run with a checkpoint of round `done` has nothing left to do by `training.stop`."""
-    lines = [line for line in metrics_file.read(run) if int(line["round"]) <= done]
-    return EarlyStop(config.training.stop, lines).met
+    if config.training.stop is None:
+        return False
+    try:
+        return EarlyStop(config.training.stop, verify.metrics(run, None).lines[:done]).met
+    except CheckpointError:
+        return False  # a continuation restores the metrics, and finds that nothing is left to do
 
 
 def prepare(task: CellTask, out: Path) -> None:

@@ -55,7 +55,7 @@ def run_cells(
     """
     started = {task.cell.name: task for task in tasks if task.command}
     outcome = SweepOutcome({task.cell.name: task.problem for task in tasks if task.state == "other"})
-    start = [sys.executable, "-m", "pflmpi"]
+    start = [sys.executable, "-P", "-m", "pflmpi"]
     commands = [
         LoggedCommand(name, [*launcher(task), *start, *task.command], task.cell.log(out))
         for name, task in started.items()

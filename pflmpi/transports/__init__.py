@@ -7,7 +7,6 @@ from functools import partial
 from typing import Literal, NoReturn
 
 from pflmpi.errors import ConfigError
-from pflmpi.transports import mpi_library
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import LAUNCHERS, Launch
 from pflmpi.transports.inprocess import InProcessTransport
@@ -28,7 +27,6 @@ def open_transport(
     name: Name,
     launch: Launch,
     timeout: float,
-    fault_tolerant: bool = False,
     late: Callable[[str], NoReturn] | None = None,
 ) -> Transport:
     """The requested transport, connected to all other ranks.
@@ -37,7 +35,6 @@ def open_transport(
         name: "auto" takes the one that fits the launch.
         launch: how the run was started.
         timeout: seconds that a call waits for the other ranks.
-        fault_tolerant: the other ranks continue when one dies.
         late: ends this process, with an error text, when MPI has not started in time, which raises nothing.
 
     Raises:
@@ -46,8 +43,6 @@ def open_transport(
     """
     if name == "auto":
         name = _fitting(launch)
-    if fault_tolerant:
-        refuse_unless_fault_tolerant(name, launch)
     if name == "inprocess":
         if launch.size > 1:
             raise ConfigError(
@@ -56,7 +51,7 @@ def open_transport(
             )
         return InProcessTransport()
     if name == "mpi":
-        return _open_mpi(launch, timeout, fault_tolerant, late)
+        return _open_mpi(launch, timeout, late)
     return _open_torch(launch, timeout)
 
 
@@ -67,25 +62,13 @@ def introduce(transport: Transport, peer: Peer) -> None:
     transport.peers = [Peer.from_json(one) for one in json.loads(text)]
 
 
-def refuse_unless_fault_tolerant(name: Name, launch: Launch) -> None:
-    """Raise `ConfigError` for `faults: continue` where ranks cannot continue when one dies."""
-    if name not in ("auto", "mpi") or launch.kind != "mpi" or not launch.fault_tolerant:
-        raise ConfigError(
-            f"runtime.faults = 'continue', but {LAUNCHERS[launch.kind]} has started this, without what ranks need to "
-            "continue when one dies; start with launch/mpirun --ft -n R (mpirun --with-ft ulfm --mca coll ^han,adapt), "
-            "or use stop: then torchrun --max-restarts, or a requeued job, continues from the newest checkpoint"
-        )
-
-
 def _fitting(launch: Launch) -> Name:
     if launch.kind == "mpi":
         return "mpi"
     return "inprocess" if launch.kind == "alone" else "torch"
 
 
-def _open_mpi(
-    launch: Launch, timeout: float, fault_tolerant: bool, late: Callable[[str], NoReturn] | None
-) -> Transport:
+def _open_mpi(launch: Launch, timeout: float, late: Callable[[str], NoReturn] | None) -> Transport:
     if launch.kind == "torchrun" and launch.size > 1:
         raise ConfigError(
             f"runtime.transport = 'mpi', but torchrun has started {launch.size} ranks, which MPI cannot connect; "
@@ -105,13 +88,7 @@ def _open_mpi(
             f"{LAUNCHERS[launch.kind]} has started {launch.size} ranks, but MPI sees {world_size()}; launcher and MPI "
             "library do not match: try srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), or the library's own mpirun"
         )
-    library = mpi_library.loaded()
-    if fault_tolerant and not (library and library.fault_tolerance):
-        raise ConfigError(
-            "runtime.faults = 'continue', but this MPI was built without ULFM; Open MPI 5 has it "
-            "(pip install 'pflmpi[mpi]'), or use stop"
-        )
-    return MpiTransport(timeout, fault_tolerant)
+    return MpiTransport(timeout)
 
 
 def _open_torch(launch: Launch, timeout: float) -> Transport:

@@ -1,4 +1,4 @@
-"""The contract of every transport: collective calls over ranks, and how a group of ranks begins, loses one and ends."""
+"""The contract of every transport: collective calls over ranks, and how a group of ranks begins and ends."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,12 +21,10 @@ class Transport(Collectives):
         name: of the transport.
         timeout: seconds that a call waits for the other ranks; may be changed between calls, equally on all ranks.
         peers: host and process of each rank; empty before `introduce`.
-        fault_tolerant: whether the other ranks can continue when one is lost.
         device_buffers: whether the library of this rank moves memory of a GPU; None where it does not say.
     """
 
     name: ClassVar[str]
-    fault_tolerant = False
     device_buffers: bool | None = None
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
@@ -47,17 +45,6 @@ class Transport(Collectives):
             ranks: those that do: all, or all but rank 0.
             device: of this rank.
         """
-
-    def all_well(self, well: bool) -> bool:
-        """Whether all ranks are well and none has been lost since: one answer for all that are left.
-
-        Every rank calls this after a step that survivors repeat together; `well` is false after a `RankLost`.
-        """
-        return well
-
-    def drop_lost(self) -> list[int]:
-        """Continue without the lost ranks, renumbered, after `all_well` was false; gives the old ranks of the lost."""
-        raise NotImplementedError(f"the {self.name} transport cannot continue without a rank")
 
     def close(self, goes_on: bool = False) -> None:
         """Disconnect, together with all other ranks, once; `goes_on`: this process may connect again."""

@@ -20,12 +20,9 @@ class Launch:
         kind: "alone" without a launcher; "slurm" for srun without MPI.
         rank, size: of the whole run.
         address: host:port where torch's ranks meet, unless torchrun says so; "" if unknown.
-        restarts: how often torchrun has restarted the ranks.
+        restarts: how often the ranks were started again, by torchrun, a wrapper in launch/, or `pflmpi run`.
         runs: how many runs this process has made before.
         jobs: what starts this process again, with how often it has, such as {"Slurm job 77": 1}.
-        id: the same for all ranks of this launch and for no others; "" if unknown.
-        fault_tolerant: whether mpirun was started with ULFM, so that ranks can continue when one dies, and with
-            settings that work.
     """
 
     kind: Literal["alone", "mpi", "torchrun", "slurm"]
@@ -35,13 +32,12 @@ class Launch:
     restarts: int = 0
     runs: int = 0
     jobs: Mapping[str, int] = field(default_factory=dict, compare=False)
-    id: str = field(default="", compare=False)
-    fault_tolerant: bool = False
 
 
 ALONE = Launch("alone", 0, 1)
 # What has started the processes of each kind of launch, in words.
 LAUNCHERS = {"alone": "nothing", "mpi": "mpirun or srun", "torchrun": "torchrun", "slurm": "srun"}
+RESTARTED = "PFLMPI_RESTARTED"  # how often all ranks were started again; set where they may be
 _NAMELESS = "none"  # what torchrun calls a run that was given no name
 _OURS = "pflmpi-"  # begins the name of a run whose ranks pflmpi has started, which nobody starts again
 
@@ -65,26 +61,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
     name = environ.get("TORCHELASTIC_RUN_ID", _NAMELESS)
     if name != _NAMELESS and not name.startswith(_OURS):
         jobs[f"torchrun {name}"] = restarts
-    return replace(
-        launch,
-        restarts=restarts,
-        jobs=jobs,
-        id=_id(environ, launch, restarts),
-        fault_tolerant=environ.get("OMPI_MCA_mpi_ft_enable") == "1" and environ.get("OMPI_MCA_coll") == "^han,adapt",
-    )
-
-
-def _id(environ: Mapping[str, str], launch: Launch, restarts: int) -> str:
-    """What only the ranks of a launch have in common; "" if nothing is known to be so."""
-    names: tuple[str, ...] = ()
-    if launch.kind == "torchrun":
-        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-    elif "PMIX_NAMESPACE" in environ and launch.kind == "mpi":
-        names = ("PMIX_NAMESPACE",)
-    elif in_step(environ) and num_tasks(environ) == str(launch.size):  # not a daemon of mpirun, one per node
-        names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    known = [environ[name] for name in names if name in environ]
-    return " ".join([*known, str(restarts)]) if known else ""
+    return replace(launch, restarts=restarts + _count(environ, RESTARTED), jobs=jobs)
 
 
 def _innermost(environ: Mapping[str, str]) -> Launch:

@@ -4,11 +4,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from pflmpi.errors import RankLost, TransportError
+from pflmpi.errors import TransportError
 from pflmpi.transports.base import Transport
 from pflmpi.transports.collectives import chunks
 from pflmpi.transports.gpu.memory import LEAST, Buffer, wait_for_kernels
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _TAG = 1
-_APART, _MOST_APART = 0.5, 8  # seconds between the aborts of survivors by rank, and how many ranks are kept apart
 _FORWARDED = 0.2  # seconds for the launcher to pass on what was shown: an abort now and then overtakes it
-_REPAIRS = 10  # attempts, each of which another death may spoil
 
 
 def world_size() -> int:
@@ -42,23 +40,17 @@ class MpiTransport(Transport):
 
     Args:
         timeout: seconds that a call waits for the other ranks.
-        fault_tolerant: the other ranks can continue when one dies (ULFM), as far as the launcher's settings allow it.
     """
 
     name = "mpi"
 
-    def __init__(self, timeout: float, fault_tolerant: bool = False) -> None:
+    def __init__(self, timeout: float) -> None:
         super().__init__(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), timeout)
-        self.fault_tolerant = fault_tolerant
         library = loaded()
         self.device_buffers = None if library is None else library.device_buffers
         self._between_gpus = False
-        self._finalize = True
-        self._under_way: list[MPI.Request] = []
-        self._interrupted: list[MPI.Request] = []  # by a loss; they hold their buffers, which must outlive them
-        if fault_tolerant:
-            MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
-        self._use(MPI.COMM_WORLD.Dup())  # other libraries' messages on the world do not mix with ours
+        self._under_way: list[MPI.Request] = []  # they hold their buffers, which must outlive them
+        self._comm = MPI.COMM_WORLD.Dup()  # other libraries' messages on the world do not mix with ours
 
     def use_gpus(self, ranks: Sequence[int], device: "torch.device") -> None:
         """Broadcast from GPU to GPU, which the libraries of all ranks can; see the base class."""
@@ -68,48 +60,12 @@ class MpiTransport(Transport):
         """Whether as many bytes are sent from GPU to GPU; see the base class."""
         return self._between_gpus and size >= LEAST
 
-    def all_well(self, well: bool) -> bool:
-        """Agree, although ranks may die in it; see the base class."""
-        if not self.fault_tolerant:
-            return well
-        if well:
-            try:
-                self.barrier()  # has a time limit, and leaves the core to others
-            except RankLost:
-                well = False
-        return _agreed(self._comm, well)
-
-    def drop_lost(self) -> list[int]:
-        """Shrink the communicator; see the base class."""
-        self._finalize = False  # it would sometimes wait for the dead for ever
-        for _ in range(_REPAIRS):
-            new = cast(MPI.Intracomm, self._comm.Shrink())
-            new.Set_errhandler(MPI.ERRORS_RETURN)
-            if _agreed(new, True):
-                break
-        else:
-            raise TransportError(f"ranks died in {_REPAIRS} repairs one after the other; `pflmpi resume` continues")
-        group = self._comm.Get_group()
-        gone = sorted(MPI.Group.Difference(group, new.Get_group()).Translate_ranks(group=group))
-        if not gone:
-            raise TransportError("MPI failed although all ranks are alive; `pflmpi resume` continues")
-        self._use(new)
-        self.peers = [peer for rank, peer in enumerate(self.peers) if rank not in gone]
-        return gone
-
     def abort(self, code: int) -> NoReturn:
         """Stop all ranks; the launcher ends with the exit code."""
         flush_output()
-        # When survivors abort at the same moment, Open MPI's launcher now and then hangs; the first abort ends all.
-        time.sleep(_FORWARDED + (_APART * min(self.rank, _MOST_APART) if self.fault_tolerant else 0))
+        time.sleep(_FORWARDED)
         self._comm.Abort(code)
         os._exit(code)
-
-    def _use(self, comm: MPI.Intracomm) -> None:
-        if self.fault_tolerant:
-            comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._comm = comm
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
 
     def _broadcast(self, buffer: Buffer) -> None:
         with self._together("broadcast"):
@@ -150,13 +106,9 @@ class MpiTransport(Transport):
             pass
 
     def _close(self) -> None:
-        if self.fault_tolerant:
-            self._finalize &= self.all_well(True)  # who dies now is not needed any more
-        else:
-            self.barrier()  # MPI_Finalize waits for all ranks without a time limit and without a pause
-        if self._finalize:
-            self._comm.Free()
-            finalize(MPI, self._goes_on)
+        self.barrier()  # MPI_Finalize waits for all ranks without a time limit and without a pause
+        self._comm.Free()
+        finalize(MPI, self._goes_on)
 
     @contextmanager
     def _together(self, operation: str) -> Iterator[None]:
@@ -170,10 +122,7 @@ class MpiTransport(Transport):
             yield
             self._under_way = []
         except MPI.Exception as error:
-            self._interrupted += self._under_way
-            # A non-blocking collective may report a death as MPI_ERR_OTHER, so the repair finds out what it was.
-            loss = RankLost if self.fault_tolerant else TransportError
-            raise loss(lost(operation, error, "" if self.fault_tolerant else ended(self.peers))) from error
+            raise TransportError(lost(operation, error, ended(self.peers))) from error
         except TimeIsUp as late:
             who = names(absent(self._comm), self.peers)
             raise TransportError(timed_out(operation, late.seconds, who)) from late
@@ -181,13 +130,3 @@ class MpiTransport(Transport):
     def _move(self, requests: list[MPI.Request]) -> None:
         self._under_way += requests
         wait(lambda: MPI.Request.Testall(requests), self.timeout, longest=SHORTEST)
-
-
-def _agreed(comm: MPI.Intracomm, well: bool) -> bool:
-    """Whether all ranks of a communicator are well and alive, on all ranks alike."""
-    if not well and not comm.Is_revoked():
-        comm.Revoke()  # wakes the ranks that do not talk to the dead one
-    try:
-        return bool(comm.Agree(int(well)))
-    except MPI.Exception:  # a rank has died
-        return False

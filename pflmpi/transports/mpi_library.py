@@ -18,12 +18,10 @@ class MpiLibrary:
         name: with its version, such as "Open MPI 5.0.11".
         device_buffers: whether it can send from GPU memory; None where it does not say, or not before it is
             initialised.
-        fault_tolerance: whether it was built with ULFM.
     """
 
     name: str
     device_buffers: bool | None
-    fault_tolerance: bool
 
 
 def loaded() -> MpiLibrary | None:
@@ -31,7 +29,7 @@ def loaded() -> MpiLibrary | None:
     library = opened()
     if library is None:
         return None
-    return MpiLibrary(_name(library), _device_buffers(library), hasattr(library, "MPIX_Comm_revoke"))
+    return MpiLibrary(_name(library), _device_buffers(library))
 
 
 def opened() -> ctypes.CDLL | None:

@@ -37,8 +37,6 @@ class TorchTransport(Transport):
     Args:
         launch: this process; the ranks meet at its `address`, or where torchrun's variables say.
         timeout: seconds that a call waits for the other ranks, and that the start waits for all to arrive.
-        rendezvous: the store in which they meet instead; rank 0 hosts it.
-        before: what this process used before, to be closed with this.
 
     Raises:
         TransportError: not all ranks arrived within the time limit.
@@ -46,17 +44,15 @@ class TorchTransport(Transport):
 
     name = "torch"
 
-    def __init__(
-        self, launch: Launch, timeout: float, rendezvous: Store | None = None, before: Transport | None = None
-    ) -> None:
+    def __init__(self, launch: Launch, timeout: float) -> None:
         super().__init__(launch.rank, launch.size, timeout)
-        self._hosted, self._before = rendezvous is not None or in_rank_0(), before
+        self._hosted = in_rank_0()
         self._limit = timeout  # that torch knows of
         self._arrivals: Arrivals | None = None
         self._gpus: GpuGroup | None = None
         check_interfaces("GLOO_SOCKET_IFNAME")
         with self._translated_errors("the start"):
-            store = within(timeout + _LEEWAY, lambda: connect(launch, timeout)) if rendezvous is None else rendezvous
+            store = within(timeout + _LEEWAY, lambda: connect(launch, timeout))
             within(timeout + _LEEWAY, lambda: _start_gloo(store, launch, timeout))
         self._arrivals = Arrivals(store, launch.rank, launch.size, self._hosted)
 
@@ -75,18 +71,7 @@ class TorchTransport(Transport):
     def abort(self, code: int) -> NoReturn:
         """End this process; the launcher stops the others, and those that wait for it lose their connection."""
         flush_output()
-        if self._before is not None and self._before.size > 1:
-            self._before.abort(code)
         os._exit(code)  # an orderly exit would wait for ranks that never answer
-
-    def disband(self) -> Transport | None:
-        """Leave the group, for another one; what is then still to be closed. No rank waits for another."""
-        self._closed = True
-        if self._arrivals is not None:
-            self._arrivals.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        return self._before
 
     def _broadcast(self, buffer: Buffer) -> None:
         if self._gpus and self._gpus.carries(buffer.nbytes):
@@ -114,9 +99,9 @@ class TorchTransport(Transport):
     def _close(self) -> None:
         self.barrier()  # no rank leaves while another still reads from it
         with self._translated_errors("the end"):
-            before = self.disband()
-        if before is not None:
-            before.close()
+            if self._arrivals is not None:
+                self._arrivals.close()
+            dist.destroy_process_group()
 
     def _collective(
         self, operation: str, array: Buffer, start: Callable[[Tensor], dist.Work | None], size: int | None = None

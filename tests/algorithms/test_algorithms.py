@@ -43,7 +43,7 @@ def other(seed: int, like: tree.Tree) -> tree.Tree:
 
 def test_local_is_plain_sgd_and_sends_nothing() -> None:
     task, one = small_task.task(), small_task.batch(0)
-    state, up = Local().client_update(task, Local().init_client(task, 0), {}, small_task.data([one]))
+    state, up = Local().client_update(task, Local().init_client(task), {}, small_task.data([one]))
     w = small_task.to_numpy(task.init())
     small_task.assert_close(state["model"], step(w, numpy_network.gradients(w, *small_task.flat(one))))
     assert up == {} and Local().uplink(task) == {} and Local().downlink(task) == {}
@@ -107,7 +107,7 @@ def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
     "algorithm", [FedProto(), FedProto(loss_on="means"), PFedPM(), FedFCD(alternation="batch")], ids=repr
 )
 def test_batch_norm_is_in_training_mode_under_losses_of_class_means(algorithm: Algorithm) -> None:
-    task, client = normed_model.task(), algorithm.init_client(normed_model.task(), 0)
+    task, client = normed_model.task(), algorithm.init_client(normed_model.task())
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
     state, _ = algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
     assert not torch.equal(tree.at(state, "model/stats/mean"), tree.at(client, "model/stats/mean"))
@@ -336,9 +336,9 @@ def test_fedgmh_can_keep_its_own_critical_entries_and_take_the_others() -> None:
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     own = FedGMH(critical_from="own", critical_share=0.4)
     heads = other(4, own.init_server(task)["heads"])
-    first, _ = own.client_update(task, own.init_client(task, 0), {"heads": heads}, data)
+    first, _ = own.client_update(task, own.init_client(task), {"heads": heads}, data)
     everywhere = FedGMH(critical_share=0.4)
-    client = everywhere.init_client(task, 0)
+    client = everywhere.init_client(task)
     client["critical"] = tree.map(torch.ones_like, client["critical"])
     whole, _ = everywhere.client_update(task, client, {"heads": heads}, data)
     assert same(first["model"], whole["model"]), "none is critical before: the whole head is the global heads'"
@@ -354,7 +354,7 @@ def test_fedgmh_without_critical_entries_keeps_the_local_head() -> None:
     task, data = small_task.task(), small_task.data([small_task.batch(0)])
     algorithm = FedGMH(critical_share=0.0)
     mine, _ = algorithm.client_update(
-        task, algorithm.init_client(task, 0), {"heads": other(4, algorithm.init_server(task)["heads"])}, data
+        task, algorithm.init_client(task), {"heads": other(4, algorithm.init_server(task)["heads"])}, data
     )
     theirs, _ = Local().client_update(task, {"model": task.init()}, {}, data)
     assert same(mine["model"], theirs["model"])
@@ -364,14 +364,14 @@ def test_fedgmh_is_evaluated_with_the_new_heads_mixed_in_where_asked() -> None:
     task, one = small_task.task(), small_task.batch(0)
     algorithm, plain = FedGMH(critical_share=0.4, evaluated="mixed"), FedGMH(critical_share=0.4)
     assert algorithm.predicts_with == ("heads",) and plain.predicts_with == ()
-    client = algorithm.init_client(task, 0)
+    client = algorithm.init_client(task)
     heads = other(4, algorithm.init_server(task)["heads"])
     untrained = algorithm.predict(task, client, {"heads": heads}, one.x)
     assert torch.equal(untrained, task.predict(client["model"], one.x)), (
         "a client that has not trained has its own head"
     )
     state, _ = algorithm.client_update(task, client, {"heads": heads}, small_task.data([one]))
-    trained, _ = plain.client_update(task, plain.init_client(task, 0), {"heads": heads}, small_task.data([one]))
+    trained, _ = plain.client_update(task, plain.init_client(task), {"heads": heads}, small_task.data([one]))
     assert same(state["model"], trained["model"]) and "shares" not in trained, "training is the same"
 
     fresh = other(5, heads)
@@ -388,7 +388,7 @@ def test_fedgmh_is_evaluated_with_the_new_heads_mixed_in_where_asked() -> None:
 def test_fedgmh_evaluates_a_client_that_has_not_trained_with_its_own_head(variant: str) -> None:
     task, x = small_task.task(), small_task.batch(0).x
     algorithm = FedGMH(variant=variant, evaluated="mixed")  # type: ignore[arg-type]
-    client = algorithm.init_client(task, 0)
+    client = algorithm.init_client(task)
     published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
     assert torch.equal(algorithm.predict(task, client, published, x), task.predict(client["model"], x))
 
@@ -399,7 +399,7 @@ def test_fedgmh_trains_the_same_however_it_is_evaluated(variant: str) -> None:
     for evaluated in ("trained", "mixed"):
         algorithm = FedGMH(variant=variant, evaluated=evaluated)  # type: ignore[arg-type]
         published = algorithm.publish(task, {"heads": other(4, algorithm.init_server(task)["heads"])}, np.arange(4))
-        states.append(algorithm.client_update(task, algorithm.init_client(task, 0), published, data)[0])
+        states.append(algorithm.client_update(task, algorithm.init_client(task), published, data)[0])
     assert same(states[0]["model"], states[1]["model"])
 
 

@@ -152,7 +152,7 @@ def test_with_alpha_1_it_is_local_bit_for_bit(tmp_path: Path) -> None:
 def test_statistics_of_each_model_follow_its_own_passes_once_per_minibatch(bn: str) -> None:
     task, batches = comparisons.with_batch_norm(bn=bn), BATCHES[:1]
     received = APFL().publish(task, APFL().init_server(task), np.arange(1))
-    client = APFL(alpha=1.0).init_client(task, 0)
+    client = APFL(alpha=1.0).init_client(task)
     fixed, up = APFL(adaptive=False).client_update(task, client, received, comparisons.data_of({"train": batches}))
     learned, _ = APFL().client_update(task, client, received, comparisons.data_of({"train": batches}))
     assert ("stats" in up["model"]) == (bn == "average") and ("stats" in fixed) == (bn == "local")
@@ -180,7 +180,7 @@ def test_statistics_are_mixed_for_prediction(bn: str) -> None:
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_lanes_agree_with_the_loop_under_batch_norm(bn: str) -> None:
     task = comparisons.with_batch_norm(bn=bn)
-    fresh = APFL().init_client(task, 0)
+    fresh = APFL().init_client(task)
     client = {**fresh, "own": tree.map(lambda leaf: leaf * 1.5 + 0.1, fresh["own"])}
     check_lanes(task, APFL(), client, APFL().publish(task, APFL().init_server(task), np.arange(1)), ("train",))
 

@@ -19,14 +19,14 @@ from pflmpi.messages.kinds import Chosen, OneOf, Own
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_local_training_is_in_training_mode_and_moves_the_statistics(name: str, bn: str) -> None:
     task, algorithm = normed_model.task(bn=bn), ALGORITHMS[name]()
-    client, kinds = algorithm.init_client(task, 0), algorithm.downlink(task)
+    client, kinds = algorithm.init_client(task), algorithm.downlink(task)
     published = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
     down = {name: tree.row(one, 0) if type(kinds[name]) in (Own, Chosen) else one for name, one in published.items()}
     down |= {name: one_of(published[name], 0) for name, kind in kinds.items() if isinstance(kind, OneOf)}
     for chosen, kind in kinds.items():
         if isinstance(kind, Chosen):  # of nobody
             down[chosen] = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=leaf.dtype), kind.like) | down[chosen]
-    down |= algorithm.init_received(task, 0)
+    down |= algorithm.init_received(task)
     batch = dataclasses.replace(small_task.batch(0), key=torch.tensor(1))
     passes = {one: [batch] for one in algorithm.passes(task, 1)}
     state, up = algorithm.client_update(task, client, down, comparisons.data_of(passes))

@@ -119,12 +119,12 @@ def test_only_the_global_model_travels_and_its_mean_is_plain() -> None:
 def test_each_model_has_batch_norm_statistics_of_its_own(bn: str) -> None:
     task, data = comparisons.with_batch_norm(bn=bn), small_task.data([small_task.batch(0)])
     algorithm = Ditto()
-    client = algorithm.init_client(task, 0)
+    client = algorithm.init_client(task)
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
     state, up = algorithm.client_update(task, client, down, data)
     assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")
     assert ("stats" in up["model"]) == (bn == "average")
-    theirs, sent = FedAvg().client_update(task, FedAvg().init_client(task, 0), down, data)
+    theirs, sent = FedAvg().client_update(task, FedAvg().init_client(task), down, data)
     assert comparisons.same(up["model"], sent["model"]) and all(comparisons.same(state[k], theirs[k]) for k in theirs)
     assert not comparisons.same(state["personal"]["stats"], client["personal"]["stats"])
 

@@ -41,7 +41,7 @@ class TestFedPAC(AlgorithmTests):
 
 def test_fedbabu_trains_the_body_alone_under_the_initial_head() -> None:
     task, algorithm = small_task.task(), load("fedbabu.py:FedBABU")()
-    client, received = algorithm.init_client(task, 0), comparisons.model(1)
+    client, received = algorithm.init_client(task), comparisons.model(1)
     batches = [small_task.batch(seed) for seed in (0, 1)]
     state, up = algorithm.client_update(
         task, client, {"body": {"body": received["body"]}}, comparisons.data_of({"train": batches})
@@ -59,7 +59,7 @@ def test_fedbabu_trains_the_body_alone_under_the_initial_head() -> None:
 def test_fedbabu_is_tested_after_fine_tuning_the_fresh_body(fine_tuned: str, moved: tuple[str, ...]) -> None:
     task, algorithm = small_task.task(), load("fedbabu.py:FedBABU")(fine_tuned=fine_tuned)
     assert algorithm.passes(task, 1)["fine_tuning"].epochs == 5 and load("fedbabu.py:FedBABU")().fine_tuned == "model"
-    client, received, one = algorithm.init_client(task, 0), comparisons.model(1), small_task.batch(3)
+    client, received, one = algorithm.init_client(task), comparisons.model(1), small_task.batch(3)
     data = comparisons.data_of({"fine_tuning": [one]})
     found = algorithm.adapt(task, client, {"body": {"body": received["body"]}}, data)
     w = small_task.to_numpy({"body": received["body"], **client})
@@ -70,7 +70,7 @@ def test_fedbabu_is_tested_after_fine_tuning_the_fresh_body(fine_tuned: str, mov
 def test_fedala_trains_its_weights_as_equation_5_says() -> None:
     task, algorithm = small_task.task(), load("fedala.py:FedALA")(weight_lr=0.7, longest=1)
     own, received = comparisons.model(1), comparisons.model(2)
-    batch, state = small_task.batch(0), algorithm.init_client(task, 0)
+    batch, state = small_task.batch(0), algorithm.init_client(task)
     state = {**state, "model": own, "again": torch.tensor(1)}
     data = comparisons.data_of({"weights0": [batch], "train": []})
     found, up = algorithm.client_update(task, state, {"model": received}, data)

@@ -23,7 +23,7 @@ LR, D = 0.1, small_task.FEATURES
 def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
     """State and message with random entries everywhere."""
     task = small_task.task()
-    client, server = FedCP().init_client(task, 0), FedCP().init_server(task)
+    client, server = FedCP().init_client(task), FedCP().init_server(task)
     return numeric_gradients.varied(client, seed), {
         "model": numeric_gradients.varied(tree.part(server, "model"), seed + 1)
     }
@@ -122,7 +122,7 @@ def test_body_head_and_gate_step_at_once_on_the_whole_loss() -> None:
 
 def test_the_context_is_that_of_the_personal_head_from_the_first_round_on() -> None:
     """The authors begin with random numbers."""
-    client = FedCP().init_client(small_task.task(), 0)
+    client = FedCP().init_client(small_task.task())
     rows = client["head"]["weight"].double().numpy()  # type: ignore[index]
     np.testing.assert_allclose(context(client["head"]), unit(rows.sum(0)), rtol=0, atol=1e-6)  # type: ignore[arg-type]
 
@@ -151,7 +151,7 @@ def test_everyone_starts_from_the_same_gate_and_means_are_by_samples() -> None:
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_go_with_the_body_or_stay_and_features_agree_at_first(bn: str) -> None:
     task = comparisons.with_batch_norm(bn=bn)
-    client = FedCP().init_client(task, 0)
+    client = FedCP().init_client(task)
     down = FedCP().publish(task, FedCP().init_server(task), np.arange(4))
     before = tree.clone({**down, "client": client})
     data = small_task.data([keyed(0)], LR)

@@ -176,8 +176,8 @@ def test_without_alignment_fusion_and_hierarchy_it_is_local() -> None:
     down = received()
     down["head"] = tree.map(torch.zeros_like, down["head"])
     algorithm = FedFCD(align_weight=0, variant="without_hierarchy")
-    mine, _ = algorithm.client_update(task, algorithm.init_client(task, 1), down, data)
-    theirs, _ = Local().client_update(task, Local().init_client(task, 1), {}, data)
+    mine, _ = algorithm.client_update(task, algorithm.init_client(task), down, data)
+    theirs, _ = Local().client_update(task, Local().init_client(task), {}, data)
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(tree.leaves(mine), tree.leaves(theirs), strict=True))
 
 

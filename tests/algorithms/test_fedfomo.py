@@ -98,7 +98,7 @@ def test_a_client_weighs_mixes_and_then_trains_on_the_other_samples() -> None:
 
 def test_lanes_keep_what_each_of_them_mixed() -> None:
     algorithm, task = FedFomo(received_models=2), small_task.task().replace(batched=True)
-    clients = [algorithm.init_client(task, one) | {"before": comparisons.model(2 + one)} for one in (0, 1)]
+    clients = [algorithm.init_client(task) | {"before": comparisons.model(2 + one)} for one in (0, 1)]
     downs = [candidates([3, NOBODY]), candidates([1, 2])]
     batches = {"train": small_task.batch(0), "held_out": small_task.batch(5)}
     padded = {name: [small_task.padded(one.x, one.y, torch.ones(6))] for name, one in batches.items()}
@@ -129,7 +129,7 @@ def test_held_out_samples_are_not_trained_on() -> None:
 def test_in_the_first_round_nobody_is_a_candidate_and_the_client_trains_alone() -> None:
     """A defect of public code: copies of initial models are candidates."""
     task, algorithm = small_task.task(), FedFomo(received_models=2)
-    client = algorithm.init_client(task, 1)
+    client = algorithm.init_client(task)
     down = algorithm.publish(task, algorithm.init_server(task), np.array([1, 3]))
     assert down["candidates"]["clients"].tolist() == [[NOBODY] * 2] * 2  # type: ignore[union-attr]
     data = comparisons.data_of({"train": [small_task.batch(0)], "held_out": [small_task.batch(5)]}, LR)
@@ -242,9 +242,9 @@ def test_what_cannot_work_is_refused(models: int, training: dict, says: str) -> 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_are_mixed_or_stay(bn: str) -> None:
     task, algorithm = comparisons.with_batch_norm(bn=bn), FedFomo(received_models=1)
-    client = algorithm.init_client(task, 0)
+    client = algorithm.init_client(task)
     assert ("stats" in client["before"]) == (bn == "average") and "stats" in client["model"]
-    models = tree.stack([only(task.init(1), ("body", "head", *task.shared_stats))])
+    models = tree.stack([only(task.init(), ("body", "head", *task.shared_stats))])
     down: Any = {"candidates": {"model": models, "clients": torch.tensor([1])}}
     data = comparisons.data_of({"train": [small_task.batch(0)], "held_out": [small_task.batch(5)]}, LR)
     state, up = algorithm.client_update(task, client, down, data)
@@ -253,6 +253,6 @@ def test_batch_norm_statistics_are_mixed_or_stay(bn: str) -> None:
 
 
 def test_padding_alone_changes_nothing() -> None:
-    alone = FedFomo(received_models=2).init_client(small_task.task(), 0)["mix"]
+    alone = FedFomo(received_models=2).init_client(small_task.task())["mix"]
     client = {"model": comparisons.model(1), "before": comparisons.model(2), "mix": alone}
     comparisons.check_padding(FedFomo(received_models=2), client, candidates([3, NOBODY]), ("held_out", "train"))

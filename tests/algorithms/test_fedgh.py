@@ -86,8 +86,8 @@ def test_the_first_round_trains_the_body_as_local_training_does() -> None:
     task, data = small_task.task(), small_task.data([small_task.batch(0), small_task.batch(1)])
     algorithm = FedGH()
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
-    mine, _ = algorithm.client_update(task, algorithm.init_client(task, 2), down, data)
-    theirs, _ = Local().client_update(task, Local().init_client(task, 2), {}, data)
+    mine, _ = algorithm.client_update(task, algorithm.init_client(task), down, data)
+    theirs, _ = Local().client_update(task, Local().init_client(task), {}, data)
     assert same(mine["body"], theirs["model"]["body"])
 
 
@@ -95,7 +95,7 @@ def test_client_0_does_not_move_the_servers_head_by_its_training() -> None:
     """A defect of public code: the server's head is the same object as client 0's."""
     task, algorithm = small_task.task(), FedGH()
     server = algorithm.init_server(task)
-    client, down = algorithm.init_client(task, 0), algorithm.publish(task, server, np.arange(4))
+    client, down = algorithm.init_client(task), algorithm.publish(task, server, np.arange(4))
     algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
     assert same(server, algorithm.init_server(task)), "training changed the server's head"
     assert same(algorithm.publish(task, server, np.arange(4))["head"], task.init()["head"])

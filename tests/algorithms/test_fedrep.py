@@ -24,7 +24,7 @@ def data(head: list[Batch], body: list[Batch]) -> ClientData:
 def start(task: Task) -> tuple[tree.Tree, tree.Tree]:
     """A client's head and a received body that is not the one it started with."""
     received = tree.map(lambda entry: entry + 0.1, only(task.init(), ("body", *task.shared_stats)))
-    return FedRep().init_client(task, 0), received
+    return FedRep().init_client(task), received
 
 
 def same(a: tree.Tree, b: tree.Tree) -> bool:

@@ -134,7 +134,7 @@ def test_the_server_averages_body_and_generic_head_by_samples() -> None:
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_go_with_the_body_or_stay(bn: str) -> None:
     task = comparisons.with_batch_norm(bn=bn)
-    client, server = FedRoD().init_client(task, 0), FedRoD().init_server(task)
+    client, server = FedRoD().init_client(task), FedRoD().init_server(task)
     down = FedRoD().publish(task, server, np.arange(4))
     state, up = FedRoD().client_update(task, client, down, small_task.data([small_task.batch(0)], LR))
     assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")

@@ -217,8 +217,8 @@ def test_batch_norm_statistics_are_averaged_in_the_cluster_or_stay(bn: Any, trav
     algorithm = FeSEM(num_clusters=1)
     messages = [algorithm.uplink(task)["model"], algorithm.downlink(task)["centre"]]
     assert ["stats" in message.like for message in messages] == [travels, travels]  # type: ignore[union-attr]
-    assert ("stats" in algorithm.init_client(task, 0)) != travels
-    server, client, x = algorithm.init_server(task), algorithm.init_client(task, 0), torch.ones(2, 1, 8, 8)
+    assert ("stats" in algorithm.init_client(task)) != travels
+    server, client, x = algorithm.init_server(task), algorithm.init_client(task), torch.ones(2, 1, 8, 8)
     assert ("stats" in server["centres"]) == travels  # type: ignore[operator]
     centre = one_of(algorithm.publish(task, server, np.array([0]))["centre"], 0)
     assert torch.equal(algorithm.predict(task, client, {"centre": centre}, x), task.predict(task.init(), x))

@@ -20,7 +20,7 @@ LR = 0.1
 def client_and_down(seed: int) -> tuple[tree.Tree, dict[str, tree.Tree]]:
     """State and message with random entries everywhere; no label shares yet."""
     task = small_task.task()
-    client, server = GPFL().init_client(task, 0), GPFL().init_server(task)
+    client, server = GPFL().init_client(task), GPFL().init_server(task)
     client = {**client, "head": numeric_gradients.varied(client["head"], seed)}
     return client, {"shared": numeric_gradients.varied(server["shared"], seed + 1)}
 
@@ -106,7 +106,7 @@ def test_label_shares_are_over_all_training_data() -> None:
 
 def test_a_client_that_has_not_trained_is_tested_without_a_personal_condition() -> None:
     task, x = small_task.task(), small_task.batch(9).x
-    client, server = GPFL().init_client(task, 2), GPFL().init_server(task)
+    client, server = GPFL().init_client(task), GPFL().init_server(task)
     down = GPFL().publish(task, server, np.arange(4))
     w = numeric_gradients.weights({**down["shared"], **client})
     z = numeric_gradients.features(w, x.flatten(1).double().numpy())
@@ -152,7 +152,7 @@ def test_everyone_starts_from_the_same_valve_and_normal_embeddings() -> None:
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_go_with_the_body_or_stay(bn: str) -> None:
     task = comparisons.with_batch_norm(bn=bn)
-    client = GPFL().init_client(task, 0)
+    client = GPFL().init_client(task)
     down = GPFL().publish(task, GPFL().init_server(task), np.arange(4))
     state, up = GPFL().client_update(task, client, down, small_task.data([small_task.batch(0)], LR))
     assert tree.differences(state, client) == [] and ("stats" in state) == (bn == "local")

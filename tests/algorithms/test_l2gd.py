@@ -111,7 +111,7 @@ def test_averaged_batch_norm_statistics_are_drawn_too_and_local_ones_stay() -> N
     algorithm = L2GD(aggregation_probability=0.5)
     for bn in ("average", "local"):
         task = comparisons.with_batch_norm(bn=bn)
-        client = algorithm.init_client(task, 0)
+        client = algorithm.init_client(task)
         client["model"]["stats"]["mean"] += 1  # type: ignore[index, operator]
         down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
         data = comparisons.data_of({"train": []}, 0.4, next(r for r in range(2, 99) if algorithm.runs(task, r)[0] == 1))

@@ -50,7 +50,7 @@ def test_the_server_keeps_the_mean_of_the_heads(weighting: str) -> None:
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_stay_with_the_body(bn: str) -> None:
     task, batches = comparisons.with_batch_norm(bn=bn), [small_task.batch(0)]
-    client = LGFedAvg().init_client(task, 0)
+    client = LGFedAvg().init_client(task)
     down = LGFedAvg().publish(task, LGFedAvg().init_server(task), np.arange(1))
     state, up = LGFedAvg().client_update(task, client, down, comparisons.data_of({"train": batches}))
     assert sorted(state) == ["body", "stats"] and sorted(up["head"]) == ["bias", "weight"]

@@ -154,7 +154,7 @@ def test_a_client_with_fewer_samples_than_a_minibatch_trains_and_is_adapted() ->
 def test_batch_norm_statistics_follow_the_adapted_weights_alone(order: str, bn: str) -> None:
     task = comparisons.with_batch_norm(bn=bn)
     algorithm = PerFedAvg(order=order, inner_lr=ALPHA)  # type: ignore[arg-type]
-    server, client = algorithm.init_server(task), algorithm.init_client(task, 0)
+    server, client = algorithm.init_server(task), algorithm.init_client(task)
     down = algorithm.publish(task, server, np.arange(4))
     names = (*NAMES, "adapt") if order == "hessian_free" else (*NAMES[:2], "adapt")
     data = comparisons.data_of({name: [small_task.batch(i)] for i, name in enumerate(names)}, BETA)

@@ -52,7 +52,7 @@ def moved(before: Tree, after: Tree) -> set[str]:
 
 @pytest.mark.parametrize("algorithm", [FedPer(personal_layers=2), FedRep(personal_layers=2)])
 def test_the_last_layers_stay_and_the_others_travel(algorithm: FedPer) -> None:
-    kept, sent = algorithm.init_client(task(), 0), algorithm.init_server(task())["shared"]
+    kept, sent = algorithm.init_client(task()), algorithm.init_server(task())["shared"]
     assert set(dict(tree.leaves(kept))) == CONNECTED
     assert isinstance(sent, dict) and set(dict(tree.leaves(sent))) == CONVOLUTIONS
     assert [*algorithm.uplink(task())] == ["body"] and not tree.differences(algorithm.uplink(task())["body"].like, sent)  # type: ignore[union-attr]
@@ -65,7 +65,7 @@ def test_fedrep_trains_the_personal_layers_first_and_then_those_that_travel(
     head: list[int], body: list[int], expected: set[str]
 ) -> None:
     algorithm = FedRep(personal_layers=2)
-    kept, received = algorithm.init_client(task(), 0), algorithm.init_server(task())["shared"]
+    kept, received = algorithm.init_client(task()), algorithm.init_server(task())["shared"]
     assert isinstance(received, dict)
     passes = {"head": [batch(seed) for seed in head], "body": [batch(seed) for seed in body]}
     data = ClientData(passes, [batch(0)], torch.full((small_task.CLASSES,), 2.0), 0.5, 1)
@@ -75,7 +75,7 @@ def test_fedrep_trains_the_personal_layers_first_and_then_those_that_travel(
 
 def test_a_newcomer_of_fedper_trains_the_personal_layers_alone() -> None:
     algorithm = FedPer(personal_layers=2)
-    kept, received = algorithm.init_client(task(), 0), algorithm.init_server(task())["shared"]
+    kept, received = algorithm.init_client(task()), algorithm.init_server(task())["shared"]
     state = algorithm.train_as_newcomer(task(), kept, {"body": received}, small_task.data([batch(0)]))
     assert moved(kept, state) == CONNECTED
 

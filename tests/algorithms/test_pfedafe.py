@@ -87,7 +87,7 @@ def test_body_and_head_train_together_from_the_mix_with_the_new_beta() -> None:
 def test_before_its_first_training_a_client_has_the_shared_body_alone(adaptive: bool) -> None:
     task, passes = small_task.task(), {"train": [small_task.batch(0)], "beta": [small_task.batch(2)]}
     algorithm, down, data = PFedAFE(adaptive=adaptive), shared_body(1), comparisons.data_of(passes, LR)
-    fresh = algorithm.init_client(task, 0)
+    fresh = algorithm.init_client(task)
     assert not fresh["trained"] and float(fresh["beta"]) == 0
     tested = algorithm.adapt(task, fresh, down, data)
     assert comparisons.same(tested["body"], down["body"]["body"]) and comparisons.same(
@@ -130,7 +130,7 @@ def test_the_beta_pass_has_its_own_length_and_none_without_adaptation() -> None:
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_batch_norm_statistics_are_mixed_with_the_body_unless_they_stay_local(bn: str) -> None:
     task, algorithm = comparisons.with_batch_norm(bn=bn), PFedAFE(adaptive=False, beta_init=0.25)
-    fresh = algorithm.init_client(task, 0)
+    fresh = algorithm.init_client(task)
     client = {**fresh, "stats": tree.map(lambda leaf: leaf + 2.0, fresh["stats"]), "trained": torch.tensor(True)}
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
     found = algorithm.adapt(task, client, down, comparisons.data_of({}))["stats"]
@@ -139,7 +139,7 @@ def test_batch_norm_statistics_are_mixed_with_the_body_unless_they_stay_local(bn
 
 def test_beta_learns_with_the_mixed_statistics_and_leaves_them_as_they_are() -> None:
     task, batch, algorithm = comparisons.with_batch_norm(), small_task.batch(0), PFedAFE()
-    fresh = algorithm.init_client(task, 0)
+    fresh = algorithm.init_client(task)
     own = tree.map(lambda leaf: leaf * 1.5 + 0.1, {"body": fresh["body"], "stats": fresh["stats"]})
     client = {**fresh, **own, "trained": torch.tensor(True)}
     before, shared = tree.clone(client), algorithm.init_server(task)["shared"]
@@ -185,7 +185,7 @@ def test_with_beta_1_a_client_that_always_takes_part_is_local(tmp_path: Path) ->
 
 def test_lanes_agree_with_the_loop_under_batch_norm() -> None:
     task = comparisons.with_batch_norm()
-    fresh = PFedAFE().init_client(task, 0)
+    fresh = PFedAFE().init_client(task)
     own = tree.map(lambda leaf: leaf * 1.5 + 0.1, {"body": fresh["body"], "stats": fresh["stats"]})
     client, down = {**fresh, **own, "trained": torch.tensor(True)}, {"body": PFedAFE().init_server(task)["shared"]}
     check_lanes(task, PFedAFE(), client, down, ("train", "beta"))

@@ -126,8 +126,9 @@ def test_the_first_reply_is_every_clients_own_initial_feature_layers() -> None:
     task, algorithm = small_task.task(clients=3, init="per_client"), PFedCFR()
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(3))
     for client in range(3):
-        first = algorithm.init_received(task, client)["personal"]
-        assert torch.equal(first["body"]["fc1"]["weight"], task.init(client)["body"]["fc1"]["weight"])
+        its = task.of_client(client)
+        first = algorithm.init_received(its)["personal"]
+        assert torch.equal(first["body"]["fc1"]["weight"], its.init()["body"]["fc1"]["weight"])
     assert torch.equal(down["decision"]["head"]["weight"], task.init()["head"]["weight"])
 
 
@@ -182,7 +183,7 @@ def test_batch_norm_statistics_stay_with_the_client() -> None:
     algorithm = PFedCFR()
     messages = [*algorithm.uplink(task).values(), *algorithm.downlink(task).values()]
     assert not any("stats" in kind.like for kind in messages)
-    client = algorithm.init_client(task, 0)
+    client = algorithm.init_client(task)
     down = {
         name: tree.map(lambda leaf: torch.ones(leaf.shape), kind.like)
         for name, kind in algorithm.downlink(task).items()

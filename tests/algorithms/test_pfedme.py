@@ -120,7 +120,7 @@ def test_batch_norm_statistics_follow_theta_and_are_averaged_without_mixing() ->
     server = algorithm.init_server(task)
     down = algorithm.publish(task, server, np.arange(4))
     data = small_task.data([small_task.batch(0), small_task.batch(1)], LR)
-    state, up = algorithm.client_update(task, algorithm.init_client(task, 0), down, data)
+    state, up = algorithm.client_update(task, algorithm.init_client(task), down, data)
     stats = up["model"]["stats"]
     assert comparisons.same(state["personal"]["stats"], stats) and not comparisons.same(stats, down["model"]["stats"])
     after = algorithm.server_update(task, server, up, Round(1, np.arange(1), 0))
@@ -130,7 +130,7 @@ def test_batch_norm_statistics_follow_theta_and_are_averaged_without_mixing() ->
 def test_local_batch_norm_statistics_stay_with_the_personal_model() -> None:
     task = comparisons.with_batch_norm(bn="local")
     algorithm = PFedMe(inner_steps=1)
-    client = algorithm.init_client(task, 0)
+    client = algorithm.init_client(task)
     client["personal"]["stats"] = tree.map(lambda leaf: leaf + 1, client["personal"]["stats"])
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(4))
     state, up = algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)], LR))

@@ -48,7 +48,7 @@ NOTHING = class_means(0, False, False, False)
 
 
 def client_of(algorithm: PFedPM, task: Task, own: tree.Tree) -> tree.Tree:
-    return {**algorithm.init_client(task, 0), "own": own}
+    return {**algorithm.init_client(task), "own": own}
 
 
 def pull(z: np.ndarray, mixed: np.ndarray, known: np.ndarray, distance: str) -> np.ndarray:
@@ -106,7 +106,7 @@ def test_the_model_is_drawn_from_the_batch_means_to_the_mixed_means(distance: An
 def test_own_means_are_known_for_the_classes_that_a_client_holds() -> None:
     task = small_task.task()
     data = small_task.data([Batch(batch(0).x, LABELS.clamp(max=1))])
-    state, _ = PFedPM().client_update(task, PFedPM().init_client(task, 0), {"class_means": NOTHING}, data)
+    state, _ = PFedPM().client_update(task, PFedPM().init_client(task), {"class_means": NOTHING}, data)
     assert state["own"]["known"].tolist() == [True, True, False] and not state["own"]["means"][2].any()
 
 
@@ -129,7 +129,7 @@ def test_a_norm_of_zero_has_no_gradient_and_no_nan() -> None:
     one = Batch((batch(0).x[:1] * 4).round(), LABELS[:1])
     model = tree.map(lambda entry: (entry * 32).round() / 32, task.init())
     at = {"means": task.features(model, one.x).expand(K, D).clone(), "known": torch.tensor([True, False, False])}
-    client, data = {**PFedPM().init_client(task, 0), "model": model}, small_task.data([one])
+    client, data = {**PFedPM().init_client(task), "model": model}, small_task.data([one])
     alone, _ = Local().client_update(task, {"model": model}, {}, data)
     state, _ = PFedPM().client_update(task, client, {"class_means": at}, data)
     lanes = in_lanes(PFedPM(), task, client, at, one.x[None, None], one.y[None, None], torch.ones(1, 1, 1))
@@ -215,7 +215,7 @@ def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -
         class_means(2, True, True, True),
     )
     states = [
-        algorithm.client_update(task, algorithm.init_client(task, 0), {"class_means": received}, data)[0]
+        algorithm.client_update(task, algorithm.init_client(task), {"class_means": received}, data)[0]
         for algorithm in (PFedPM(relation=True), PFedPM())
     ]
     assert same(states[0]["model"], states[1]["model"]) and "relation" not in states[1]
@@ -227,7 +227,7 @@ def test_the_relation_module_changes_nothing_of_the_model_nor_its_statistics() -
 def test_all_clients_begin_with_one_relation_module_unless_each_draws_its_own(init: str, client: int) -> None:
     task = small_task.task(init=init)
     drawn = init_relation(stream(task.seed, 0, -1 if init == "shared" else client, "relation"), D)
-    assert same(PFedPM(relation=True).init_client(task, client)["relation"], drawn)
+    assert same(PFedPM(relation=True).init_client(task.of_client(client))["relation"], drawn)
 
 
 def test_the_relation_module_has_its_sizes_and_pytorchs_bounds() -> None:
@@ -242,7 +242,7 @@ def test_prediction_by_relation_uses_the_mixed_means_of_the_last_round() -> None
     task, algorithm, x = small_task.task(), PFedPM(relation=True), batch(5).x
     client = client_of(algorithm, task, class_means(1, True, True, False))
     model = client["model"]
-    at_first = algorithm.predict(task, algorithm.init_client(task, 0), {}, x)
+    at_first = algorithm.predict(task, algorithm.init_client(task), {}, x)
     assert torch.equal(at_first, task.predict(model, x)), "never trained"
     incomplete = {**client, "mixed": class_means(3, True, False, True)}
     assert torch.equal(algorithm.predict(task, incomplete, {}, x), task.predict(model, x)), "class 1 has no mixed mean"

@@ -15,8 +15,8 @@ from pflmpi.algorithms.base import Algorithm
 from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.series import class_vectors, diagnostics, entry_shares
-from pflmpi.analysis.series.selection import ends
+from pflmpi.analysis.selection import ends
+from pflmpi.analysis.series import diagnostics, vectors
 from pflmpi.learning.diagnostics import ClassVectors, ClientWeights, EntryShare, PerClient
 
 CASES = {
@@ -30,7 +30,7 @@ CASES = {
 def few_points() -> Iterator[None]:
     """t-SNE of the few class vectors that these runs have, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(class_vectors, "_FEWEST_POINTS", 4)
+        patch.setattr(vectors, "_FEWEST_POINTS", 4)
         yield
 
 
@@ -118,8 +118,8 @@ def test_categories_of_the_server_are_empty_for_who_has_none(run: Run, drawn: di
 
 def test_overlap_is_both_over_either() -> None:
     chosen = np.array([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], bool)
-    assert entry_shares.jaccard(chosen[0], chosen[1]) == 0.25
-    found = entry_shares.between_clients(chosen)
+    assert diagnostics.jaccard(chosen[0], chosen[1]) == 0.25
+    found = diagnostics.between_clients(chosen)
     assert found[:2, :2].tolist() == [[1.0, 0.25], [0.25, 1.0]] and np.isnan(found[2]).all()
 
 
@@ -191,7 +191,7 @@ def test_before_the_first_round_nobody_has_given_weights(run: Run) -> None:
 
 def test_principal_components_of_points_on_a_line() -> None:
     values = np.array([[0.0, 0.0, 1.0], [3.0, 4.0, 1.0], [6.0, 8.0, 1.0]])
-    points, shares = class_vectors.pca(values)
+    points, shares = vectors.pca(values)
     assert points == pytest.approx(np.array([[-5.0, 0.0], [0.0, 0.0], [5.0, 0.0]]), abs=1e-12)
     assert shares == pytest.approx([1.0, 0.0])
 
@@ -200,7 +200,7 @@ def test_class_vectors_are_those_that_server_and_clients_know(run: Run) -> None:
     state = run.round(3)
     description = state.diagnostics["class_points"]
     assert isinstance(description, ClassVectors)
-    found = class_vectors.known_vectors(state, description)
+    found = vectors.known_vectors(state, description)
     held, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
     assert len(found.classes) == 10 + held.sum()
     for vector, label, client in zip(found.values, found.classes, found.clients, strict=True):

@@ -179,7 +179,8 @@ def test_checkpoints_alone_are_a_run_too(alike_run: Path, copy: Path) -> None:
     (copy / "metrics.csv").unlink()
     run = open_run(copy)
     assert run.config == open_run(alike_run).config and run.name == "fedgmh"
-    assert run.columns["round"].shape == (0,) and len(run.metrics) == 0
+    with pytest.raises(CheckpointError, match=r"metrics.csv is missing; `pflmpi resume .*` restores it"):
+        _ = run.columns
 
 
 def test_a_run_that_is_still_writing_gives_what_is_complete(copy: Path) -> None:
@@ -197,7 +198,8 @@ def test_a_run_that_is_still_writing_gives_what_is_complete(copy: Path) -> None:
 def test_a_run_that_has_just_begun_is_open(copy: Path) -> None:
     for path in copy.glob("round_*.h5"):
         path.unlink()
-    (copy / "metrics.csv").write_text("round,participants,accuracy_mean\n")
+    header, _, _ = (copy / "metrics.csv").read_text().partition("\n")
+    (copy / "metrics.csv").write_text(f"{header}\n")
     run = open_run(copy)
     assert run.rounds == [] and run.columns["round"].size == 0
     with pytest.raises(CheckpointError, match="no good checkpoint: none yet"):
@@ -261,7 +263,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     [
         ("config.yaml", b"- a list", "holds no mapping"),
         ("config.yaml", b"\xff\xfe", "it is not text"),
-        ("metrics.csv", b"round,seconds\n1,fast\n", "column seconds: could not convert string to float: 'fast'"),
+        ("metrics.csv", b"round,seconds\n1,fast\n", "differs from what round 4 recorded in line 1-5"),
         ("metrics.csv", b"\xff\xfe\n", "cannot be read"),
     ],
 )
@@ -292,3 +294,16 @@ def test_a_file_that_the_reader_has_open_is_read_all_the_same(tmp_path: Path) ->
     quick_run.run(quick_run.settings(), tmp_path)
     with h5py.File(tmp_path / "round_00003.h5") as file:
         assert open_run(tmp_path).round().number == 3 and file.attrs["round"] == 3
+
+
+def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run: Path) -> None:
+    run = open_run(alike_run)
+    chart = run.figures.accuracy().to_dict()
+    (rows,) = [chart["data"]["values"]] if "values" in chart["data"] else chart["datasets"].values()
+    accuracy = 100 * run.columns["accuracy_mean"]
+    expected = accuracy[~np.isnan(accuracy)].tolist()
+    assert [row["y"] for row in rows if row["series"] == run.name] == pytest.approx(expected, rel=1e-4)
+    assert "seconds_per_round" in run.figures.details()
+    with pytest.raises(CheckpointError, match="no round has been evaluated yet"):
+        run.__dict__["columns"] = {**run.columns, "accuracy_mean": np.full(len(accuracy), np.nan)}
+        run.figures.accuracy()

@@ -1,27 +1,19 @@
 """What a page shows of several runs together, and what it leaves out because it would mislead."""
 
-import re
 from dataclasses import replace
-from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pflmpi.analysis.drawing import svg
-from pflmpi.analysis.drawing.figure import drawing
-from pflmpi.analysis.drawing.frame import Axis, frame
-from pflmpi.analysis.drawing.frame import named as axis_named
-from pflmpi.analysis.drawing.scene import Boxes, Marks, Text, width_of
-from pflmpi.analysis.page.html import Section, _legend
+from pflmpi.analysis.page.html import Section
 from pflmpi.analysis.page.report import _missing
-from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel
+from pflmpi.analysis.page.side_by_side import side_by_side
+from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.series import class_vectors, client_weights, scores, seeds
-from pflmpi.analysis.series.across.multiples import side_by_side
-from pflmpi.analysis.series.ordering import by_class, without_single_class
-from pflmpi.analysis.series.partition import partitions
-from pflmpi.analysis.series.selection import NamedRun, named
+from pflmpi.analysis.selection import NamedRun, named
+from pflmpi.analysis.series import accuracy, diagnostics, vectors
+from pflmpi.analysis.series.partition import by_class, partitions, without_single_class
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
@@ -44,7 +36,7 @@ def figure(among: list[NamedRun], values: list[list[float]], percent: bool = Tru
 def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_interval(tmp_path: Path) -> None:
     runs = [run(tmp_path / "0", 0), run(tmp_path / "1", 1), run(tmp_path / "x", 0, "local")]
     plot = figure(named(runs), [[40, 90, 99], [42, 96], [50, 60, 70]])
-    found = seeds.merged(plot, named(runs))
+    found = accuracy.merged(plot, named(runs))
     assert isinstance(found, Curves) and [curve.label for curve in found.curves] == ["fedavg, 2 seeds", "local"]
     one = found.curves[0]
     assert one.y.tolist() == [41, 93] and one.x.tolist() == [1, 2] and one.mark == 1
@@ -56,7 +48,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_curve_with_its_confidence_in
 
 def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path: Path) -> None:
     runs = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
-    found = seeds.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
+    found = accuracy.merged(figure(runs, [[np.inf, 2.0], [1.0, 4.0]], percent=False), runs)
     assert isinstance(found, Curves)
     one = found.curves[0]
     assert one.y.tolist() == [np.inf, 3.0] and one.low is not None and np.isfinite(one.low).tolist() == [False, True]
@@ -65,11 +57,11 @@ def test_seeds_of_which_one_has_an_infinite_loss_have_no_interval_there(tmp_path
 def test_runs_that_differ_in_more_or_were_tested_in_other_rounds_stay_apart(tmp_path: Path) -> None:
     runs = named([run(tmp_path / "0", 0, lr=0.1), run(tmp_path / "1", 1, lr=0.2)])
     plot = figure(runs, [[40, 90], [42, 96]])
-    assert seeds.merged(plot, runs) is plot
+    assert accuracy.merged(plot, runs) is plot
     alike = named([run(tmp_path / "0", 0), run(tmp_path / "1", 1)])
     plot = figure(alike, [[40, 90], [42, 96]])
     later = replace(plot.curves[1], x=np.array([2, 4]))
-    assert len(seeds.merged(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2  # type: ignore[union-attr]
+    assert len(accuracy.merged(replace(plot, curves=(plot.curves[0], later)), alike).curves) == 2  # type: ignore[union-attr]
 
 
 def test_deviations_do_not_leave_the_scale(tmp_path: Path) -> None:
@@ -77,7 +69,7 @@ def test_deviations_do_not_leave_the_scale(tmp_path: Path) -> None:
     columns = {"round": np.array([1, 2]), "accuracy_mean": np.array([0.1, 0.95]), "accuracy_std": np.array([0.3, 0.2])}
     one = Run(tmp_path, config, "a")
     one.__dict__["columns"] = columns
-    plot = scores.accuracy_over_rounds(named([one]))
+    plot = accuracy.accuracy_over_rounds(named([one]))
     assert isinstance(plot, Curves)
     low, high = (curve.y.tolist() for curve in plot.curves[1:])
     assert low == pytest.approx([0, 75]) and high == pytest.approx([40, 100])
@@ -88,18 +80,18 @@ def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread: floa
     values = 0.01 + spread * np.arange(9.0).reshape(3, 3)
     values[np.diag_indices(3)] = 0.9
     panel = Panel("round 3", values, range(3), range(3))
-    found = client_weights._only_value((panel,), hide_diagonal=True)
+    found = diagnostics._only_value((panel,), hide_diagonal=True)
     assert (found is not None) == equal and (not equal or found == pytest.approx(0.01))
-    assert client_weights._only_value((panel,), hide_diagonal=False) is None
+    assert diagnostics._only_value((panel,), hide_diagonal=False) is None
 
 
 @pytest.mark.parametrize(("count", "figures"), [(49, 1), (50, 2)])
 def test_few_class_vectors_have_no_t_sne(count: int, figures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     points, classes = np.random.default_rng(0).normal(size=(count, 3)), np.arange(count) % 10
-    vectors = class_vectors.Vectors(1, points, classes, np.full(count, -1))
-    monkeypatch.setattr(class_vectors, "known_vectors", lambda *_: vectors)
-    monkeypatch.setattr(class_vectors, "tsne", lambda values: values[:, :2])
-    found = class_vectors.projections([None, None], "a", ClassVectors(title="Class means"))  # type: ignore[list-item]
+    class_means = vectors.Vectors(1, points, classes, np.full(count, -1))
+    monkeypatch.setattr(vectors, "known_vectors", lambda *_: class_means)
+    monkeypatch.setattr(vectors, "tsne", lambda values: values[:, :2])
+    found = vectors.projections([None, None], "a", ClassVectors(title="Class means"))  # type: ignore[list-item]
     assert len(found) == figures
 
 
@@ -159,81 +151,6 @@ def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each
     first, second = (part for _, part in together[0].parts)
     assert isinstance(first, Curves) and isinstance(second, Curves)
     assert [curve.style for curve in first.curves] == [0, 1] and second.curves[0].style == 1, "head, in both"
-    drawn = drawing(together[0])
-    assert [scene.title for scene in drawn.scenes] == ["a", "b"] and len({str(s.hover["y"]) for s in drawn.scenes}) == 1
-    assert [key.label for key in drawn.keys] == ["body", "head"]
-    scale = drawing(together[1]).scale
-    assert scale is not None and (scale.low, scale.high) == ("0.25", "0.75")
-
-
-def test_categories_have_colours_of_their_own_and_only_those_that_are_there_are_named() -> None:
-    panel = Panel("", np.array([[0.0, 2.0, 2.0], [9.0, 0.0, np.nan]]), range(2), range(3))
-    words = {"row_label": "client", "column_label": "round", "value_label": "cluster", "title": "A", "caption": "C."}
-    plot = Matrices(name="a", panels=(panel,), categories=tuple(map(str, range(10))), **words)  # type: ignore[arg-type]
-    drawn = drawing(plot)
-    assert [(key.label, key.colour) for key in drawn.keys] == [
-        ("cluster 0", "c0"),
-        ("cluster 2", "c2"),
-        ("cluster 9", "c1"),
-    ]
-    assert drawn.keys[2].opacity < 1 and drawn.scale is None
-    boxes = [(shape.colour, len(shape.boxes)) for shape in drawn.scenes[0].shapes if isinstance(shape, Boxes)]
-    assert boxes == [("c0", 2), ("c2", 1), ("c1", 1)], "neighbours are one box"
-
-
-def names_of_classes(points: np.ndarray) -> tuple[list[str], list[tuple[float, float, float, float]], np.ndarray]:
-    """The names that are written beside the server's points, the boxes that they fill, and the stars' pixels."""
-    cloud = Cloud("round 1", points, np.arange(len(points)), np.full(len(points), -1))
-    plot = Clouds(name="a", title="A", caption="C.", x_label="x", y_label="y", clouds=(cloud,))
-    (scene,) = drawing(plot).scenes
-    marks = [shape for shape in scene.shapes if isinstance(shape, Marks)]
-    after = scene.shapes[max(place for place, shape in enumerate(scene.shapes) if shape in marks) + 1 :]
-    texts = [shape for shape in after if isinstance(shape, Text)]
-    boxes = [(one.x, one.y - 9, one.x + width_of(one.text), one.y) for one in texts]
-    return [one.text for one in texts], boxes, np.concatenate([one.points for one in marks])
-
-
-def test_names_of_classes_do_not_lie_over_each_other() -> None:
-    names, boxes, _ = names_of_classes(np.array([[0.0, 0.0]] * 6 + [[1.0, 1.0]]))
-    assert names == ["0", "1", "2", "3", "6"], "four have room around one point"
-    for one, other in combinations(boxes, 2):
-        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
-
-
-def test_no_name_of_a_class_lies_on_the_star_of_another() -> None:
-    points = np.array([[0.0, 0.0], [0.04, 0.06], [-0.04, -0.06], [1.0, 1.0], [-1.0, -1.0]])
-    names, boxes, stars = names_of_classes(points)
-    assert len(names) == 5
-    for left, top, right, bottom in boxes:
-        inside = (stars > (left - 3, top - 3)) & (stars < (right + 3, bottom + 3))
-        assert not inside.all(1).any()
-
-
-@pytest.mark.parametrize(("count", "turned"), [(3, False), (12, True)])
-def test_names_below_an_axis_are_turned_only_where_they_have_no_room(count: int, turned: bool) -> None:
-    names = [f"{number} ranks" for number in range(count)]
-    drawn = frame(axis_named("", names), Axis(label="", low=0, high=1), 400, 200)
-    below = [shape for shape in drawn.shapes if isinstance(shape, Text) and shape.text in names]
-    assert below and all((shape.turned != 0) == turned for shape in below)
-
-
-def test_a_line_goes_on_after_a_value_that_is_infinite() -> None:
-    x, y = np.arange(1, 6), np.array([np.inf, 2.0, 1.0, np.inf, 0.5])
-    curve = Curve("a", x, y)
-    plot = Curves(name="a", title="A", x_label="round", y_label="loss", caption="C.", curves=(curve,))
-    (line,) = [part for part in svg.inline(drawing(plot).scenes[0], "").split("<") if 'data-label="a"' in part]
-    (path,) = re.findall(r' d="([^"]*)"', line)
-    assert re.sub(r"[-\d. ]+", "", path) == "MLM", "two points joined, a gap, and one more"
-
-
-def test_the_legend_has_the_dashes_of_the_lines() -> None:
-    curves = tuple(Curve(str(i), np.arange(2), np.arange(2) + i, style=i) for i in range(4))
-    plot = Curves(name="a", title="A", x_label="round", y_label="loss", caption="C.", curves=curves)
-    drawn = drawing(plot)
-    text = _legend(drawn.keys)
-    for key, entry in zip(drawn.keys, text.split("<li>")[1:], strict=True):
-        ends = [float(end) for end in re.findall(r"([\d.]+)px(?=[,)])", entry)]
-        assert np.diff([0, *ends]).tolist() == list(key.dash)
 
 
 def test_what_single_runs_lack_is_said_in_one_line() -> None:
@@ -261,18 +178,3 @@ def test_each_partition_is_shown_once_with_the_runs_that_have_it(tmp_path: Path)
     assert other.panels[0].values[0, 0] == 4
     assert isinstance(none, Missing) and none.title == f"The partition of {d}"
     assert [one.title for one in partitions(runs, 1)] == [shown.title], "others differ that are not shown"
-
-
-def test_numbers_below_an_axis_do_not_touch_and_the_last_one_stays() -> None:
-    upright = Axis(label="seconds", low=0, high=1)
-    for axis, all_there in (
-        (Axis(label="ranks", low=1, high=1000, log=True, ticks=(1, 2, 28, 30, 32, 1000)), False),
-        (Axis(label="ranks", low=1, high=4, ticks=(1, 2, 4)), True),
-        (Axis(label="bytes", low=0, high=1.0001e-3), True),
-    ):
-        texts = [one for one in frame(axis, upright, 300, 150).shapes if isinstance(one, Text)]
-        deepest = max(one.y for one in texts if not one.turned and one.text != axis.label)
-        below = sorted((one.x, one.text) for one in texts if one.y == deepest and one.text != axis.label)
-        ends = [(x - width_of(text) / 2, x + width_of(text) / 2) for x, text in below]
-        assert len(below) > 1 and all(one[1] + 8 < other[0] for one, other in pairwise(ends)), below
-        assert not axis.ticks or (below[-1][1] == str(axis.ticks[-1]) and (len(below) == len(axis.ticks)) == all_there)

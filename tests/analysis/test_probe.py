@@ -17,13 +17,13 @@ from pflmpi import tree
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.probe import _products, centred, cka, probe_samples
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.series import probes
+from pflmpi.analysis.series import similarity
 from pflmpi.cli import main
 from pflmpi.experiment.start import reopened
 from pflmpi.models import MODELS
 from pflmpi.models.activations import activations
 from pflmpi.module_names import module_names
-from pflmpi.store import config_file, probe_file
+from pflmpi.store import config_file, probe_file, verify
 from pflmpi.tree import Tree
 
 CASES = every_algorithm()
@@ -195,13 +195,13 @@ def test_unlike_models_are_compared_where_they_have_the_same_layer(tmp_path: Pat
     layers = probe_file.read(tmp_path / "run", 1).layers
     assert layers["body/conv1"].clients.tolist() == [0, 2, 4, 6]
     assert layers["body/fc1"].clients.tolist() == layers["head"].clients.tolist() == list(range(7))
-    assert probes.figures(open_run(tmp_path / "run"))
+    assert similarity.cka_figures(open_run(tmp_path / "run"))
 
 
 def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
     for number in (2, 3):
         assert probe(local, "--round", str(number)) == 0
-    pairs, curves = probes.figures(open_run(local))
+    pairs, curves = similarity.cka_figures(open_run(local))
     assert isinstance(pairs, Matrices) and isinstance(curves, Curves)
     newest = probe_file.read(local, 3)
     assert [panel.title for panel in pairs.panels] == list(newest.layers) == list(curves.x_names)
@@ -220,7 +220,7 @@ def test_a_report_draws_the_newest_probe_and_all_rounds(local: Path) -> None:
 
 def test_without_a_probe_the_report_says_how_to_make_one(tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
-    (missing,) = probes.figures(open_run(tmp_path / "run"))
+    (missing,) = similarity.cka_figures(open_run(tmp_path / "run"))
     assert isinstance(missing, Missing) and f"pflmpi probe {tmp_path / 'run'}" in missing.why
 
 
@@ -261,12 +261,15 @@ def test_bad_input_is_refused_and_nothing_written(
     assert probe_file.rounds(tmp_path / "run") == []
 
 
-def test_other_data_than_the_run_had_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_data_than_the_run_had_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     quick_run.run(quick_run.settings(training={"rounds": 1}), run)
     recorded = open_run(run).config["recorded"]["data"]
     text, _, _ = (run / "config.yaml").read_text().rpartition("# CRC-32")
     config_file.write(run, text.replace(recorded, "f" * len(recorded)))
+    monkeypatch.setattr(verify, "newest_index", lambda run: None)  # which has the other hash
     assert probe(run) == 2
     assert "the data has changed" in capfd.readouterr().err
 

@@ -13,6 +13,7 @@ from pflmpi.analysis import formats
 from pflmpi.analysis.table import Entry, Value, entries, pick
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
+from pflmpi.store import config_file
 from pflmpi.store.metrics import metrics_file
 from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.table import SweepTable, load
@@ -40,6 +41,8 @@ def made(cell: Cell, out: Path, means: Sequence[float]) -> None:
     """Write what a sweep leaves of a cell: its configuration and the metrics of its run."""
     metrics(cell.run(out), [(mean, mean - 0.1, 0.25) for mean in means])
     cell.config(out).write_text(dump(cell.raw))
+    rounds = max(cell.raw["training"]["rounds"], len(means))
+    config_file.write(cell.run(out), dump(cell.raw | {"training": {"rounds": rounds}}))
 
 
 def small(folder: Path, **changes: Any) -> tuple[SweepTable, list[Cell]]:
@@ -137,6 +140,20 @@ def test_a_run_made_with_another_configuration_is_not_used(tmp_path: Path) -> No
     raw["checkpoint"] = {"keep": 1}  # a continuation may change it
     among[0].config(tmp_path / "out").write_text(yaml.safe_dump(raw))
     assert of(table, among, tmp_path / "out")["FedAvg"].state == ""
+
+
+def test_a_damaged_run_is_left_out_and_named(tmp_path: Path) -> None:
+    table, among = small(tmp_path)
+    made(among[0], tmp_path / "out", [0.5, 0.6])
+    made(among[1], tmp_path / "out", [0.7, 0.8])
+    path = metrics_file.path(among[0].run(tmp_path / "out"))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[2], lines[1]]))
+    entry = of(table, among, tmp_path / "out")["FedAvg"]
+    assert entry.ours == Value(pytest.approx(80.0)) and entry.state == "1 of 2 seeds, 1 damaged"
+    (problem,) = entry.problems
+    assert problem.startswith(f"{path} is damaged: line 2 is of round '2', and 1 is to follow")
+    assert any("are not vouched for by a checkpoint" in note for note in entry.notes), "a run without checkpoints"
 
 
 # --- texts --------------------------------------------------------------------------------------------------------

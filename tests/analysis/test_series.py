@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 import quick_run
-from pflmpi.analysis.plots import Curves, Matrices, Missing, Stack
+from pflmpi.analysis import summary
+from pflmpi.analysis.plots import Curves, Dots, Matrices, Missing, Stack
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.series import final, partition, rounds, scores, summary
-from pflmpi.analysis.series.final import Dots
-from pflmpi.analysis.series.selection import named, spread_over
+from pflmpi.analysis.selection import named, spread_over
+from pflmpi.analysis.series import accuracy, clients, cost, partition
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import load_federation
 from pflmpi.store import partition_file
@@ -23,7 +23,7 @@ from pflmpi.store.metrics import metrics_file
 def written(folder: Path, lines: Sequence[dict[str, float | str]], algorithm: str = "fedavg") -> Run:
     """A run without checkpoints: its metrics have these values, and zeros elsewhere."""
     folder.mkdir(parents=True)
-    config = {"algorithm": {"name": algorithm}, "training": {"rounds": 5}, "recorded": {"data": "d", "partition": "p"}}
+    config = {"algorithm": {"name": algorithm}, "training": {"rounds": 20}, "recorded": {"data": "d", "partition": "p"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     metrics_file.restart(folder, 0)
     for number, line in enumerate(lines, 1):
@@ -60,7 +60,7 @@ def test_accuracy_is_shown_for_evaluated_rounds_with_the_best_marked(tmp_path: P
         {"accuracy_mean": 0.75, "accuracy_std": 0.25},
         {"accuracy_mean": 0.625, "accuracy_std": 0.125},
     ]
-    plot = curves(scores.accuracy_over_rounds(named([written(tmp_path / "run", lines)])))
+    plot = curves(accuracy.accuracy_over_rounds(named([written(tmp_path / "run", lines)])))
     mean, below, above = plot.curves
     assert mean.x.tolist() == [1, 3, 4] and mean.y.tolist() == [50.0, 75.0, 62.5] and mean.mark == 1
     assert below.y.tolist() == [40.0, 50.0, 50.0] and above.y.tolist() == [60.0, 100.0, 75.0]
@@ -76,22 +76,22 @@ def test_accuracy_over_bytes_and_seconds_counts_the_rounds_without_evaluation_to
         {"accuracy_mean": 0.75, "up_bytes": 1024, "down_bytes": 512, "seconds": 4},
     ]
     runs = named([written(tmp_path / "a", lines), written(tmp_path / "b", [{"accuracy_mean": 0.25}], "local")])
-    sent = curves(scores.accuracy_against_bytes(runs))
+    sent = curves(cost.accuracy_against_bytes(runs))
     assert sent.x_label.endswith("(KiB)") and "nothing is sent: local" in sent.caption
     assert [curve.x.tolist() for curve in sent.curves] == [[1.5, 4.5]]
-    time = curves(scores.accuracy_against_seconds(runs[:1]))
+    time = curves(cost.accuracy_against_seconds(runs[:1]))
     assert time.curves[0].x.tolist() == [2.0, 9.0] and time.curves[0].y.tolist() == [50.0, 75.0]
 
 
 def test_the_band_is_there_only_in_rounds_with_a_checkpoint(trained: dict[str, Run]) -> None:
     run = trained["fedavg"]
-    mean = curves(scores.accuracy_over_rounds(named([run]))).curves[0]
+    mean = curves(accuracy.accuracy_over_rounds(named([run]))).curves[0]
     assert mean.low is not None and mean.high is not None and mean.x.tolist() == [1, 2, 3]
     assert np.isnan(mean.low).tolist() == [True, False, False]
     for place, number in ((1, 2), (2, 3)):
-        accuracy = np.sort(100 * run.round(number).metrics["accuracy"])  # 7 clients: quantile 0.1 is at place 0.6
-        assert mean.low[place] == pytest.approx(accuracy[0] + 0.6 * (accuracy[1] - accuracy[0]))
-        assert mean.high[place] == pytest.approx(accuracy[5] + 0.4 * (accuracy[6] - accuracy[5]))
+        accuracies = np.sort(100 * run.round(number).metrics["accuracy"])  # 7 clients: quantile 0.1 is at place 0.6
+        assert mean.low[place] == pytest.approx(accuracies[0] + 0.6 * (accuracies[1] - accuracies[0]))
+        assert mean.high[place] == pytest.approx(accuracies[5] + 0.4 * (accuracies[6] - accuracies[5]))
 
 
 def test_losses_are_shown_for_the_rounds_that_have_them(tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_losses_are_shown_for_the_rounds_that_have_them(tmp_path: Path) -> None:
         {"train_loss": 2.0, "test_loss": ""},
         {"train_loss": 1.0, "test_loss": 1.5},
     ]
-    train, test = scores.losses_over_rounds(named([written(tmp_path / "run", lines)]))
+    train, test = accuracy.losses_over_rounds(named([written(tmp_path / "run", lines)]))
     assert curves(train).curves[0].y.tolist() == [2.0, 1.0] and curves(test).curves[0].x.tolist() == [2]
     old: list[dict[str, float | str]] = [{"train_loss": "", "test_loss": ""}]
-    assert scores.losses_over_rounds(named([written(tmp_path / "old", old)])) == []
+    assert accuracy.losses_over_rounds(named([written(tmp_path / "old", old)])) == []
 
 
 def test_a_run_that_has_not_been_evaluated_is_told_of(tmp_path: Path) -> None:
-    plot = scores.accuracy_over_rounds(named([written(tmp_path / "run", [])]))
+    plot = accuracy.accuracy_over_rounds(named([written(tmp_path / "run", [])]))
     assert isinstance(plot, Missing) and "no round has been evaluated" in plot.why
 
 
@@ -137,7 +137,7 @@ def test_rounds_are_spread_evenly_with_both_ends() -> None:
 
 def test_bytes_per_round_are_those_of_the_metrics(tmp_path: Path) -> None:
     line: dict[str, float | str] = {"up_bytes": 2048, "down_bytes": 1024, "wire_up_bytes": 3072, "wire_down_bytes": 512}
-    plot = curves(rounds.bytes_per_round(named([written(tmp_path / "run", [line])])[0]))
+    plot = curves(cost.bytes_per_round(named([written(tmp_path / "run", [line])])[0]))
     assert {curve.label: curve.y.tolist() for curve in plot.curves} == {
         "up": [2.0],
         "down": [1.0],
@@ -150,7 +150,7 @@ def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp
     parts: dict[str, float | str] = {"exchange_seconds": 0.25, "evaluation_seconds": 0.25, "checkpoint_seconds": 0.125}
     usual = parts | {"seconds": 1}
     run = written(tmp_path / "run", [usual | {"seconds": 20}, *[usual] * 19])
-    plot = rounds.seconds_per_round(named([run])[0])
+    plot = cost.seconds_per_round(named([run])[0])
     assert isinstance(plot, Stack)
     assert np.sum(list(plot.parts.values()), axis=0).tolist() == [20.0] + [1.0] * 19
     assert plot.parts["communication"].tolist() == plot.parts["evaluation"].tolist() == [0.25] * 20
@@ -160,10 +160,10 @@ def test_the_parts_of_a_round_add_up_to_it_and_a_long_first_round_is_cut_off(tmp
 
 def test_the_balance_of_ranks_is_shown_where_there_are_several(tmp_path: Path) -> None:
     alone = written(tmp_path / "alone", [{"seconds": 1, "compute_seconds": 0.5, "waiting_seconds": 0}] * 2)
-    assert rounds.imbalance(named([alone])[0]) == []
+    assert cost.imbalance(named([alone])[0]) == []
     times = [(0.5, 0.25), (1.0, 0.5)]
     lines: list[dict[str, float | str]] = [{"compute_seconds": slow, "waiting_seconds": wait} for slow, wait in times]
-    (plot,) = rounds.imbalance(named([written(tmp_path / "several", lines)])[0])
+    (plot,) = cost.imbalance(named([written(tmp_path / "several", lines)])[0])
     assert [curve.y.tolist() for curve in plot.curves] == [[0.5, 1.0], [0.25, 0.5]]
     assert "2.00 times the mean" in plot.caption
 
@@ -177,7 +177,7 @@ def test_rounds_from_before_the_time_of_checkpoints_was_recorded_are_drawn_witho
     path.write_text("".join(",".join(text.split(",")[:since]) + "\n" for text in path.read_text().splitlines()))
     assert "checkpoint_seconds" not in old.columns
     for run, rest in ((continued, [0.5, 0.0]), (old, [0.5])):
-        plot = rounds.seconds_per_round(named([run])[0])
+        plot = cost.seconds_per_round(named([run])[0])
         assert isinstance(plot, Stack) and "before the time of checkpoints" in plot.caption
         assert plot.parts["computation, and the rest of the round"].tolist() == rest
 
@@ -193,9 +193,9 @@ def test_a_run_records_how_long_it_stood_still_for_checkpoints(trained: dict[str
 
 def test_the_distribution_has_every_client_in_ascending_order(trained: dict[str, Run]) -> None:
     run = trained["fedavg"]
-    end = final.final(run)
+    end = clients.final(run)
     assert end is not None and end.round == 3
-    (curve,) = curves(final.distribution(named([run]), [end])).curves
+    (curve,) = curves(clients.distribution(named([run]), [end])).curves
     accuracy = 100 * run.round(3).metrics["accuracy"]
     assert curve.points is not None and sorted(curve.points.tolist()) == list(range(7))
     assert curve.y.tolist() == sorted(accuracy.tolist()) == accuracy[curve.points].tolist()
@@ -203,8 +203,8 @@ def test_the_distribution_has_every_client_in_ascending_order(trained: dict[str,
 
 def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained: dict[str, Run]) -> None:
     runs = [trained["other"], trained["local"], trained["fedavg"]]
-    among, ends = named(runs), [final.final(run) for run in runs]
-    plot = final.against_local(among[1:], ends[1:])
+    among, ends = named(runs), [clients.final(run) for run in runs]
+    (plot,) = clients.against_local(among[1:], ends[1:])
     gain = 100 * (trained["fedavg"].round(3).metrics["accuracy"] - trained["local"].round(3).metrics["accuracy"])
     assert isinstance(plot, Dots) and list(plot.series) == ["fedavg"]
     assert plot.series["fedavg"].tolist() == pytest.approx(sorted(gain.tolist())), "the worst is at the top"
@@ -212,30 +212,30 @@ def test_who_loses_against_local_is_told_for_runs_with_the_same_clients(trained:
     assert plot.rows[0] == f"{gain.argmin()} ({samples[gain.argmin()]})" and len(plot.rows) == 7
     losing = int((gain < 0).sum())
     assert losing and f"fedavg: {losing} of 7 lose, client {gain.argmin()} ({gain.min():.1f})" in plot.caption
-    alone = final.against_local([among[0], among[2]], [ends[0], ends[2]])
+    (alone,) = clients.against_local([among[0], among[2]], [ends[0], ends[2]])
     assert isinstance(alone, Missing) and "same data and partition" in alone.why
 
 
 def test_each_run_is_compared_with_the_local_one_of_its_clients_and_seed(tmp_path: Path) -> None:
-    def ended(algorithm: str, seed: int, partition: str, accuracy: list[float]) -> tuple[Run, final.Final]:
+    def ended(algorithm: str, seed: int, partition: str, accuracy: list[float]) -> tuple[Run, clients.Final]:
         sent = "0" if algorithm == "local" else "9"
         run = written(tmp_path / f"{algorithm}{seed}{partition}", [{"up_bytes": sent}] * 2, algorithm)
         run.config.update(seed=seed, recorded={"data": "d", "partition": partition})
-        return run, final.Final(2, np.array(accuracy))
+        return run, clients.Final(2, np.array(accuracy))
 
     alone = [ended("local", 0, "p", [50, 60]), ended("local", 1, "q", [10, 20, 30]), ended("local", 2, "p", [0, 0])]
     others = [ended("fedavg", 0, "p", [51, 62]), ended("fedavg", 1, "q", [13, 24, 35]), ended("fedavg", 2, "p", [7, 8])]
     runs, ends = zip(*alone, *others, strict=True)
     gains = [line["gain over local"] for line in summary.summaries(named(runs), ends)]
     assert gains[3:] == [1.5, 4.0, 7.5] and np.isnan(np.array(gains[:3], float)).all()
-    plot = final.against_local(named(runs), ends)
-    assert isinstance(plot, Dots) and [len(gain) for gain in plot.series.values()] == [2, 2], (
-        "rows are of one partition"
+    plots = clients.against_local(named(runs), ends)
+    assert [len(gain) for plot in plots if isinstance(plot, Dots) for gain in plot.series.values()] == [2, 3, 2], (
+        "a figure for each local run"
     )
 
 
 def test_without_a_local_run_there_is_no_comparison(trained: dict[str, Run]) -> None:
-    plot = final.against_local(named([trained["fedavg"]]), [final.final(trained["fedavg"])])
+    (plot,) = clients.against_local(named([trained["fedavg"]]), [clients.final(trained["fedavg"])])
     assert isinstance(plot, Missing) and "no run among these sends nothing" in plot.why
 
 
@@ -254,16 +254,16 @@ def test_a_run_without_its_partition_says_so(tmp_path: Path) -> None:
     plot = partition.partition(run)
     assert isinstance(plot, Missing) and "has no partition.csv" in plot.why
     partition_file.path(run.path).write_text("client,class\n")
-    plot = partition.partition(run)
+    plot = partition.partition(open_run(run.path))
     assert isinstance(plot, Missing) and "is damaged" in plot.why
 
 
 def test_the_table_of_runs_has_the_best_round_and_the_worst_client(trained: dict[str, Run], tmp_path: Path) -> None:
     run = trained["local"]
-    found = summary.results(named([run])[0], final.final(run))
+    found = summary.results(named([run])[0], clients.final(run))
     mean = 100 * run.columns["accuracy_mean"]
     assert (found["best (%)"], found["in round"], found["last (%)"]) == (mean.max(), mean.argmax() + 1, mean[-1])
     assert found["worst client (%)"] == 100 * run.round(3).metrics["accuracy"].min()
     assert (found["rounds"], found["of"]) == (3, 3)
     empty = summary.results(named([written(tmp_path / "new", [])])[0], None)
-    assert summary.cells(empty)[:6] == ["0", "5", "", "", "", ""]
+    assert summary.cells(empty)[:6] == ["0", "20", "", "", "", ""]

@@ -30,13 +30,13 @@ def made(folder: Path, name: str, **sections: Any) -> list[Checkpoint]:
 
 
 def matrices(checkpoints: list[Checkpoint]) -> Matrices:
-    found = similarity.figures(checkpoints)[0]
+    found = similarity.cosine_figures(checkpoints)[0]
     assert isinstance(found, Matrices), found
     return found
 
 
 def curves(checkpoints: list[Checkpoint]) -> Curves:
-    found = similarity.figures(checkpoints)[1]
+    found = similarity.cosine_figures(checkpoints)[1]
     assert isinstance(found, Curves), found
     return found
 
@@ -63,7 +63,7 @@ def test_the_mean_cosine_is_over_pairs_of_layers_that_differ(folder: Path) -> No
 
 
 def test_clients_with_one_model_have_no_similarity(folder: Path) -> None:
-    (plot,) = similarity.figures(made(folder, "fedavg"))
+    (plot,) = similarity.cosine_figures(made(folder, "fedavg"))
     assert isinstance(plot, Missing) and "all clients predict with the same model" in plot.why
 
 

@@ -11,11 +11,11 @@ from pflmpi.analysis import formats
 from pflmpi.analysis.page.runs_table import table
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.runs import open_runs
-from pflmpi.analysis.series import scores
-from pflmpi.analysis.series.final import Final
-from pflmpi.analysis.series.selection import named
-from pflmpi.analysis.series.summary import cells, common_target, summaries, targets_of
+from pflmpi.analysis.selection import named
+from pflmpi.analysis.series import accuracy
+from pflmpi.analysis.series.clients import Final
 from pflmpi.analysis.series.target import CostTo
+from pflmpi.analysis.summary import cells, common_target, summaries, targets_of
 from pflmpi.analysis.table import entries
 from pflmpi.errors import ConfigError
 from pflmpi.store.metrics import metrics_file
@@ -110,7 +110,7 @@ def test_the_gain_is_over_the_same_clients_of_a_run_of_local_training(tmp_path: 
 def test_further_measures_are_drawn_where_they_are(tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(evaluation={"when": "both"}), tmp_path / "run")
     run = open_run(tmp_path / "run")
-    names = [figure.name for figure in scores.measures_over_rounds(named([run]))]
+    names = [figure.name for figure in accuracy.measures_over_rounds(named([run]))]
     assert names == ["accuracy_bottom_over_rounds", "f1_macro_over_rounds", "trained_accuracy_mean_over_rounds"]
     (line,) = summaries(named([run]), [None])
     assert line["macro F1 (%)"] == 100 * run.columns["f1_macro"][-1]
@@ -138,8 +138,8 @@ def test_a_table_with_a_target_says_what_it_took(tmp_path: Path) -> None:
         title="t", source="s", seeds=[0, 1], target=0.8, metric="f1", columns={"few": {}}, rows={"FedAvg": {}}
     )
     listed = cells_of(table, (), None)
-    for cell, accuracy in zip(listed, (ACCURACY, ("0.1",) * 5), strict=True):
-        written(cell.run(tmp_path), accuracy)
+    for cell, accuracies in zip(listed, (ACCURACY, ("0.1",) * 5), strict=True):
+        written(cell.run(tmp_path), accuracies)
         cell.raw["training"] = {"rounds": 5}
         cell.config(tmp_path).write_text(yaml.safe_dump(cell.raw))
     found = entries(table, listed, tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.script import FEWER_NODES, REQUEUE, BatchScript, script, tasks
+from pflmpi.cluster.script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -36,7 +36,7 @@ JOBS = {
         mpi="pmi2",
         requeue=True,
     ),
-    "survive": BatchScript({"no-kill": None, "nodes": "2"}, "/env/bin/python", RUN, requeue=True, survive=True),
+    "restarts": BatchScript({"nodes": "2"}, "/env/bin/python", RUN, requeue=True, restarts=3),
     "setup": BatchScript({"job-name": "a"}, "/env/bin/python", RUN, setup="/home/me/first study/modules.sh"),
     "once": BatchScript({"job-name": "c-4", "ntasks": "4"}, "/env/bin/python", SCALE, mpi="pmix", once=True),
     "array": BatchScript(
@@ -68,9 +68,9 @@ def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
     assert len(options) == len(JOBS[name].options) + bool(JOBS[name].others) and max(options) < first
 
 
-def test_the_launch_wrapper_looks_for_lost_nodes_as_the_script_does() -> None:
+def test_the_launch_wrappers_requeue_as_the_script_does() -> None:
     settings = (ROOT / "launch" / "settings").read_text()
-    assert FEWER_NODES in settings and REQUEUE in settings
+    assert ENDED_WITH in settings and REQUEUE in settings
 
 
 def test_a_line_that_sbatch_would_misread_is_refused() -> None:
@@ -84,7 +84,7 @@ def test_arguments_survive_the_shell() -> None:
     odd = ("run", "it's.yaml", "-s", "model={name: mlp}", "--out", "a b/$HOME")
     text = script(BatchScript({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
-    assert shown.splitlines()[3:] == list(odd)
+    assert shown.splitlines()[4:] == list(odd)
 
 
 # --- files for bash -----------------------------------------------------------------------------------------------

@@ -158,13 +158,25 @@ def test_the_first_round_after_a_restart_does_not_count_for_the_speed(tmp_path: 
     assert state is not None and state.per_round == 2.0
 
 
-@pytest.mark.parametrize("rest", ["4,3", "4,3\n", "4,3,0.5,x\n", "\0\0\0\0", "\n\n"])
+@pytest.mark.parametrize("rest", ["4,3", "4,3,0.5,0.5", "\0\0\0\0"])
 def test_a_line_that_is_being_written_is_not_read(tmp_path: Path, rest: str) -> None:
     write(tmp_path, rounds=9, done=3)
     with open(tmp_path / "metrics.csv", "a") as file:
         file.write(rest)
     state = run_status(tmp_path)
     assert state is not None and state.round == 3 and not state.done
+    assert "metrics.csv ends in half a line after round 3" in state.notes
+
+
+@pytest.mark.parametrize("rest", ["4,3\n", "4,3,0.5,x\n", "\n\n", "5" + ",0" * (len(metrics_file.COLUMNS) - 1) + "\n"])
+def test_a_line_that_no_run_writes_is_said(
+    tmp_path: Path, fake: Path, capfd: pytest.CaptureFixture[str], rest: str
+) -> None:
+    write(tmp_path, rounds=9, done=3)
+    with open(tmp_path / "metrics.csv", "a") as file:
+        file.write(rest)
+    assert main(["status", str(tmp_path)]) == 2
+    assert "metrics.csv is damaged: line 5 " in capfd.readouterr().err
 
 
 def test_a_run_that_has_just_begun_is_shown(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:

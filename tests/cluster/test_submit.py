@@ -49,7 +49,16 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder: Path, capfd: pytest
     assert set(words) >= {"--nodes=2", "--time=1:00:00", "--job-name=small", f"--chdir={folder}"}
     assert "--output=runs/small.%j.log" in words and not any(word.startswith("--comment") for word in words)
     rank = ["run", "small.yaml", "-s", "seed=4", "--out", "runs/small", "--continue"]
-    assert last_line(shown.out) == ["srun", "--mpi=pmix", "--kill-on-bad-exit=1", sys.executable, "-m", "pflmpi", *rank]
+    assert last_line(shown.out) == [
+        "srun",
+        "--mpi=pmix",
+        "--kill-on-bad-exit=1",
+        sys.executable,
+        "-P",
+        "-m",
+        "pflmpi",
+        *rank,
+    ]
     assert (folder / "runs" / "small" / "jobs.txt").read_text() == f"42 - {socket.gethostname()}\n"
 
 
@@ -102,7 +111,7 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder: Pa
     fake_slurm.program("srun", 'echo "$@"')
     text = (folder / "script").read_text()
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert shown[0] == "loaded" and " /other/python -m pflmpi run small.yaml " in shown[1]
+    assert shown[0] == "loaded" and " /other/python -P -m pflmpi run small.yaml " in shown[1]
     (folder / "modules.sh").write_text("false")
     assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 2, "nothing starts without it"
 
@@ -129,11 +138,12 @@ def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixt
         (["small.yaml", "--jobs", "2"], "--jobs is for --array TABLE"),
         (["small.yaml", "--only", "A/*"], "--only is for --array TABLE"),
         (["--array", "small.yaml", "--jobs", "0"], "--jobs 0: must be at least 1"),
+        (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
+        (["--array", "small.yaml", "--restarts", "2"], "--restarts is for one run"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
-        (["small.yaml", "-s", "runtime.faults=continue"], "launch/mpirun --ft"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
     ],
 )
@@ -204,7 +214,7 @@ def test_an_array_has_the_cells_that_are_not_done(folder: Path, capfd: pytest.Ca
     (line,) = [line for line in text.splitlines() if "SLURM_ARRAY_TASK_ID" in line]
     launcher = "srun --mpi=pmi2 --kill-on-bad-exit=1"
     rest = ["sweep", "small.yaml", "--out", "sweeps/small", "--cell", "$SLURM_ARRAY_TASK_ID", "--launcher", launcher]
-    assert shlex.split(line) == [sys.executable, "-m", "pflmpi", *rest]
+    assert shlex.split(line) == [sys.executable, "-P", "-m", "pflmpi", *rest]
     shown = capfd.readouterr().out
     assert "job 42: sweeps/small, 6 of 8 cells" in shown and "tail -F sweeps/small.42_*.log" in shown
     names = cells_file(Path("sweeps/small"), "42").read_text().splitlines()

@@ -187,7 +187,7 @@ def test_a_run_of_a_version_whose_clients_keep_something_else_is_not_continued(
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     today = FedGMH.init_client
     more = {"newly_kept": torch.zeros(2)}
-    monkeypatch.setattr(FedGMH, "init_client", lambda self, task, client: {**today(self, task, client), **more})
+    monkeypatch.setattr(FedGMH, "init_client", lambda self, task: {**today(self, task), **more})
     with pytest.raises(UserError, match=r"newly_kept.*the version that wrote it"):
         quick_run.resume(tmp_path / "run", ("training.rounds=5",))
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

@@ -1,6 +1,5 @@
 """Runs that a kill left with recorded checkpoints and none in HDF5: whoever reads or continues them recovers these."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from pflmpi.cli import main
 from pflmpi.cluster.run_status import run_status
 from pflmpi.commands.display.start_line import start_line
 from pflmpi.config.load import parse
-from pflmpi.experiment import joiner, start
+from pflmpi.experiment import start
 from pflmpi.experiment.execute import RankContext
 from pflmpi.python import processes
 from pflmpi.runtime import checkpoints
@@ -97,11 +96,6 @@ def test_a_sweep_counts_its_start_as_one_that_brought_rounds(killed: Path) -> No
     task: Any = SimpleNamespace(cell=SimpleNamespace(run=lambda out: out / "run"), done=0)
     assert not too_many(task, killed.parent)
     assert not list(killed.parent.glob(".*.empty"))
-
-
-def test_nobody_joins_it_at_its_end(killed: Path) -> None:
-    with pytest.raises(joiner.Ended, match=re.escape("has reached round 2 of 2")):
-        joiner._check_going(killed, parse(RAW))
 
 
 def test_what_was_recorded_after_the_round_to_resume_from_is_deleted(killed: Path) -> None:

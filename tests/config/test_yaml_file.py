@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.config.yaml_file import parse, read
+from pflmpi.config.yaml_file import parse, read, read_stored
 from pflmpi.errors import ConfigError
 
 BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
@@ -46,16 +46,36 @@ def test_aliases_of_a_sensible_size_work() -> None:
     assert parse("", "here") is None
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="no regular file"):
-        read(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="no regular file"):
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
         read(tmp_path)
     with pytest.raises(ConfigError, match="cannot read"):
         read(Path(str(tmp_path) + "/a\0b"))
     with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
         read(tmp_path / "missing.yaml")
+
+
+def test_a_pipe_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"seed: 3\n")
+    os.close(writing)
+    try:
+        assert read(Path(f"/dev/fd/{reading}")) == {"seed": 3}
+    finally:
+        os.close(reading)
+    with pytest.raises(ConfigError, match="cannot read /dev/zero: it has more than 16 MiB"):
+        read(Path("/dev/zero"))
+
+
+def test_that_of_a_run_is_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_stored(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    with pytest.raises(ConfigError, match="it is a link"):
+        read_stored(tmp_path / "link")
+    with pytest.raises(ConfigError, match="a directory"):
+        read_stored(tmp_path)
 
 
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:

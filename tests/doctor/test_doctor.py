@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -103,40 +102,6 @@ def test_no_mpi_is_named_by_every_rank(way: str, tmp_path: Path) -> None:
     assert printed.count("┃ rank ┃") == 1
     for line in found:
         assert "MPI cannot be used (there is no MPI); load the cluster's MPI module" in line
-
-
-def test_an_mpi_without_fault_tolerance_is_named(tmp_path: Path) -> None:
-    config = write(tmp_path, runtime={"faults": "continue"})
-    options = tuple(processes.SURVIVE)
-    code, printed = doctor("mpi", tmp_path, "--config", config, mpirun=options)
-    assert code == 0 and SOUND in printed, printed
-    whole, other = _library(), tmp_path / "libmpi.so.40"
-    other.write_bytes(whole.read_bytes().replace(b"MPIX_Comm_", b"MPIX_Hide_"))
-    code, printed = doctor(
-        "mpi",
-        tmp_path,
-        "--config",
-        config,
-        mpirun=options,
-        MPI4PY_LIBMPI=str(other),
-        LD_LIBRARY_PATH=f"{whole.parent}:{whole.parent}/openmpi",
-    )
-    assert code == 1 and len(problems(printed)) == 1, printed
-    assert "was built without ULFM; use a library that was" in problems(printed)[0]
-
-
-def _library() -> Path:
-    """The MPI library that mpi4py loads."""
-    code = "from mpi4py import MPI; print(*{l.split()[-1] for l in open('/proc/self/maps') if '/libmpi.so' in l})"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    return Path(shown.stdout.strip())
-
-
-def test_going_on_without_a_rank_needs_its_settings(tmp_path: Path) -> None:
-    config = write(tmp_path, runtime={"faults": "continue"})
-    code, printed = doctor("mpi", tmp_path, "--config", config)
-    assert code == 1 and "ranks 0-1 on" in printed, printed
-    assert "started without the settings for it; start with launch/mpirun --ft" in printed
 
 
 def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:

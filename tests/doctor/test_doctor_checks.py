@@ -53,7 +53,6 @@ def test_sound_ranks_have_no_problems() -> None:
     assert told(world(*bound)) == []
 
 
-CONTINUE = {"settings": {"faults": "continue"}}
 MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
 CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no MPI": (
@@ -69,11 +68,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{}, {"connection": "refused"}, {}],
         "rank 1 on node1: no connection to the other ranks (refused); see in the launcher's output",
     ),
-    "no ULFM": (
-        [{**CONTINUE, "launcher": "mpi", "mpi": {**MPICH, "world": 4}}],
-        "ranks 0-3 on node1, node2: runtime.faults = 'continue', but MPICH 5.0.2 was built without ULFM; use",
-    ),
-    "no MPI's ranks": ([CONTINUE], "runtime.faults = 'continue' needs ranks of MPI, but torchrun has"),
     "no backend": ([{"device": {"gloo": False}}], "torch.distributed has neither gloo nor"),
     "versions": (
         [{}, {}, {"versions": {"torch": "2.10"}}, {}],
@@ -173,10 +167,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "unlike data": ([{}, {"data": {"digest": "e"}}, {}], "rank 1 on node1: data: the files have other sizes"),
     "launcher": ([{"launcher": "unclear", "connection": "two"}], "it is unclear how this was started (two); unset"),
     "Slurm's tasks": ([{"launcher": "alone", "slurm": {"tasks": "4"}}], "has given this job 4 tasks, but this is one"),
-    "no settings of ULFM": (
-        [{**CONTINUE, "launcher": "mpi", "mpi": {**MPICH, "world": 4, "fault_tolerance": True}}],
-        "but the ranks were started without the settings for it; start with launch/mpirun --ft",
-    ),
     "device": ([{}, {"device": {"name": "", "error": "the GPU is lost"}}, {}], "the GPU is lost; see with nvidia-smi"),
     "run folder": (
         [{}, {"folder": {"error": "Read-only file system", "seen": None, "lock_seen": None}}, {}],

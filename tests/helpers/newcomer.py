@@ -56,7 +56,7 @@ class Newcomer(Algorithm):
         }
 
     def init_client(self, task: Task, client: int) -> Tree:
-        model = task.init(client)
+        model = task.init()
         return {
             "mine": model,
             "trust": torch.zeros(()),

@@ -26,7 +26,6 @@ ENVIRONMENT = {
 _WRITES = "pflmpi.store.records.background"  # the process beside a rank that turns records into HDF5
 BIN = Path(sys.executable).parent
 PFLMPI = [sys.executable, "-m", "pflmpi"]
-SURVIVE = ["--with-ft", "ulfm", "--mca", "coll", "^han,adapt"]  # options of mpirun: the others go on when a rank dies
 
 
 def start_way(way: str, ranks: int) -> list[str]:

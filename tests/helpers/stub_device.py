@@ -18,6 +18,8 @@ from counts import Counts
 
 # At import, since PyTorch makes its threads for backward passes when the first one runs.
 backend_registration._setup_privateuseone_for_python_backend("stub")  # type: ignore[attr-defined]
+# `torch.utils.checkpoint` asks the device module that is registered, wherever it computes.
+torch.stub.get_amp_supported_dtype = lambda: [torch.bfloat16]  # type: ignore[attr-defined]
 DEVICE = torch.device("stub", 0)
 
 _aten = torch.ops.aten

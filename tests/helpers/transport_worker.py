@@ -148,29 +148,6 @@ def go_wrong(transport: Transport, how: str) -> None:
         transport.abort(3)
 
 
-def outlive(transport: Transport) -> None:
-    """Rank 0 dies, and rank 1 once all have agreed on the communicator of those who are left."""
-    from pflmpi.transports.mpi import MpiTransport
-
-    first = transport.rank
-    transport.barrier()
-    if first == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    use = MpiTransport._use
-
-    def dying(mpi: MpiTransport, *arguments: Any) -> None:
-        if first == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        use(mpi, *arguments)
-
-    with mock.patch.object(MpiTransport, "_use", dying):
-        while transport.size > 1:
-            if not transport.all_well(True):
-                say(f"rank {first}: without {transport.drop_lost()}")
-    transport_checks.check_maximum(transport)
-    transport.close()
-
-
 def stop_at_the_start(rank: int, folder: Path) -> None:
     """Let rank 0 stop once it hosts torch's store."""
     from pflmpi.transports import torchdist
@@ -199,7 +176,7 @@ if __name__ == "__main__":
         stop_at_the_start(launch.rank, folder)
     try:
         limit = 3.0 if early else LONG
-        transport = open_transport("auto", launch, limit, fault_tolerant=what == "outlive")
+        transport = open_transport("auto", launch, limit)
     except TransportError as error:
         say(f"rank {launch.rank}: {error}")
         os._exit(3)
@@ -209,7 +186,5 @@ if __name__ == "__main__":
     elif what == "nccl":
         check_messages_between_gpus(transport, "cuda:0", "nccl")
         transport.close()
-    elif what == "outlive":
-        outlive(transport)
     else:
         go_wrong(transport, what)

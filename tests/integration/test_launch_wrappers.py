@@ -51,7 +51,8 @@ def test_a_wrapper_shows_its_usage_and_refuses_what_starts_nothing(wrapper: str,
     code, first, rest = bench.call()
     assert (code, first) == (2, "") and f"launch/{wrapper} " in rest
     code, _, rest = bench.call("-n", "2", "run", "a.yaml")
-    assert code == 2 and "'-n 2 run a.yaml' starts no pflmpi" in rest
+    assert code == 2 and "'-n 2 run a.yaml' starts neither pflmpi nor a script of Python" in rest
+    assert bench.call("python", "script.py", "x")[0] == 0
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -153,7 +154,7 @@ def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tm
         75,
         [
             f"--foreground --preserve-status --signal=USR1 235m launch/mpirun {run}",
-            f"-x OMP_NUM_THREADS {run}",
+            f"-x OMP_NUM_THREADS -x PFLMPI_EXIT_FILE {run}",
             "submits -v CONFIG=a.yaml,OUT=runs/a,MINUTES=235 slurm/train.pbs",
         ],
     )
@@ -163,24 +164,53 @@ def test_the_script_for_pbs_warns_before_the_end_and_continues_in_another_job(tm
 FAKE_RUN = '[ "$1" != --version ] || { echo "mpirun (Open MPI) 5.0.11"; exit; }\n'
 
 
+@pytest.mark.parametrize("wrapper", ["mpirun", "srun"])
 @pytest.mark.parametrize(
-    "said, own, expected", [("75", 0, 75), ("0", 1, 0), ("3", 0, 3), ("", 0, 3), ("", 2, 2), ("2", 9, 2)]
+    ("said", "own", "starts", "expected"),
+    [
+        ("lost", 137, 3, 3),  # a rank was killed
+        ("lost", 0, 3, 3),
+        ("", 137, 3, 3),  # before the ranks were connected
+        ("", 1, 1, 1),  # the launcher's own error
+        ("3", 137, 1, 3),  # a rank's own error
+        ("2", 1, 1, 2),
+        ("75", 0, 1, 75),
+        ("lost", 75, 1, 75),  # a second signal
+        ("0", 1, 1, 0),
+    ],
 )
-def test_mpirun_with_ft_ends_with_what_rank_0_has_left(said: str, own: int, expected: int, tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "mpirun")
+def test_ranks_start_again_after_one_was_lost_and_for_no_other_reason(
+    said: str, own: int, starts: int, expected: int, wrapper: str, tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path, wrapper)
     say = f'echo {said} > "$PFLMPI_EXIT_FILE"' if said else ""
-    bench.program("mpirun", f'{FAKE_RUN}echo "$@"; {say}\nexit {own}')
-    code, first, _ = bench.call("--ft", "-n", "3", "pflmpi", "run", "a.yaml")
-    assert code == expected
-    assert "--with-ft ulfm --mca coll ^han,adapt -x PFLMPI_EXIT_FILE -n 3 pflmpi run" in first
+    bench.program(wrapper, f'{FAKE_RUN}echo "start $PFLMPI_RESTARTED"; {say}\nexit {own}')
+    code, first, rest = bench.call("--restarts", "2", "-n", "3", "pflmpi", "run", "a.yaml")
+    assert code == expected and [first, *rest.splitlines()].count("start 0") == 1
+    assert (first + rest).count("start") - rest.count("all start again") == starts
+    assert rest.count("a rank was lost; all start again from the newest checkpoint (2 of 2)") == (starts == 3)
     assert bench.left() == []
 
 
-def test_mpirun_with_ft_needs_an_mpi_that_has_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "mpirun")
-    bench.program("mpirun", 'echo "mpirun (Open MPI) 4.1.4"')
-    code, _, rest = bench.call("--ft", "-n", "3", "pflmpi", "run", "a.yaml")
-    assert code == 2 and "--ft needs Open MPI 5 or newer; here is: mpirun (Open MPI) 4.1.4" in rest
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_restarts_are_a_number(wrapper: str, tmp_path: Path) -> None:
+    code, _, rest = Bench(tmp_path, wrapper).call("--restarts", "often", "pflmpi", "run", "a.yaml")
+    assert code == 2 and "--restarts 'often': expected is how often, 0 or more" in rest
+
+
+def test_torchrun_gets_restarts_as_its_own_option(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "torchrun")
+    first = bench.call("--restarts=2", "-m", "pflmpi", "run", "a.yaml")[1]
+    assert first.endswith("--max-restarts=2 -m pflmpi run a.yaml")
+    job = {"SLURM_JOB_ID": "70", "SLURM_JOB_NUM_NODES": "2"}
+    first = bench.call("--restarts", "2", "-m", "pflmpi", "run", "a.yaml", **job)[1]
+    assert first.endswith("launch/torchrun --restarts 2 -m pflmpi run a.yaml")
+
+
+def test_torchrun_is_told_of_a_program_before_the_script(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "torchrun")
+    assert "--no-python" in bench.call("--nproc-per-node=2", "python", "own.py", "a")[1]
+    assert "--no-python" not in bench.call("--nproc-per-node=2", "own.py", "a")[1]
 
 
 def test_mpirun_of_another_library_gets_no_option_of_open_mpi(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ sys.path.insert(0, "tests/helpers")
 import quick_run
 raw = quick_run.settings(training={"rounds": 1, "epochs": 9}, runtime={"executor": "lanes"})
 quick_run.run(raw, Path(sys.argv[1]) / "run")
-heavy = {"sklearn", "scipy", "sympy", "torch._dynamo", "torchvision", "matplotlib", "tensorboard"}
+heavy = {"sklearn", "scipy", "sympy", "torch._dynamo", "torchvision", "altair", "vl_convert", "pandas", "tensorboard"}
 print(*sorted(heavy & set(sys.modules)))
 """
 

@@ -1,12 +1,10 @@
-"""A rank dies or hangs: the others go on (ULFM), are started again (torchrun), or stop and name it."""
+"""A rank dies or hangs: all stop and name it, or start again from the newest checkpoint."""
 
 import contextlib
 import os
-import random
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,9 @@ import quick_run
 from checkpoints import complete
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
-from pflmpi.transports import open_transport
-from pflmpi.transports.detect import ALONE, Launch
+from project import ROOT
 
 ROUNDS = 20
-KILLS = int(os.environ.get("PFLMPI_KILLS", "2"))
 
 
 @pytest.fixture(scope="module")
@@ -45,67 +41,70 @@ def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -
     return sorted(processes.ranks_of(process.pid))
 
 
-def survivors(config: Path, run: Path, ranks: int, *more: str) -> "subprocess.Popen[str]":
-    start = [str(processes.BIN / "mpirun"), *processes.SURVIVE, "-n", str(ranks), *processes.PFLMPI]
-    start += ["run", str(config), "--out", str(run), "-s", "runtime.faults=continue", *more]
-    return processes.launch(start, env={**processes.ENVIRONMENT, "PFLMPI_EXIT_FILE": f"{run}.exit"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", range(KILLS))
-def test_the_others_take_over_the_clients_of_a_rank_that_dies(
-    moment: int, whole: tuple[Path, str], tmp_path: Path
-) -> None:
-    config, expected = whole
-    draw = random.Random(moment)
-    every = [1, 3][moment % 2]  # rounds since the last checkpoint are repeated
-    process = survivors(config, tmp_path / "run", 4, "-s", f"checkpoint.every={every}")
-    ranks = ranks_after_round(process, tmp_path / "run", every)
-    time.sleep(draw.random())
-    victim = draw.choice([0, 1, 2, 3]) if moment else 0
-    os.kill(ranks[victim], signal.SIGKILL)
-    out, err = process.communicate(timeout=processes.PATIENCE)
-    assert (tmp_path / "run.exit").read_text() == "0\n", err
-    assert quick_run.digest(tmp_path / "run") == expected
-    assert f"pflmpi: rank {victim} (host " in err and ") died; 3 ranks go on\n" in err, err
-    assert re.search(r"pflmpi: the run goes on from round \d", err)
-    assert f"round {ROUNDS}/{ROUNDS}" in err and "last accuracy" in out, "whoever is rank 0 shows the rounds"
-    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == ROUNDS + 1
-
-
-@pytest.mark.slow
-def test_one_rank_is_left_in_the_end(whole: tuple[Path, str], tmp_path: Path) -> None:
-    config, expected = whole
-    process = survivors(config, tmp_path / "run", 3)
-    ranks = ranks_after_round(process, tmp_path / "run", 1)
-    for rank in ranks[:2]:  # rank 0, and the rank that has taken the server over
-        os.kill(rank, signal.SIGKILL)
-        time.sleep(0.3)
-    _, err = process.communicate(timeout=processes.PATIENCE)
-    assert (tmp_path / "run.exit").read_text() == "0\n", err
-    assert quick_run.digest(tmp_path / "run") == expected
-    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == ROUNDS + 1
+RESTARTING = {
+    "alone": [*processes.PFLMPI, "run", "--ranks", "2", "--restarts", "1"],
+    "mpirun": [str(ROOT / "launch" / "mpirun"), "--restarts", "1", "-n", "2", *processes.PFLMPI, "run"],
+    "torchrun": [str(ROOT / "launch" / "torchrun"), "--restarts", "1", "--nproc-per-node=2", "-m", "pflmpi", "run"],
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_torchrun_starts_the_ranks_again_and_they_continue(
-    victim: int, whole: tuple[Path, str], tmp_path: Path
+@pytest.mark.parametrize("way", RESTARTING)
+def test_all_ranks_start_again_after_one_was_killed_and_reach_the_same_bits(
+    way: str, victim: int, whole: tuple[Path, str], tmp_path: Path
 ) -> None:
     config, expected = whole
-    start = [str(processes.BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--max-restarts=2", "-m", "pflmpi"]
-    process = processes.launch([*start, "run", str(config), "--out", str(tmp_path / "run")])
+    process = processes.launch([*RESTARTING[way], str(config), "--out", str(tmp_path / "run")], cwd=tmp_path)
     os.kill(ranks_after_round(process, tmp_path / "run", 2)[victim], signal.SIGKILL)
     _, err = process.communicate(timeout=processes.PATIENCE)
     assert process.returncode == 0, err
     assert quick_run.digest(tmp_path / "run") == expected
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == ROUNDS + 1
+    assert way == "torchrun" or "all start again from the newest checkpoint (1 of 1)" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", RESTARTING)
+def test_a_rank_that_fails_by_itself_is_not_started_again(way: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FAILS)
+    raw = quick_run.settings(algorithm={"name": f"{tmp_path}/own.py:Fails"})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw))
+    done = processes.call(
+        [*RESTARTING[way], str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run")], cwd=tmp_path
+    )
+    assert done.returncode == 3 and "client 0 is ill" in done.stderr, done.stderr
+    assert "all start again" not in done.stderr and done.stderr.count("client 0 is ill") == 1
+
+
+FAILS = """
+from dataclasses import dataclass
+from pflmpi.algorithms.fedavg import FedAvg
+
+@dataclass(frozen=True, kw_only=True)
+class Fails(FedAvg):
+    def client_update(self, task, client, down, data):
+        raise ValueError("client 0 is ill")
+"""
+
+
+def test_ranks_of_a_launcher_are_not_started_again_by_pflmpi(whole: tuple[Path, str]) -> None:
+    environment = {**processes.ENVIRONMENT, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = processes.call([*processes.PFLMPI, "run", str(whole[0]), "--restarts", "1"], env=environment)
+    assert done.returncode == 2 and "launch/mpirun, launch/torchrun or launch/srun --restarts 1" in done.stderr
+
+
+def test_faults_of_a_configuration_are_refused_with_what_to_use(whole: tuple[Path, str]) -> None:
+    with pytest.raises(ConfigError, match=r"runtime.faults is no key any more: a lost rank ends .*`--restarts N`"):
+        configuration.load(whole[0], ["runtime.faults=continue"])
 
 
 def test_a_run_that_may_be_started_again_needs_a_folder(whole: tuple[Path, str]) -> None:
     environment = {**processes.ENVIRONMENT, "TORCHELASTIC_MAX_RESTARTS": "1"}
     done = processes.call([*processes.PFLMPI, "run", str(whole[0]), "--ranks", "1"], env=environment)
     assert done.returncode == 2
-    assert "torchrun --max-restarts without --out" in done.stderr
+    assert "a launcher with restarts without --out" in done.stderr
 
 
 @pytest.mark.slow
@@ -148,16 +147,3 @@ def test_by_default_all_stop_and_the_dead_rank_is_named(way: str, whole: tuple[P
     assert process.returncode not in (0, 2, 75)
     said = {"mpi": r"rank 1 with PID \d+ on node", "torchrun": r"local_rank: 1 \(pid", "alone": "rank 1 was killed"}
     assert re.search(said[way], out + err), out + err
-
-
-@pytest.mark.parametrize("launch", [ALONE, Launch("torchrun", 0, 2), Launch("slurm", 0, 2), Launch("mpi", 0, 2)])
-def test_going_on_is_refused_where_it_cannot_be(launch: Launch) -> None:
-    with pytest.raises(ConfigError, match=r"start with launch/mpirun --ft"):
-        open_transport("auto", launch, 1.0, fault_tolerant=True)
-
-
-def test_going_on_is_refused_before_ranks_are_started(whole: tuple[Path, str]) -> None:
-    assert configuration.load(whole[0], ["runtime.faults=continue"]).runtime.faults == "continue"
-    done = processes.call([*processes.PFLMPI, "run", str(whole[0]), "--ranks", "2", "-s", "runtime.faults=continue"])
-    assert done.returncode == 2
-    assert "nothing has started this" in done.stderr

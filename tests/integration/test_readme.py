@@ -46,9 +46,8 @@ RUNS = [line for line in COMMANDS if re.match(r"(pflmpi|launch/mpirun -n|torchru
 WRAPPED = [line for line in COMMANDS if re.match(r"launch/.* run ", line) and line not in RUNS]
 LOCAL = [line for line in [*RUNS, *WRAPPED] if not line.startswith("srun")]
 TABLES = [line for line in COMMANDS if re.match(r"pflmpi (sweep|report) configs/papers/", line)]
-JOINS = [line for line in COMMANDS if "pflmpi join " in line]  # run by test_joining.py and test_slurm_jobs.py
-JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line) and line not in JOINS]
-READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(mpirun -n \d )?python examples/)"
+JOBS = [line for line in COMMANDS if re.match(r"(pflmpi submit|sbatch)\b", line)]
+READ = r"(pflmpi (inspect|export|probe|evaluate|compare|report runs/)|(launch/mpirun -n \d )?python examples/)"
 READING = [line for line in COMMANDS if re.match(READ, line)]
 SCALED = [line for line in COMMANDS if re.match(r"pflmpi (scale|report scaling/)", line)]  # jobs: test_slurm_jobs.py
 ADVICE = [line for line in COMMANDS if re.search(r"pflmpi (plan|doctor|status)\b", line)]
@@ -97,7 +96,7 @@ def test_the_readme_begins_with_the_scripts_and_shows_every_start_way() -> None:
     folders = [re.search(r"--out (\S+)", line)[1] for line in [*RUNS, *WRAPPED]]  # type: ignore[index]
     assert len(set(folders)) == len(folders), "each run has a folder of its own"
     assert [line.split()[1] for line in TABLES] == ["sweep", "report"]
-    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *JOINS, *ADVICE, *READING, *SCALED]
+    tested = [*SCRIPTS, *RUNS, *WRAPPED, *TABLES, *JOBS, *ADVICE, *READING, *SCALED]
     assert sorted(COMMANDS) == sorted(tested), "a command that no test runs"
 
 
@@ -160,7 +159,7 @@ def test_a_scaling_experiment_is_made_and_reported(environment: dict[str, str], 
 def test_a_run_is_read_as_it_says(environment: dict[str, str], tmp_path: Path) -> None:
     quick_run.run(configuration.read(ROOT / "configs" / "quickstart.yaml"), tmp_path / "runs" / "alone")
     shutil.copytree(tmp_path / "runs" / "alone", tmp_path / "runs" / "mpi")
-    for name in ("configs", "examples"):
+    for name in ("configs", "examples", "launch"):
         shutil.copytree(ROOT / name, tmp_path / name)
     assert READING
     for command in READING:

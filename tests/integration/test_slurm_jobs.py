@@ -23,7 +23,7 @@ from checkpoints import complete
 from pflmpi.store import job_file, run_folder
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.table import load
-from project import ROOT, documented
+from project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]
 
@@ -53,7 +53,7 @@ def write(folder: Path, rounds: int = 3) -> str:
 
 def shorten(folder: Path) -> int:
     """Let a run that has stopped end soon after its newest round, and return that round."""
-    last, _ = run_folder.newest_good(folder / "run")
+    last = complete(folder / "run")[-1]
     write(folder, last + 2)
     return last
 
@@ -240,52 +240,6 @@ def test_torchrun_in_a_job_sees_all_gpus_of_each_node(folder: Path) -> None:
     assert len({node for node, _ in seen}) == 2 and [gpus for _, gpus in seen] == ["0,1", "0,1"]
 
 
-def test_a_lost_node_ends_the_step_and_not_the_job(folder: Path) -> None:
-    job, _ = submit(folder, write(folder, MANY), "--out=run", "--survive", "--nodes=3", "--ntasks-per-node=1")
-    reach(folder / "run", 2)
-    batch, nodes = testbed.fields(job)["BatchHost"], testbed.fields(job)["NodeList"]
-    other = next(node for node in testbed.expand(nodes) if node != batch)
-    log = folder / f"run.{job}.log"
-    try:
-        for process in testbed.node_processes(other):
-            os.kill(process, signal.SIGKILL)
-        time.sleep(3)  # the others find their connections closed at once; Slurm misses the node after ten seconds
-        shorten(folder)
-        completed(job, log)
-        assert "the run continues on 2" in log.read_text() and testbed.fields(job)["Restarts"] == "0"
-    finally:
-        testbed.rebuild()
-    assert quick_run.digest(folder / "run") == plain(folder)
-    assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
-
-
-@pytest.mark.parametrize("same_job", [False, True])
-def test_ranks_of_another_step_or_job_join(same_job: bool, folder: Path) -> None:
-    start = f"launch/srun --nodes=1 --ntasks=1 pflmpi run {write(folder, MANY)} --out=run --quiet --ranks=1"
-    step = " ".join(documented("docs/clusters.md", "--relative=1")).replace("runs/train", "run")
-    _, *words, whole = documented("docs/clusters.md", 'join runs/train"')  # of sbatch; with two ranks where it has four
-    script = f"{start} & until [ -e run/metrics.csv ]; do sleep 1; done; {step}; wait"
-    first = ["--nodes=2", "--ntasks-per-node=2", f"--wrap={script}"] if same_job else ["--nodes=1", f"--wrap={start}"]
-    jobs = [sbatch(folder, "--output=log", *first)]
-    try:
-        reach(folder / "run", 2)
-        if not same_job:
-            there = testbed.fields(jobs[0])["NodeList"]
-            whole = whole.replace("runs/train", "run")
-            jobs.append(sbatch(folder, *words, whole, "--output=log2", f"--exclude={there}", "--ntasks=2", "--nodes=1"))
-        config = folder / "run" / "config.yaml"
-        wait_for(lambda: yaml.safe_load(config.read_text())["recorded"]["ranks"] == 3, "two to join")
-        reach(folder / "run", complete(folder / "run")[-1] + 2)
-        shown = processes.call([*processes.PFLMPI, "status", "run"], env=ENVIRONMENT, cwd=folder).stdout
-        assert ", 3 ranks, " in shown
-        subprocess.run(["scancel", "--signal=USR1", jobs[-1]], check=True, timeout=30)
-        testbed.wait_until(jobs[0], timeout=PATIENCE)
-    finally:
-        subprocess.run(["scancel", *jobs], check=True, timeout=30)
-    write(folder, run_folder.newest_good(folder / "run")[0])
-    assert quick_run.digest(folder / "run") == plain(folder)
-
-
 def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
     command = [write(folder, MANY), "--out=run", "--ntasks=2"]
     job, _ = submit(folder, *command)
@@ -301,13 +255,43 @@ def test_a_cancelled_job_submitted_again_goes_on(folder: Path) -> None:
     assert quick_run.digest(folder / "run") == plain(folder)
 
 
-def test_a_lost_node_loses_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("way", ["submit", "launch/srun"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_all_ranks_start_again_in_their_job_after_one_was_killed(victim: int, way: str, folder: Path) -> None:
+    config, place = write(folder, MANY), ["--nodes=2", "--ntasks-per-node=1"]
+    if way == "submit":
+        job, _ = submit(folder, config, "--out=run", "--restarts=1", *place)
+        log = folder / f"run.{job}.log"
+    else:
+        command = f"launch/srun --restarts 1 --mpi=none pflmpi run {config} --out run"
+        job, log = sbatch(folder, "--output=log", *place, f"--wrap={command}"), folder / "log"
+    reach(folder / "run", 2)
+    host = testbed.expand(testbed.fields(job)["NodeList"])[victim]
+    os.kill(next(one for one in testbed.node_processes(host) if is_rank(one)), signal.SIGKILL)
+    wait_for(lambda: "all start again from the newest checkpoint (1 of 1)" in log.read_text(), "the restart")
+    shorten(folder)
+    completed(job, log)
+    assert testbed.fields(job)["Restarts"] == "0"
+    assert quick_run.digest(folder / "run") == plain(folder)
+
+
+def is_rank(process: int) -> bool:
+    """Whether a process of a node is a rank, not a launcher of ranks."""
+    try:
+        program, *words = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+    except FileNotFoundError:
+        return False
+    return "python" in program and "pflmpi run" in " ".join(words)
+
+
+@pytest.mark.parametrize("first", [False, True])  # which runs the batch script
+def test_a_lost_node_loses_nothing(first: bool, folder: Path) -> None:
     job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--nodes=2", "--ntasks-per-node=1")
     reach(folder / "run", 2)
     batch, nodes = testbed.fields(job)["BatchHost"], testbed.fields(job)["NodeList"]
-    other = next(node for node in testbed.expand(nodes) if node != batch)
+    lost = next(node for node in testbed.expand(nodes) if (node == batch) == first)
     try:
-        for process in testbed.node_processes(other):
+        for process in testbed.node_processes(lost):
             os.kill(process, signal.SIGKILL)
         requeued(job, 1)
         shorten(folder)

@@ -16,7 +16,7 @@ from pflmpi.learning.training import TrainingConfig
 def test_clients_begin_with_the_same_model_but_none_with_that_of_another() -> None:
     task, drawn = small_task.task(), []
     for client in (3, -1, 5):
-        model = task.init(client)
+        model = task.of_client(client).init()
         drawn.append(small_task.to_numpy(tree.clone(model)))
         tree.map(torch.Tensor.zero_, model)
     for other in drawn[1:]:

@@ -50,7 +50,7 @@ def declared() -> Declared:
         "p": tensor(37, dtype=torch.uint8),
     }
     up = {
-        "mean": Mean(likes(torch.float32)),
+        "mean": Mean({**likes(torch.float32), **whole}),
         "plain": Mean({"double": tensor(11, dtype=torch.float64)}, by="clients"),
         "sum": Sum({"float": tensor(9), **whole}),
     }
@@ -82,7 +82,12 @@ def taken_by(what: Declared, layout: list[list[list[int]]]) -> routes.Route:
 
 
 def plain_sum(kind: Sum, rows: list[np.ndarray], clients: np.ndarray) -> np.ndarray:
-    """What the fold is, written out: multiples of a power of two as integers, added, and divided."""
+    """What the fold is, written out: multiples of a power of two as integers, added, and divided.
+
+    A mean of what is not floating is the first participant's.
+    """
+    if isinstance(kind, Mean) and rows[0].dtype.kind != "f":
+        return rows[0]
     samples = isinstance(kind, Mean) and kind.by == "samples"
     weights = NUM_TRAIN[clients].astype(np.float64) if samples else np.ones(len(clients))
     terms = [row.astype(np.float64) * weight for row, weight in zip(rows, weights, strict=True)]

@@ -40,7 +40,7 @@ class Counts(Algorithm):
     def init_server(self, task: Task) -> Tree:
         return {name: torch.zeros(()) for name in ("sum", "mean", "plain", "largest")}
 
-    def init_client(self, task: Task, client: int) -> Tree:
+    def init_client(self, task: Task) -> Tree:
         return {"heard": torch.zeros(())}
 
     def publish(self, task: Task, server: Tree, receivers: np.ndarray) -> Messages:

@@ -124,6 +124,16 @@ BROKEN = {
         own_code.ALGORITHM + "\n    def client_update(self, task, client):\n        return client, {}\n",
         ["Mine.client_update takes (self, task, client)", "expected (self, task, client, down, data)"],
     ),
+    "a start of two forms at once": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM + "\n    def init_client(self, task, client=0):\n        return {}\n",
+        ["Mine.init_client takes (self, task, client=0)", "expected (self, task) or (self, task, client)"],
+    ),
+    "a start of no form": (
+        "./mine.py:Mine",
+        own_code.ALGORITHM + "\n    def init_client(self, task, client, rng):\n        return {}\n",
+        ["Mine.init_client takes (self, task, client, rng)", "expected (self, task) or (self, task, client)"],
+    ),
     "a field of no type": (
         "./mine.py:Mine",
         own_code.ALGORITHM.replace("factor: float = 1.0", "factor: tuple[int, ...] = (1, 2)"),

@@ -56,9 +56,14 @@ class Tied(Net):
         self.again = self.fc
 
 
-class Named(Net):
-    def __init__(self, num_classes, name="net"):
+class Called(Net):
+    def __init__(self, num_classes, head: int, name="net", norm=False, weights: float = 1.0):
         super().__init__(num_classes)
+        assert head == 6 and name == "ours"
+        self.norm, self.weight = nn.LayerNorm(6) if norm else nn.Identity(), weights
+
+    def forward(self, x):
+        return self.fc(self.norm(torch.relu(self.first(x.flatten(1)))) * self.weight)
 
 
 class Drawn(Net):
@@ -207,7 +212,6 @@ def settings(net: str = "", algorithm: str = "", partition: str = "", **sections
         ("Lazy", "first.weight of the module has no size before its first call"),
         ("Tied", "again.weight and the head fc of the module are one parameter"),
         ("Two", "model Two returns a tuple; forward must return scores"),
-        ("Named", "Named: `model.name` is a key already; rename its argument 'name'"),
         ("Attentive", "rows.self_attn of the module, an nn.MultiheadAttention, draws from .* set its dropout to 0"),
         ("Deep", "rows of the module, an nn.LSTM, draws from .* set its dropout to 0"),
         ("Spatial", "first.1 of the module, an nn.Dropout1d, draws from .* use nn.Dropout, whose masks follow"),
@@ -253,7 +257,7 @@ def test_a_batch_of_one_sample_is_told_how_to_be_left_out(tmp_path: Path) -> Non
 
 
 def test_code_that_suits_no_lanes_is_told_of_the_loop(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"RuntimeError: vmap: .*; at .*nets.py.*runtime.executor = 'loop'"):
+    with pytest.raises(ConfigError, match=r"model Looking in lanes: RuntimeError: vmap: .*runtime.executor = 'loop'"):
         quick_run.run(settings("Looking", runtime={"executor": "lanes", "lanes": 2}), tmp_path / "run")
     quick_run.run(settings("Looking", runtime={"executor": "loop"}), tmp_path / "loop")
 
@@ -334,3 +338,29 @@ def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name: str, t
         assert not (tmp_path / "run").exists()
     else:
         quick_run.run(raw, tmp_path / "run")
+
+
+CALLED: dict[str, Any] = {"name": "nets.py:Called", "head": "fc", "arguments": {"head": 6, "name": "ours"}}
+
+
+def test_arguments_that_are_called_as_keys_reach_the_module(tmp_path: Path) -> None:
+    normed = {**CALLED, "arguments": {**CALLED["arguments"], "norm": True}}
+    runs = {"plain": CALLED, "normed": normed, "ours": {**normed, "norm": "group"}}
+    found = {name: quick_run.run(settings(model=model), tmp_path / name) for name, model in runs.items()}
+    assert found["plain"] != found["normed"] == found["ours"]  # there is no batch norm to replace
+    assert quick_run.resume(tmp_path / "normed") == found["normed"]
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"norm": "group"}, r"model.norm may be .* argument 'norm' of Called; .*model.arguments: \{norm: ...\}"),
+        ({"weights": 2.0}, r"model.weights may be .*model.arguments: \{weights: ...\}"),
+        ({"arguments": {}}, r"model.head may be .*model.arguments: \{head: ...\}"),
+        ({"arguments": {"head": "fc"}}, r"model.arguments.head = 'fc': must be a int"),
+        ({"arguments": {"head": 6, "width": 3}}, r"model.arguments.width is no argument of Called .* known: head"),
+    ],
+)
+def test_a_key_that_could_mean_two_things_is_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        configuration.parse(settings(model={**CALLED, **changes}))

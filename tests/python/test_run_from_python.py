@@ -1,5 +1,6 @@
 """`pflmpi.run` from a script: its ranks are processes, its errors are exceptions, and this process stays as it is."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -91,18 +92,19 @@ def test_the_ranks_stop_when_their_notebook_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["alone", "mpi", "torchrun", "by hand"])
+@pytest.mark.parametrize("way", ["alone", "mpirun", "torchrun", "by hand"])
 def test_the_example_runs_in_every_way_with_the_same_bits(way: str, tmp_path: Path) -> None:
     """Two runs in a process; by hand, as under srun without MPI, its rank 0 hosts the store in which the ranks meet."""
     command = {
         "alone": [sys.executable],
-        "mpi": [str(processes.BIN / "mpirun"), "-n", "3", sys.executable],
-        "torchrun": [str(processes.BIN / "torchrun"), "--standalone", "--nproc-per-node=2"],
+        "mpirun": [str(ROOT / "launch" / "mpirun"), "-n", "3", "python"],
+        "torchrun": [str(ROOT / "launch" / "torchrun"), "--nproc-per-node=2", "python"],
         "by hand": ["bash", "-c", 'RANK=1 "$@" & RANK=0 "$@"; code=$?; wait $! && exit $code', "", sys.executable],
     }[way]
     with socket.create_server(("127.0.0.1", 0)) as free:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    variables = {**processes.ENVIRONMENT, **(meeting if way == "by hand" else {})}
+    active = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{processes.BIN}:{os.environ['PATH']}"}
+    variables = {**processes.ENVIRONMENT, **active, **(meeting if way == "by hand" else {})}
     done = processes.call(
         [*command, str(ROOT / "examples" / "from_python.py"), str(tmp_path / "runs")], cwd=ROOT, env=variables
     )

@@ -85,7 +85,7 @@ def test_a_newcomer_gets_the_mean_of_all_clients(tmp_path: Path) -> None:
 class Wrong(Local):
     """Declares what the tests say."""
 
-    def init_received(self, task: Task, client: int) -> Messages:
+    def init_received(self, task: Task) -> Messages:
         return {"answer": {"w": torch.zeros(3)}}
 
 

@@ -167,7 +167,7 @@ class Refusing(FedAvg):
 
 
 class Receiving(FedAvg):
-    def init_client(self, task: Any, client: int) -> Any:
+    def init_client(self, task: Any) -> Any:
         return {"received": torch.zeros(3)}
 
 

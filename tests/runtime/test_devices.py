@@ -47,22 +47,11 @@ def test_the_ranks_on_a_gpu_have_its_share_together(monkeypatch: pytest.MonkeyPa
     assert len(taken) == 6
 
 
-@pytest.mark.parametrize(
-    ("variables", "fault_tolerant"),
-    [
-        ({}, False),
-        ({"OMPI_MCA_mpi_ft_enable": "1"}, False),  # with collectives that are wrong after a death
-        ({"OMPI_MCA_mpi_ft_enable": "1", "OMPI_MCA_coll": "^han,adapt"}, True),
-    ],
-)
-def test_ranks_can_go_on_only_with_all_settings(variables: dict[str, str], fault_tolerant: bool) -> None:
-    assert detect({**STEP, **variables}).fault_tolerant == fault_tolerant
-
-
 def test_a_restart_is_counted() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     assert detect(torchrun).restarts == 0
     assert detect({**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"}).restarts == 2
+    assert detect({"PFLMPI_RESTARTED": "2"}).restarts == 2, "by a wrapper in launch/, or by `pflmpi run`"
 
 
 def test_a_peer_that_has_ended_is_seen_before_it_is_reaped() -> None:

@@ -34,7 +34,7 @@ def bits(executor: Executor, clients: list[int]) -> dict[str, bytes]:
     kinds = algorithm.downlink(task)
     same = {name: example(kinds[name], task, stream(0, 0, 2, name)) for name in kinds}
     down = {name: tree.map(lambda leaf: leaf.expand(len(group), *leaf.shape), one) for name, one in same.items()}
-    states = tree.stack([algorithm.init_client(task, client) for client in clients])
+    states = tree.stack([algorithm.init_client(task) for client in clients])
     done, lane = executor.update(group, states, down, 1)(), clients.index(2)
     tested = executor.evaluate(group, done.states, {name: down[name] for name in algorithm.predicts_with}, 1)()
     found: tree.Tree = {"state": done.states, "up": {**done.up}, "loss": done.loss}

@@ -11,17 +11,14 @@ import stub_device
 import stub_run
 from every_algorithm import every_algorithm
 from pflmpi.config import load as configuration
-from pflmpi.experiment import build, execute, start
+from pflmpi.experiment import build
 from pflmpi.experiment.build import Experiment, prepare
-from pflmpi.experiment.execute import Paused, RankContext
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.executors import pool
 from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.stopping import Joining
 from pflmpi.store.metrics import metrics_file
-from pflmpi.transports.inprocess import InProcessTransport
 from stub_device import DEVICE, StubDevice
 
 
@@ -64,18 +61,6 @@ def test_all_that_computes_has_the_same_copy(uploads: list[int]) -> None:
         assert first.unseen is not None
         assert first.unseen.executor.pool is build.executor_of(experiment, Loop).pool is after_a_loss.executor.pool
     assert uploads == [len(federation.dataset.images)]
-
-
-def test_a_run_that_others_join_leaves_its_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def join(*_: object) -> None:
-        raise Joining
-
-    monkeypatch.setattr(execute.rounds, "run", join)
-    context = RankContext(InProcessTransport(), HOST, 1)
-    with pytest.raises(Paused) as paused:
-        start.start(configuration.parse(quick_run.settings()), tmp_path / "run", context, lambda _: None)
-    paused.value.lock.release()
-    assert "pool" not in {*vars(paused.value.experiment)}, "the ranks bring it to their devices anew"
 
 
 SPREAD = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}

@@ -9,11 +9,11 @@ import torch
 
 import quick_run
 from pflmpi import tree
+from pflmpi.algorithms.base import initial_client
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.learning.task import Task
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.state.initial import of_anyone
 from pflmpi.runtime.state.rows import Rows, empty_rows
 from pflmpi.tree import Tree
 from planned_run import planned
@@ -94,31 +94,38 @@ def test_what_was_never_filled_is_zero() -> None:
 
 
 class ByClient(FedGMH):
-    """Looks at the client in one of many ways."""
+    """Asks what kind of number the client is before it looks at it."""
 
     def init_client(self, task: Task, client: int) -> Tree:
-        return {**super().init_client(task, client), "odd": torch.tensor(1.0 if client % 2 else 0.0)}
-
-
-class Unable(FedGMH):
-    def init_client(self, task: Task, client: int) -> Tree:
-        return {**super().init_client(task, client), "number": torch.full((), client)}
+        known = isinstance(client, int) and client > 0
+        return {**super().init_client(task), "number": torch.tensor(client if known else 0)}
 
 
 @pytest.mark.parametrize("init", ["shared", "per_client"])
-@pytest.mark.parametrize("kind", [FedGMH, ByClient, Unable])
+@pytest.mark.parametrize("kind", [FedGMH, ByClient])
 def test_the_first_state_is_that_of_each_client(kind: Any, init: str) -> None:
     world = planned(quick_run.settings(training={"init": init}), 1)
     algorithm, task, n = kind(), world.setup.task, world.setup.task.num_clients
-    assert (of_anyone(algorithm, task) is None) == (kind is not FedGMH or init == "per_client")
-    template = tree.like(algorithm.init_client(task, 0))
+    template = tree.like(initial_client(algorithm, task, 0))
     population = allocate(np.zeros(n, np.int64), np.arange(n), [template])
     initialise(population, algorithm, [task])
-    whole = tree.stack([algorithm.init_client(task, client) for client in range(n)])
+    own = [(task.of_client(client), client)[: 2 if kind is ByClient else 1] for client in range(n)]
+    whole = tree.stack([algorithm.init_client(*arguments) for arguments in own])
     for path, leaf in tree.leaves(population.get(np.arange(n))):
         assert torch.equal(leaf, tree.at(whole, path)), path
-    if init == "shared" and kind is not FedGMH:  # found to be the same, though the client was asked for
-        assert not population.cohorts[0].changed["model/head/weight"].any()
+    if kind is ByClient:
+        assert population.get(np.arange(n))["number"].tolist() == [*range(n)]  # type: ignore[union-attr]
+    changed = population.cohorts[0].changed["model/head/weight"]
+    assert changed.any() == (init == "per_client")  # one row, where it is the same for all
+
+
+def test_a_start_that_is_common_to_all_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, calls = planned(quick_run.settings(), 1).setup.task, []
+    plain = FedGMH.init_client
+    monkeypatch.setattr(FedGMH, "init_client", lambda self, task: calls.append(1) or plain(self, task))
+    population = allocate(np.zeros(50, np.int64), np.arange(50), [tree.like(plain(FedGMH(), task))])
+    initialise(population, FedGMH(), [task])
+    assert len(calls) == 1
 
 
 def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

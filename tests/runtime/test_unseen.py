@@ -90,7 +90,7 @@ def test_a_newcomer_of_fedper_trains_a_new_head_on_the_shared_body(tmp_path: Pat
     task, dataset = experiment.tasks[0], experiment.federation.dataset
     body = tree.part(from_flat(run_folder.read_server(tmp_path, 3)), "shared")
     for client, correct in zip((7, 8), run_folder.read_metrics(tmp_path, 3)["unseen_correct"], strict=True):
-        head, lr = tree.part(task.init(client), "head"), task.training.learning_rate(4)
+        head, lr = tree.part(task.of_client(client).init(), "head"), task.training.learning_rate(4)
         for samples in unseen.executor.order(client, 4, "train", unseen.algorithm.passes(task, 4)["train"], {}):
             leaves = {name: leaf.clone().requires_grad_() for name, leaf in head.items()}  # type: ignore[union-attr]
             x, y = (torch.from_numpy(array[samples]) for array in (dataset.images, dataset.labels))

@@ -1,6 +1,7 @@
 """The page over scaling experiments: one file, figures in four formats, several experiments over each other."""
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,9 @@ def test_report_makes_the_page_the_figures_and_a_latex_table(strong: Path, capfd
     assert main(["report", str(strong)]) == 0
     assert capfd.readouterr().out == f"{strong}/scale.html\n"
     page = (strong / "scale.html").read_text()
-    assert page.count("<svg") == 6 and "http" not in page.replace("http-equiv", "") and "<script src" not in page
+    drawn = page.split('<script type="application/json"')[0]
+    assert drawn.count("<svg") == 6 and "<script src" not in page and "default-src 'none'" in page
+    assert "http" not in re.sub("http-equiv|http://www.w3.org/[a-z0-9/]+", "", drawn)
     assert "Old Faithful, 8 cores" in page and "class=wrong" not in page
     for name in ("seconds_per_round", "speed_up", "efficiency", "split", "memory", "bytes"):
         assert {path.suffix for path in (strong / "figures").glob(f"{name}.*")} == {".csv", ".png", ".svg", ".pdf"}

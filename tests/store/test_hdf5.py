@@ -77,3 +77,11 @@ def test_a_small_file_is_written_at_once_and_is_the_same_as_one_in_pieces(
         with h5py.File(path) as small, h5py.File(worlds[1].run / path.relative_to(worlds[0].run)) as pieces:
             assert small.userblock_size == pieces.userblock_size == 512
             assert checked_hdf5.names(small) == checked_hdf5.names(pieces)
+
+
+@pytest.mark.parametrize("error", [AssertionError, ZeroDivisionError, NameError, KeyboardInterrupt])
+def test_a_mistake_of_ours_is_no_file_that_cannot_be_read(error: type[BaseException], tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "file.h5", "w") as file:
+        file.attrs["format_version"] = checked_hdf5.FORMAT_VERSION
+    with pytest.raises(error), checked_hdf5.reading(tmp_path / "file.h5"):
+        raise error

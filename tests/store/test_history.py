@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 import quick_run
 from pflmpi.analysis.integrity import check
-from pflmpi.errors import RunError
+from pflmpi.errors import RunError, UserError
 from pflmpi.store import checked_hdf5, run_folder
 from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.one_file import writing
@@ -109,14 +110,16 @@ def test_a_lost_or_damaged_file_is_found_and_restored_from_the_other(tmp_path: P
         assert metrics_file.text(run) == text and history.path(run).read_bytes().startswith(copied)
 
 
-def test_where_both_are_damaged_it_is_said_and_the_lines_stay(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_both_are_damaged_nothing_continues_from_their_lines(run: Path) -> None:
     for path in (metrics_file.path(run), history.path(run)):
         flip(path, 700)
     damaged = metrics_file.text(run)
     lost = f"neither {metrics_file.path(run)} nor its copy {history.path(run)} is as round {ROUNDS} recorded it"
-    assert problems(run) == [lost, lost]
-    quick_run.resume(run, (f"training.rounds={ROUNDS}",))
-    assert f"{lost}; its lines are taken as they are" in capsys.readouterr().out
+    found = problems(run)
+    assert [path for path in (metrics_file.path(run), history.path(run)) if f"{path} differs from" in "".join(found)]
+    assert len(found) == 2 and all("; put it back from a copy" in problem for problem in found)
+    with pytest.raises(UserError, match=re.escape(f"{lost}; put one of them back")):
+        quick_run.resume(run, (f"training.rounds={ROUNDS + 1}",))
     assert metrics_file.text(run) == damaged
 
 
@@ -168,7 +171,7 @@ def test_a_run_of_format_3_whose_files_hold_all_lines_is_restored(run: Path) -> 
     (run / "other").replace(newest)
     for path in (metrics_file.path(run), history.path(run)):
         path.unlink()
-    assert len(problems(run)) == 1 and "differs from what" in problems(run)[0]
+    assert len(problems(run)) == 1 and "metrics.csv is missing" in problems(run)[0]
     quick_run.resume(run, (f"training.rounds={ROUNDS + 1}",))
     assert metrics_file.text(run).startswith(text) and problems(run) == []
 

@@ -190,6 +190,31 @@ def test_an_exported_checkpoint_needs_nothing_else(run: Path, tmp_path: Path, ca
     assert "is damaged" in capfd.readouterr().err
 
 
+def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_checksum(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a checkpoint in one file, and in the files of a run."""
+    one = tmp_path / "one.h5"
+    assert main(["export", str(run), "--all", "-o", str(one)]) == 0
+    newest = max(run.glob("round_*.h5"))
+    for path, words in ((one, [str(one)]), (newest, [str(run)])):
+
+        def fill(target: h5py.File, source: Path = path) -> None:
+            with h5py.File(source) as file:
+                for name in file:
+                    file.copy(name, target)
+                for name, value in file.attrs.items():
+                    target.attrs[name] = value
+            target["metrics/correct"][0] += 1
+
+        checked_hdf5.write(tmp_path / "changed.h5", fill)
+        (tmp_path / "changed.h5").replace(path)
+        capfd.readouterr()
+        assert main(["inspect", *words, "--verify"]) == 2
+        shown = "".join(capfd.readouterr())
+        assert f"/metrics/correct in {path} is damaged: its CRC-32 is" in shown
+
+
 def test_a_moved_run_is_read_where_it_is(run: Path, tmp_path: Path) -> None:
     expected = booleans(run)
     moved = run.rename(tmp_path / "elsewhere")

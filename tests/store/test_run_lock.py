@@ -197,21 +197,6 @@ def test_a_run_that_was_taken_over_ends_and_writes_nothing_more(
         assert quick_run.resume(run) == quick_run.run(quick_run.settings(), tmp_path / "whole")
 
 
-def test_the_rank_that_follows_a_dead_rank_0_keeps_the_lock(other: "subprocess.Popen[str]", tmp_path: Path) -> None:
-    found = run_lock.owner(tmp_path)
-    assert found is not None
-    survivor = RunLock(tmp_path, found.token, {})
-    survivor.release()  # it keeps nothing yet
-    other.kill()
-    other.wait()
-    survivor.check()
-    survivor.keep()
-    with pytest.raises(CheckpointError, match=rf"written by process {os.getpid()}"):
-        take(tmp_path)
-    survivor.release()
-    assert not run_lock.path(tmp_path).exists()
-
-
 def test_a_full_disk_names_its_cure_and_leaves_no_half_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(path: Path, owner: Owner) -> None:
         path.write_text("{")

@@ -103,7 +103,7 @@ def test_a_launcher_starts_the_runs_and_says_how_many_ranks_they_have(
     assert f"{start} pflmpi run {folder}.yaml --out {folder} --quiet" in capfd.readouterr().out.splitlines()
     assert main(["sweep", str(path), "--launcher", start, "--cell", "0"]) == 0
     words = Path("words").read_text().strip()
-    assert words == f"-n 1 {sys.executable} -m pflmpi run {folder}.yaml --out {folder} --quiet"
+    assert words == f"-n 1 {sys.executable} -P -m pflmpi run {folder}.yaml --out {folder} --quiet"
     assert run_folder.newest_good(Path(folder)) == (2, [])
 
 

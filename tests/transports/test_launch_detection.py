@@ -187,20 +187,3 @@ def test_what_starts_a_process_again_is_known_with_its_restarts() -> None:
         "torchrun a1": 2,
     }
     assert detect({**TORCHRUN, "TORCHELASTIC_RUN_ID": new_run_id()}).jobs == {}, "nobody starts it again"
-
-
-@pytest.mark.parametrize(
-    ("environ", "common"),
-    [
-        (TORCHRUN, "none node1 29500 0"),
-        ({**OPEN_MPI, **DAEMON, "PMIX_NAMESPACE": "prterun-a-7@1"}, "prterun-a-7@1 0"),
-        ({**OPEN_MPI, **BATCH, "PMIX_NAMESPACE": "prterun-a-7@1"}, "prterun-a-7@1 0"),
-        (STEP, "12345 0 0"),
-        ({**HYDRA, **STEP}, "12345 0 0"),
-        ({**HYDRA, **DAEMON}, ""),
-        (HYDRA, ""),
-        ({}, ""),
-    ],
-)
-def test_what_the_ranks_of_one_launch_have_in_common(environ: dict[str, str], common: str) -> None:
-    assert detect(environ).id == common

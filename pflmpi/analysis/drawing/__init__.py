@@ -1,1 +1,1 @@
-"""Figures from plots: matplotlib's `Figure` objects, without a screen and without pyplot's global state."""
+"""Drawing: figures as Vega-Lite charts, and charts as SVG, PNG, PDF and Altair objects."""

@@ -1,59 +1,88 @@
 """A dataset drawn: a few samples of each class, and how many of each class every client holds."""
 
+import base64
+import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from pflmpi.analysis.drawing.charts import COLOURS, CONFIG, Spec
+from pflmpi.analysis.drawing.rendering import picture, svg
 from pflmpi.data.dataset import Dataset
 
 _EACH = 8  # samples of a class
 _MOST_CLASSES = 20
 _MOST_CLIENTS = 60
+_SIDE = 52  # pixels of a sample
 
 
 def draw_samples(dataset: Dataset, path: Path) -> None:
-    """Write a picture; images as they are, tables and sequences as lines over their columns."""
-    from matplotlib.figure import Figure
+    """Write a picture, .png or .svg; images as they are, tables and sequences as lines over their columns."""
+    charts = [_samples(dataset), *([] if dataset.writers is None else [_clients(dataset)])]
+    text = svg({"hconcat": charts, "config": CONFIG, "spacing": 40, "resolve": {"scale": {"color": "independent"}}})
+    path.write_bytes(text.encode() if path.suffix == ".svg" else picture(text, ".png"))
 
-    classes = np.unique(dataset.labels)[:_MOST_CLASSES]
-    split = dataset.writers is not None
-    widths = (0.9 * _EACH, 4.5) if split else None
-    figure = Figure(figsize=(0.9 * _EACH + (4.5 if split else 0), max(3.0, 0.8 * len(classes))), layout="constrained")
-    halves = figure.add_gridspec(1, 2 if split else 1, width_ratios=widths)
-    left: Any = figure.add_subfigure(halves[0])
-    grid = left.subplots(len(classes), _EACH, squeeze=False)
-    for row, label in zip(grid, classes, strict=True):
-        chosen = np.flatnonzero(dataset.labels == label)[:_EACH]
-        for place, axes in enumerate(row):
-            axes.set_xticks([])
-            axes.set_yticks([])
-            axes.axis("on" if place < len(chosen) else "off")
-            if place < len(chosen):
-                _draw(axes, dataset.images[chosen[place]])
-        row[0].set_ylabel(f"class {label}", rotation=0, ha="right", va="center")
+
+def _samples(dataset: Dataset) -> Spec:
+    classes = np.unique(dataset.labels)[:_MOST_CLASSES].tolist()
+    images = dataset.images.ndim == 4 and dataset.images.dtype == np.uint8
+    rows: list[Spec] = []
+    for label in classes:
+        for place, sample in enumerate(np.flatnonzero(dataset.labels == label)[:_EACH].tolist()):
+            where = {"class": f"class {label}", "place": place}
+            if images:
+                rows.append(where | {"url": _url(dataset.images[sample])})
+            else:
+                values = dataset.images[sample].reshape(-1).tolist()
+                rows += [where | {"column": column, "value": float(value)} for column, value in enumerate(values)]
     more = dataset.num_classes - len(classes)
-    left.suptitle(f"samples of each class{f' ({more} more classes)' * (more > 0)}")
-    if split:
-        _draw_clients(figure.add_subfigure(halves[1]), dataset)
-    figure.savefig(path, dpi=120)
+    title = f"samples of each class{f' ({more} more classes)' * (more > 0)}"
+    names = {"type": "ordinal", "sort": [f"class {label}" for label in classes], "title": None}
+    common: Spec = {"data": {"values": rows}, "title": title}
+    if images:
+        hidden = {"axis": None, "type": "ordinal"}
+        y = {"field": "class", **names, "axis": {"domain": False, "ticks": False}}
+        encoding = {"x": {"field": "place", **hidden}, "y": y, "url": {"field": "url", "type": "nominal"}}
+        step = {"step": _SIDE}
+        mark = {"type": "image", "width": _SIDE - 4, "height": _SIDE - 4}
+        return {**common, "width": step, "height": step, "mark": mark, "encoding": encoding}
+    encoding = {
+        "x": {"field": "column", "type": "quantitative", "axis": None},
+        "y": {"field": "value", "type": "quantitative", "axis": None, "scale": {"zero": False}},
+    }
+    line = {"mark": {"type": "line", "strokeWidth": 1, "color": COLOURS[0]}, "encoding": encoding}
+    row = {"field": "class", **names, "header": {"labelAngle": 0, "labelAlign": "left"}}
+    column = {"field": "place", "type": "ordinal", "title": None, "header": None}
+    return {
+        **common,
+        "facet": {"row": row, "column": column},
+        "spacing": 4,
+        "spec": {"width": _SIDE, "height": _SIDE, **line},
+    }
 
 
-def _draw(axes: Any, sample: np.ndarray) -> None:
-    if sample.ndim == 3 and sample.dtype == np.uint8:
-        axes.imshow(sample[0] if len(sample) != 3 else sample.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=255)
-    else:
-        axes.plot(sample.reshape(-1), linewidth=0.8)
+def _url(sample: np.ndarray) -> str:
+    """A sample [C, H, W] of bytes as a PNG in a URL; of unusual numbers of channels the first."""
+    pixels = sample.transpose(1, 2, 0) if len(sample) == 3 else sample[0]
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _draw_clients(figure: Any, dataset: Dataset) -> None:
+def _clients(dataset: Dataset) -> Spec:
     assert dataset.writers is not None
     counts = np.zeros((int(dataset.writers.max()) + 1, dataset.num_classes), np.int64)
     np.add.at(counts, (dataset.writers, dataset.labels), 1)
-    axes = figure.subplots()
-    image = axes.imshow(counts[:_MOST_CLIENTS, :_MOST_CLASSES], cmap="Blues", aspect="auto", interpolation="nearest")
-    axes.set_xlabel("class")
-    axes.set_ylabel("client")
-    more = len(counts) - _MOST_CLIENTS
-    axes.set_title(f"samples of each client{f' (the first {_MOST_CLIENTS})' * (more > 0)}")
-    figure.colorbar(image, ax=axes)
+    shown = counts[:_MOST_CLIENTS, :_MOST_CLASSES]
+    rows = [
+        {"client": client, "class": label, "samples": int(value)} for (client, label), value in np.ndenumerate(shown)
+    ]
+    encoding = {
+        "x": {"field": "class", "type": "ordinal", "axis": {"labelAngle": 0}},
+        "y": {"field": "client", "type": "ordinal"},
+        "color": {"field": "samples", "type": "quantitative", "scale": {"scheme": "blues"}},
+    }
+    title = f"samples of each client{f' (the first {_MOST_CLIENTS})' * (len(counts) > _MOST_CLIENTS)}"
+    size = {"width": 300, "height": max(160, 11 * len(shown))}
+    return {"data": {"values": rows}, "title": title, "mark": "rect", "encoding": encoding, **size}

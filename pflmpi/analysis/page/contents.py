@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.page.side_by_side import Figures
 from pflmpi.analysis.plots import Missing, Plot
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.series import diagnostics, final, partition, probes, rounds, scores, seeds, similarity
-from pflmpi.analysis.series.across import bands
-from pflmpi.analysis.series.across.multiples import Figures
-from pflmpi.analysis.series.final import Final
-from pflmpi.analysis.series.ordering import by_class, without_single_class
-from pflmpi.analysis.series.selection import NamedRun, some_of, spread_over
+from pflmpi.analysis.selection import NamedRun, some_of, spread_over
+from pflmpi.analysis.series import accuracy, clients, cost, diagnostics, partition, similarity
+from pflmpi.analysis.series.clients import Final
+from pflmpi.analysis.series.partition import by_class, without_single_class
 from pflmpi.errors import CheckpointError
 
 MOST_DETAILED = 8  # runs whose checkpoints are looked into
@@ -21,28 +20,31 @@ def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Figures:
     """The figures that show all runs."""
     several = len(runs) > 1
     return [
-        seeds.merged(scores.accuracy_over_rounds(runs), runs),
-        *(bands.bands_over_rounds(runs[:MOST_DETAILED]) if several else []),
-        *(seeds.merged(plot, runs) for plot in (*scores.measures_over_rounds(runs), *scores.losses_over_rounds(runs))),
-        seeds.merged(scores.accuracy_against_bytes(runs), runs),
-        seeds.merged(scores.accuracy_against_seconds(runs), runs),
-        seeds.merged(final.distribution(runs, ends), runs),
-        final.against_local(runs, ends),
+        accuracy.merged(accuracy.accuracy_over_rounds(runs), runs),
+        *(accuracy.bands_over_rounds(runs[:MOST_DETAILED]) if several else []),
+        *(
+            accuracy.merged(plot, runs)
+            for plot in (*accuracy.measures_over_rounds(runs), *accuracy.losses_over_rounds(runs))
+        ),
+        accuracy.merged(cost.accuracy_against_bytes(runs), runs),
+        accuracy.merged(cost.accuracy_against_seconds(runs), runs),
+        accuracy.merged(clients.distribution(runs, ends), runs),
+        *clients.against_local(runs, ends),
         *partition.partitions(runs, MOST_DETAILED),
     ]
 
 
 def detailed(one: NamedRun) -> tuple[Figures, list[str]]:
     """The figures of one run, and what of it could not be read."""
-    found: list[Plot | Missing] = [rounds.bytes_per_round(one), rounds.seconds_per_round(one), *rounds.imbalance(one)]
+    found: list[Plot | Missing] = [cost.bytes_per_round(one), cost.seconds_per_round(one), *cost.imbalance(one)]
     checkpoints = _good(one.run)
     if not checkpoints:
         return [*found, Missing("Checkpoints", f"{one.run.path} has no good checkpoint")], []
     problems: list[str] = []
     makers: dict[str, Callable[[], Figures]] = {
         "Diagnostics": lambda: diagnostics.figures(checkpoints),
-        "Similarity of the clients' layers": lambda: similarity.figures(some_of(checkpoints, _MOST_OF_MODELS)),
-        "CKA of the clients' layers": lambda: probes.figures(one.run),
+        "Similarity of the clients' layers": lambda: similarity.cosine_figures(some_of(checkpoints, _MOST_OF_MODELS)),
+        "CKA of the clients' layers": lambda: similarity.cka_figures(one.run),
     }
     for title, make in makers.items():
         try:

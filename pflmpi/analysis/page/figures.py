@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pflmpi.analysis.drawing.files import draw
+from pflmpi.analysis.drawing.rendering import draw
 from pflmpi.analysis.page.html import PageFigure
 from pflmpi.analysis.plots import Missing, Plot
 
@@ -29,6 +29,6 @@ def draw_figures(
             result.append(figure)
             continue
         (out / folder / f"{figure.name}.csv").write_text(figure.table(), encoding="utf-8")
-        result.append(PageFigure(figure, draw(figure, out / folder, pictures), f"{folder}/{figure.name}"))
+        result.append(PageFigure(draw(figure, out / folder, pictures), f"{folder}/{figure.name}"))
         update(number, len(figures))
     return result

@@ -1,29 +1,21 @@
 """One HTML page that needs nothing else: figures, style and script are in it, and it fetches nothing."""
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
 
-import numpy as np
-
-from pflmpi.analysis.drawing.files import Drawn
-from pflmpi.analysis.drawing.scene import ColourScale, Key
-from pflmpi.analysis.drawing.style import COLOURS, ON_DARK
-from pflmpi.analysis.plots import Missing, Plot
+from pflmpi.analysis.drawing.charts import COLOURS
+from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, script
+from pflmpi.analysis.plots import Missing
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-_SIGNS = dict(zip("osD^vPX*", "●■◆▲▼✚✖★", strict=True))  # of `style.SHAPES`
-_STOPS = 9  # colours of a scale on the page
 
 
 @dataclass(frozen=True)
 class PageFigure:
     """A figure on the page, with the path of its files relative to the page, without an ending."""
 
-    plot: Plot
     drawn: Drawn
     path: str
 
@@ -46,22 +38,17 @@ class PageTable:
 
 @dataclass
 class Section:
-    """A part of the page; what is `explained` opens on a click."""
+    """A part of the page; what is `explained` opens on a click, `kind` is a class of its style."""
 
     title: str
     text: str = ""
     explained: str = ""
     tables: list[PageTable] = field(default_factory=list)
     figures: list[PageFigure | Missing] = field(default_factory=list)
+    kind: str = ""
 
 
-def page(
-    title: str,
-    about: str,
-    problems: Sequence[str],
-    sections: Sequence[Section],
-    clients: Mapping[str, Any] | None = None,
-) -> str:
+def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Section]) -> str:
     """HTML of the page.
 
     Args:
@@ -69,9 +56,10 @@ def page(
         about: a line below it.
         problems: what was left out, and why.
         sections: in their order.
-        clients: what the script shows of a client that is picked; see `page.clients`.
     """
     anchors = {id(section): f"s{number}" for number, section in enumerate(sections, 1)}
+    figures = [figure for section in sections for figure in section.figures if isinstance(figure, PageFigure)]
+    numbers = {id(figure): number for number, figure in enumerate(figures)}
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -85,15 +73,13 @@ def page(
         _contents(sections, anchors),
     ]
     for section in sections:
-        parts += _section(section, anchors[id(section)])
+        parts += _section(section, anchors[id(section)], numbers)
     beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as a file."
     parts.append(f"<footer><p>{beside}</p></footer>")
-    if clients is not None:
-        data = json.dumps(clients, separators=(",", ":")).replace("<", "\\u003c")
-        parts.append(f'<script type="application/json" id="clients">{data}</script>')
-    scripts = ["page.js", *(["client.js"] if clients is not None else [])]
-    parts += [f"<script>{_part(name)}</script>" for name in scripts]
-    return "\n".join([*parts, "</body></html>\n"])
+    if figures:
+        charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
+        parts.append(f'<script type="application/json" id="charts">[{charts}]</script>\n<script>{script()}</script>')
+    return "\n".join([*parts, f"<script>{_part('page.js')}</script>", "</body></html>\n"])
 
 
 def _problems(problems: Sequence[str]) -> list[str]:
@@ -108,14 +94,15 @@ def _contents(sections: Sequence[Section], anchors: Mapping[int, str]) -> str:
     return f'<nav aria-label="contents"><ul>{items}</ul></nav>'
 
 
-def _section(section: Section, anchor: str) -> list[str]:
-    parts = [f'<section id="{anchor}"><h2>{_text(section.title)}</h2>']
+def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[str]:
+    kind = f' class="{section.kind}"' if section.kind else ""
+    parts = [f'<section id="{anchor}"{kind}><h2>{_text(section.title)}</h2>']
     if section.text:
         parts.append(f"<p>{_text(section.text)}</p>")
     parts += [_table(table) for table in section.tables]
     if section.explained:
         parts.append(f"<details><summary>What the columns are</summary><p>{_text(section.explained)}</p></details>")
-    figures = [_figure(figure) for figure in section.figures if isinstance(figure, PageFigure)]
+    figures = [_figure(figure, numbers[id(figure)]) for figure in section.figures if isinstance(figure, PageFigure)]
     if figures:
         parts += ['<div class="figures">', *figures, "</div>"]
     missing = [f"{each.title} ({each.why})" for each in section.figures if isinstance(each, Missing)]
@@ -124,45 +111,14 @@ def _section(section: Section, anchor: str) -> list[str]:
     return [*parts, "</section>"]
 
 
-def _figure(shown: PageFigure) -> str:
-    plot, drawn = shown.plot, shown.drawn
-    scenes = "".join(drawn.inline)
+def _figure(shown: PageFigure, number: int) -> str:
+    plot, drawn = shown.drawn.plot, shown.drawn
     kinds = ["csv", *(path.suffix[1:] for path in (drawn.svg, *drawn.pictures))]
     links = " ".join(f'<a href="{html.escape(shown.path, quote=True)}.{kind}">{kind.upper()}</a>' for kind in kinds)
-    legend = _legend(drawn.drawing.keys) + ("" if drawn.drawing.scale is None else _scale(drawn.drawing.scale))
+    about = html.escape(f"{plot.title}. {plot.caption}", quote=True)
+    drawing = f'<div class="drawing" role="img" aria-label="{about}" data-chart="{number}">{drawn.inline}</div>'
     caption = f"<figcaption>{_text(plot.caption)} {links}</figcaption>"
-    return f'<figure><h3>{_text(plot.title)}</h3><div class="scenes">{scenes}</div>\n{legend}{caption}</figure>'
-
-
-def _legend(keys: Sequence[Key]) -> str:
-    if not keys:
-        return ""
-    entries = []
-    for key in keys:
-        colour = "currentColor" if key.colour == "ink" else f"var(--{key.colour})"
-        if key.shape:
-            sign = f'<b style="color:{colour};opacity:{key.opacity:.2g}">{_SIGNS[key.shape]}</b>'
-        else:
-            sign = f'<i style="background:{_dashed(key.dash, colour)}"></i>'
-        entries.append(f"<li>{sign}{_text(key.label)}</li>")
-    return f'<ul class="keys">{"".join(entries)}</ul>'
-
-
-def _dashed(dash: Sequence[float], colour: str) -> str:
-    """The dashes of a line as a background, which has those of its drawing."""
-    if not dash:
-        return colour
-    ends = np.cumsum(dash).tolist()
-    parts = zip([0.0, *ends], ends, strict=False)
-    stops = (f"{'transparent' if n % 2 else colour} {low:g}px {high:g}px" for n, (low, high) in enumerate(parts))
-    return f"repeating-linear-gradient(to right,{','.join(stops)})"
-
-
-def _scale(scale: ColourScale) -> str:
-    last = len(scale.colours) - 1
-    stops = ",".join(scale.colours[round(stop * last / (_STOPS - 1))] for stop in range(_STOPS))
-    bar = f'<i style="background:linear-gradient(to right,{stops})"></i>'
-    return f'<p class="scale">{_text(scale.low)}{bar}{_text(scale.high)} {_text(scale.label)}</p>'
+    return f'<figure class="panels{drawn.panels}"><h3>{_text(plot.title)}</h3>{drawing}{caption}</figure>'
 
 
 def _table(table: PageTable) -> str:

@@ -1,8 +1,6 @@
 "use strict";
-// What a page can do besides being read: sort tables, say the values below the pointer. `client.js` shows a client.
+// What a page can do besides being read: sort tables, draw figures that answer a pointer, show a client in all of them.
 (() => {
-  const short = (value) => String(Number(value.toPrecision(4)));
-
   // --- tables: a click on a heading sorts; empty cells stay below
 
   const sorted = (head, column) => {
@@ -26,82 +24,61 @@
     });
   }
 
-  // --- figures: the values below the pointer
+  // --- figures: drawn by Vega one after the other, in the place of their pictures
 
-  const REACH = 40; // pixels of a drawing from the pointer to a point
+  const source = document.getElementById("charts");
+  if (!source) return;
+  const charts = JSON.parse(source.textContent);
+  const PANEL = 290; // pixels of one of several panels
+  const rows = (columns) => {
+    const read = Object.entries(columns).map(([name, cells]) => [
+      name, cells.texts ? cells.numbers.map((number) => cells.texts[number]) : cells]);
+    return (read[0]?.[1] ?? []).map((_, place) => Object.fromEntries(read.map(([name, cells]) => [name, cells[place]])));
+  };
+  const unpacked = (part) => {
+    if (Array.isArray(part)) return part.map(unpacked);
+    if (part === null || typeof part !== "object") return part;
+    return Object.fromEntries(Object.entries(part).map(([key, value]) =>
+      [key, key === "data" ? { values: rows(value) } : unpacked(value)]));
+  };
+  const parameter = (chart) => (chart.params ?? []).find(({ name }) => name === "client");
+  const choices = [...new Set(charts.flatMap((chart) => parameter(chart)?.bind?.options ?? []))].sort((a, b) => a - b);
+  const views = []; // those in which a client can stand out
+  let client = null;
 
-  const value = ([start, end, low, high, log], pixel) => {
-    const share = (pixel - start) / (end - start);
-    return log ? low * (high / low) ** share : low + share * (high - low);
+  const draw = async (box) => {
+    const chart = unpacked(charts[box.dataset.chart]);
+    if (chart.columns) chart.columns = Math.max(1, Math.min(chart.columns, Math.floor(box.clientWidth / PANEL)));
+    const choice = parameter(chart);
+    delete choice?.bind; // one list for all
+    if (choice && client !== null) choice.value = client;
+    const place = document.createElement("div");
+    const plain = { actions: false, defaultStyle: false, tooltip: { disableDefaultStyle: true } };
+    const { view } = await vegaEmbed(place, chart, { mode: "vega-lite", ast: true, renderer: "svg", ...plain });
+    box.replaceChildren(place);
+    if (!choice) return;
+    views.push(view);
+    view.signal("client", client ?? choice.value);
+    view.addEventListener("click", (event, item) => item?.datum?.client >= 0 && show(item.datum.client));
+    await view.runAsync();
   };
-  const said = (names, axis, pixel) => {
-    const found = value(axis, pixel);
-    return names ? names[Math.round(found) - 1] : short(found);
+  const show = (chosen) => {
+    client = Number(chosen);
+    if (choices.includes(client)) list.value = client;
+    for (const view of views) view.signal("client", client).runAsync();
   };
-  const numbers = (cells) => {
-    const bytes = Uint8Array.from(atob(cells.values), (letter) => letter.charCodeAt(0));
-    return (cells.numbers ??= new Uint16Array(bytes.buffer));
-  };
-  const ofCells = (hover, x, y) => {
-    const column = Math.round(value(hover.x, x)) - 1;
-    const row = Math.round(value(hover.y, y)) - 1;
-    if (!(row in hover.yn) || !(column in hover.xn)) return null;
-    const number = numbers(hover.cells)[row * hover.xn.length + column];
-    const text = number ? short(hover.cells.low + (number - 1) * hover.cells.step) : "none";
-    const where = `${hover.yl} ${hover.yn[row]}, ${hover.xl} ${hover.xn[column]}`;
-    return { text: `${where}\n${hover.vl}: ${text}`, client: hover.yl.startsWith("client") ? hover.yn[row] : "" };
-  };
-  const ofParts = (hover, x) => {
-    const places = hover.parts[hover.xl];
-    const wanted = value(hover.x, x);
-    const place = places.reduce((best, one, i) => (Math.abs(one - wanted) < Math.abs(places[best] - wanted) ? i : best), 0);
-    const lines = Object.entries(hover.parts).map(([name, values]) => `${name}: ${values[place]}`);
-    if (hover.xn) lines[0] = hover.xn[place];
-    return { text: lines.join("\n"), client: "" };
-  };
-  const points = (path) =>
-    (path.places ??= [...path.getAttribute("d").matchAll(/[ML](-?[\d.]+) (-?[\d.]+)/g)].map((m) => [+m[1], +m[2]]));
-  const ofPoints = (svg, hover, x, y) => {
-    let nearest = null;
-    for (const path of svg.querySelectorAll("path[data-label]")) {
-      points(path).forEach(([right, down], place) => {
-        const distance = Math.hypot(right - x, down - y);
-        if (distance < (nearest?.distance ?? REACH)) nearest = { distance, path, place, right, down };
-      });
+  const list = document.createElement("select");
+  list.id = "client";
+  for (const choice of choices) list.add(new Option(choice));
+  list.addEventListener("change", () => show(list.value));
+  const label = document.createElement("label");
+  label.append("Client ", list, " in all figures; a click on a client in a figure chooses it, too.");
+  document.querySelector("section.client > h2")?.after(label);
+
+  (async () => {
+    for (const box of document.querySelectorAll("[data-chart]")) {
+      await draw(box).catch((error) => console.error(error));
+      await new Promise((done) => setTimeout(done)); // a reader who scrolls comes first
     }
-    if (!nearest) return null;
-    const { label, names } = nearest.path.dataset;
-    const name = names?.split("|")[nearest.place] ?? "";
-    const lines = [label, `${hover.xl}: ${said(hover.xn, hover.x, nearest.right)}`];
-    lines.push(`${hover.yl}: ${name && hover.yn ? name : said(hover.yn, hover.y, nearest.down)}`);
-    const client = name || (label.match(/^client (\d+)/)?.[1] ?? "");
-    if (/^\d+$/.test(name) && !hover.yn) lines.push(`client: ${name}`);
-    return { text: lines.join("\n"), client };
-  };
-
-  const box = document.createElement("div");
-  document.body.append(box);
-  box.id = "said";
-  box.hidden = true;
-  const below = (svg, event) => {
-    const hover = (svg.hover ??= JSON.parse(svg.dataset.hover));
-    const { x, y } = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    if (hover.cells) return ofCells(hover, x, y);
-    return hover.parts ? ofParts(hover, x) : ofPoints(svg, hover, x, y);
-  };
-  for (const svg of document.querySelectorAll("svg[data-hover]")) {
-    svg.addEventListener("pointermove", (event) => {
-      const found = below(svg, event);
-      box.hidden = !found;
-      if (!found) return;
-      box.textContent = found.text;
-      box.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.offsetWidth - 8))}px`;
-      box.style.top = `${Math.min(event.clientY + 14, innerHeight - box.offsetHeight - 8)}px`;
-    });
-    svg.addEventListener("pointerleave", () => (box.hidden = true));
-    svg.addEventListener("click", (event) => {
-      const client = parseInt(below(svg, event)?.client, 10);
-      if (client >= 0) document.dispatchEvent(new CustomEvent("client", { detail: client }));
-    });
-  }
+  })();
 })();

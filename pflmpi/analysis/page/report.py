@@ -7,15 +7,14 @@ from pathlib import Path
 
 from pflmpi.analysis.comparable import readable
 from pflmpi.analysis.page import contents, html
-from pflmpi.analysis.page.clients import clients
 from pflmpi.analysis.page.figures import draw_figures
 from pflmpi.analysis.page.html import PageFigure, Section
 from pflmpi.analysis.page.runs_table import table
+from pflmpi.analysis.page.side_by_side import Figures, side_by_side
 from pflmpi.analysis.plots import Missing
-from pflmpi.analysis.series.across.multiples import Figures, side_by_side
-from pflmpi.analysis.series.final import Final, final
-from pflmpi.analysis.series.selection import NamedRun, named
-from pflmpi.analysis.series.summary import EXPLAINED, Line, cells, summaries, targets_of
+from pflmpi.analysis.selection import NamedRun, named
+from pflmpi.analysis.series.clients import Final, final, single_clients
+from pflmpi.analysis.summary import EXPLAINED, Line, cells, summaries, targets_of
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.text import comma_separated
 
@@ -64,7 +63,7 @@ def write_report(
         details = [_detailed(one, problems, step) for one in among[: contents.MOST_DETAILED]]
         sections = _sections(among, ends, lines, details, drawn)
         title = f"{among[0].label}: report" if len(among) == 1 else f"{len(among)} runs: report"
-        text = html.page(title, _about(among), problems, sections, clients(among, details))
+        text = html.page(title, _about(among), problems, sections)
         (out / PAGE).write_text(text, encoding="utf-8")
         _remove(out, _figures(former) - _figures(text))
     except OSError as error:
@@ -87,16 +86,20 @@ def _sections(
         details: the figures of the first runs.
         drawn: draws figures into a folder.
     """
-    first = Section("Runs", " ".join(_stopped(among)), EXPLAINED, [table(lines)])
+    notes = [f"{one.label}: {note}." for one in among for note in one.run.notes]
+    first = Section("Runs", " ".join([*_stopped(among), *notes]), EXPLAINED, [table(lines)])
     multiples, rest = side_by_side([(one.label, own) for one, own in zip(among, details, strict=False)])
     together = Section("All runs" if len(among) > 1 else "The run")
     together.figures = drawn([*contents.compared(among, ends), *multiples], _FIGURES)
     sections = [first, together]
+    if of_clients := drawn(single_clients(among, details), _FIGURES):
+        sections.append(Section("Single clients", figures=of_clients, kind="client"))
+    count = len(sections)
     for number, (one, own) in enumerate(zip(among, rest, strict=False), 1):
         name = re.sub(r"[^A-Za-z0-9]+", "-", one.label).strip("-") or "run"
         sections.append(Section(one.label, str(one.run.path), figures=drawn(own, f"{_FIGURES}/{number:02d}-{name}")))
-    if len(among) > 1 and (missing := _missing(sections[2:])):
-        sections = [*sections[:2], *(section for section in sections[2:] if section.figures)]
+    if len(among) > 1 and (missing := _missing(sections[count:])):
+        sections = [*sections[:count], *(section for section in sections[count:] if section.figures)]
         sections.append(Section("Not shown of single runs", missing))
     if len(among) > contents.MOST_DETAILED:
         others = ", ".join(one.label for one in among[contents.MOST_DETAILED :])

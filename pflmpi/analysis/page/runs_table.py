@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 
 from pflmpi.analysis.page.html import PageTable
-from pflmpi.analysis.series.summary import Line, cells
+from pflmpi.analysis.summary import Line, cells
 from pflmpi.text import scaled_bytes
 
 

@@ -1,14 +1,15 @@
-"""What an algorithm shows besides scores, drawn by kind as the checkpoints describe it."""
+"""What an algorithm shows besides accuracy, drawn by kind as the checkpoints describe it."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.plots import Matrices, Missing, Panel, Plot
-from pflmpi.analysis.series import class_vectors, client_weights, entry_shares
-from pflmpi.analysis.series.selection import ends
-from pflmpi.analysis.series.values import kept_rows, label, rows, sentences
+from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel, Plot
+from pflmpi.analysis.selection import ends
+from pflmpi.analysis.series import vectors
+from pflmpi.analysis.series.similarity import pairs
+from pflmpi.analysis.series.values import ClientValues, kept_rows, label, rows, sentences
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
 
 
@@ -61,9 +62,187 @@ def _drawn(checkpoints: Sequence[Checkpoint], name: str, diagnostic: Diagnostic)
         case PerClient() | Category():
             return [over_rounds(checkpoints, name, diagnostic)]
         case EntryShare():
-            return entry_shares.figures(checkpoints, name, diagnostic)
+            return share_figures(checkpoints, name, diagnostic)
         case ClientWeights():
-            return [client_weights.matrices(ends(checkpoints), name, diagnostic)]
+            return [weight_matrices(ends(checkpoints), name, diagnostic)]
         case ClassVectors():
-            return class_vectors.projections(ends(checkpoints), name, diagnostic)
+            return vectors.projections(ends(checkpoints), name, diagnostic)
     return []  # of a kind that a newer version has
+
+
+_OVERLAP = "The overlap is Jaccard's: entries in both over entries in either"
+
+
+def share_figures(
+    checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare
+) -> list[Curves | Matrices | Missing]:
+    """Share and overlaps over rounds, and the overlap of every two clients in the last checkpoint."""
+    last = rows(checkpoints[-1], name, diagnostic)
+    if last is None:
+        return [Missing(diagnostic.title, f"the checkpoint of round {checkpoints[-1].number} has no values of it")]
+    clients, chosen = last
+    ids = clients.tolist()
+    overlap = Matrices(
+        name=f"{name}_overlap",
+        title=f"{diagnostic.title}: overlap between clients",
+        caption=sentences(
+            diagnostic.caption,
+            f"The overlap of every two clients after round {checkpoints[-1].number}",
+            _OVERLAP,
+            "The diagonal is 100 % and not drawn. An empty cell: one of them has not chosen any yet",
+        ),
+        row_label="client",
+        column_label="client",
+        value_label="overlap (%)",
+        panels=(Panel("", 100 * between_clients(chosen), ids, ids),),
+        limits=(0.0, 100.0),
+        hide_diagonal=True,
+        choices=True,
+    )
+    return [shares_over_rounds(checkpoints, name, diagnostic), overlap]
+
+
+def shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare) -> Curves:
+    """The share of chosen entries, and the overlaps from checkpoint to checkpoint and between clients."""
+    curves: dict[str, list[float]] = {
+        "share of the entries that are chosen": [],
+        "overlap with the checkpoint before, of clients whose choice changed": [],
+        "overlap between two clients": [],
+    }
+    before: ClientValues | None = None  # one at a time in memory
+    for checkpoint in checkpoints:
+        found = rows(checkpoint, name, diagnostic)
+        chosen = np.zeros((0, 1), bool) if found is None else found[1]
+        again = np.empty(0) if before is None or found is None else _of_changed(before, found)
+        across = pairs(between_clients(chosen))
+        for values, value in zip(curves.values(), (chosen[chosen.any(1)].mean(1), again, across), strict=True):
+            values.append(_mean_percent(value))
+        before = found
+    rounds = np.array([one.number for one in checkpoints])
+    return Curves(
+        name=f"{name}_over_rounds",
+        title=f"{diagnostic.title} over rounds",
+        caption=sentences(
+            diagnostic.caption,
+            "Mean over clients, and over pairs of clients",
+            _OVERLAP,
+            "A client that has not chosen any yet has no part in the means",
+        ),
+        x_label="round",
+        y_label="share, overlap (%)",
+        curves=tuple(Curve(text, rounds, np.array(values), style=i) for i, (text, values) in enumerate(curves.items())),
+        by_round=True,
+        percent=True,
+    )
+
+
+def jaccard(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """|a and b| / |a or b| along the last axis; NaN where both are empty."""
+    both, either = (first & second).sum(-1), (first | second).sum(-1)
+    return np.asarray(np.divide(both, either, out=np.full(np.shape(both), np.nan), where=either > 0))
+
+
+def between_clients(chosen: np.ndarray) -> np.ndarray:
+    """The Jaccard overlap of the entries [N, L] of every two clients, [N, N]; NaN where one has none."""
+    wide = chosen.astype(np.float32)  # counts below 2**24 are exact
+    both = (wide @ wide.T).astype(np.float64)
+    counts = np.diag(both)
+    either = counts[:, np.newaxis] + counts - both
+    known = np.minimum(counts[:, np.newaxis], counts) > 0
+    return np.asarray(np.divide(both, either, out=np.full(both.shape, np.nan), where=known))
+
+
+def _of_changed(before: ClientValues, after: ClientValues) -> np.ndarray:
+    """The overlaps of the clients that are in both checkpoints and chose differently."""
+    _, then, now = np.intersect1d(before[0], after[0], return_indices=True)
+    first, second = before[1][then], after[1][now]
+    changed = (first != second).any(1) & first.any(1)
+    return jaccard(first[changed], second[changed])
+
+
+def _mean_percent(values: np.ndarray) -> float:
+    return 100 * float(values.mean()) if len(values) else float("nan")
+
+
+_ROUNDING = 1e-5  # relative; differences of float32 sums, which are no structure
+
+
+def weight_matrices(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClientWeights) -> Matrices | Missing:
+    """The weights of clients (columns) for clients (rows) in some checkpoints."""
+    panels = tuple(panel for one in checkpoints if (panel := _panel(one, name, diagnostic)) is not None)
+    if not panels:
+        return Missing(diagnostic.title, "no checkpoint says who took part in its round, or none has these weights")
+    hidden = diagnostic.limits is None
+    if (equal := _only_value(panels, hidden)) is not None:
+        return Missing(diagnostic.title, f"all equal: {equal:.4g} in {', '.join(panel.title for panel in panels)}")
+    own = np.concatenate([np.diagonal(panel.values) for panel in panels])
+    return Matrices(
+        name=name,
+        title=diagnostic.title,
+        caption=sentences(
+            diagnostic.caption,
+            "An empty cell: no weight is given" if any(np.isnan(panel.values).any() for panel in panels) else "",
+            f"The diagonal, a client's own weight, is not drawn; it is between {own.min():.3g} and {own.max():.3g}"
+            if hidden and own.any()
+            else "",
+        ),
+        row_label="client",
+        column_label="weight of client",
+        value_label=label(name, diagnostic),
+        panels=panels,
+        limits=diagnostic.limits,
+        hide_diagonal=hidden,
+    )
+
+
+def _only_value(panels: Sequence[Panel], hide_diagonal: bool) -> float | None:
+    """The one value that all weights have up to rounding; None if they differ."""
+    shown = [panel.values.copy() for panel in panels]
+    for values in shown if hide_diagonal else ():
+        np.fill_diagonal(values, np.nan)
+    known = np.concatenate([values[~np.isnan(values)] for values in shown])
+    if len(known) < 2 or known.max() - known.min() > _ROUNDING * np.abs(known).max():
+        return None
+    return float(known.mean())
+
+
+def _panel(checkpoint: Checkpoint, name: str, diagnostic: ClientWeights) -> Panel | None:
+    """The weights of one checkpoint; None where it has none.
+
+    What a client keeps is from the last round in which it took part, and so is of this one for its participants alone.
+    """
+    found = rows(checkpoint, name, diagnostic)
+    if found is None:
+        return None
+    clients, weights = found
+    columns = clients
+    if diagnostic.kept:
+        if checkpoint.participants is None:
+            return None
+        taking_part = np.searchsorted(clients, checkpoint.participants)
+        clients, weights = checkpoint.participants, weights[taking_part]
+        others = kept_rows(checkpoint, diagnostic.clients) if diagnostic.clients else None
+        if others is None:
+            columns = np.concatenate([clients, np.setdiff1d(np.arange(weights.shape[1]), clients)])
+            weights = weights[:, columns]
+        else:
+            columns, weights = _spread(clients, others[1][taking_part], weights)
+    return Panel(f"round {checkpoint.number}", weights.astype(np.float64), clients.tolist(), columns.tolist())
+
+
+def _spread(clients: np.ndarray, others: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of the columns, first those of the rows, and the weights of each row at their places, NaN elsewhere.
+
+    Args:
+        clients: [m] ids of the rows.
+        others: [m, M] ids that the weights belong to, negative for nobody.
+        weights: [m, M], or [m, 1 + M] with the client's own first.
+    """
+    if weights.shape[1] == others.shape[1] + 1:
+        others = np.column_stack([clients, others])
+    columns = np.concatenate([clients, np.setdiff1d(others[others >= 0], clients)])
+    matrix = np.full((len(clients), len(columns)), np.nan)
+    row, place = np.nonzero(others >= 0)
+    position = {client: column for column, client in enumerate(columns.tolist())}
+    matrix[row, [position[client] for client in others[row, place].tolist()]] = weights[row, place]
+    return columns, matrix

@@ -20,7 +20,7 @@ _NAMES = {
     "partition": "dirichlet exdir iid lognormal nway_kshot pathological writers".split(),
 }
 _KEYS = {
-    "data": "name path label client normalize transform root download split test_share limit".split(),
+    "data": "name path label client layout normalize transform root download split test_share limit".split(),
     "training": """
         rounds stop participation epochs steps batch_size drop_last lr schedule lr_decay decay_rounds decay_floor
         decay_by warmup optimizer momentum beta1 beta2 epsilon keep_optimizer weight_decay clip_norm label_smoothing
@@ -31,7 +31,7 @@ _KEYS = {
     "output": "tensorboard wandb mlflow".split(),
     "runtime": """
         transport device gpus gpu_memory mixed_gpus executor lanes lane_convolutions state scratch threads timeout
-        spare server balance faults client_errors
+        spare server balance client_errors cache
     """.split(),
 }
 

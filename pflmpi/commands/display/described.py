@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.commands.schema import heading, keys
 from pflmpi.experiment.code import named
 from pflmpi.learning.task import Task
@@ -67,7 +67,7 @@ def markdown() -> str:
         _, *variants = get_args(get_type_hints(kind).get("variant")) or [None]
         words = f"`{name}`" + (f" (`variant:` {', '.join(f'`{each}`' for each in variants)})" if variants else "")
         ways = [_names(declared) or "-" for declared in (algorithm.uplink(task), algorithm.downlink(task))]
-        kept = ", ".join(algorithm.init_client(task, 0)) or "-"
+        kept = ", ".join(initial_client(algorithm, task, 0)) or "-"
         lines.append(f"| {' | '.join([words, *ways, kept, kind.paper])} |")
     return "\n".join(lines)
 
@@ -84,7 +84,7 @@ def _traffic(kind: type[Algorithm]) -> Iterator[str]:
     task, algorithm = _task(), kind()
     for way, declared in (("up", algorithm.uplink(task)), ("down", algorithm.downlink(task))):
         yield f"{way:<6} {_messages(declared)}"
-    yield f"keeps  {', '.join(algorithm.init_client(task, 0)) or '-'}"
+    yield f"keeps  {', '.join(initial_client(algorithm, task, 0)) or '-'}"
     yield "Bytes: one round of a client that holds 2 of 10 classes, with model cnn on 28x28 images."
 
 

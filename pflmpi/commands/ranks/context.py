@@ -9,11 +9,11 @@ import numpy as np
 
 from pflmpi.config.load import Config
 from pflmpi.experiment.execute import RankContext
-from pflmpi.experiment.retrying import retried_all_or_none, retry_after_rank_loss
 from pflmpi.machine import cores, gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, place
 from pflmpi.runtime.exchange.gpu_messages import gpu_messages
+from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.stopping import Stop
 from pflmpi.transports import introduce, open_transport
 from pflmpi.transports.base import Transport
@@ -30,7 +30,7 @@ def connect(config: Config, launch: Launch) -> Transport:
     runtime = config.runtime
     timeout = LEAST_TIMEOUT if runtime.timeout is None else runtime.timeout
     late = partial(exit_unconnected, launch.rank, os.environ)
-    return open_transport(runtime.transport, launch, timeout, runtime.faults == "continue", late)
+    return open_transport(runtime.transport, launch, timeout, late)
 
 
 def here(config: Config) -> Peer:
@@ -40,15 +40,15 @@ def here(config: Config) -> Peer:
 
 
 def context_of(
-    config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool
+    config: Config, transport: Transport, launch: Launch, stop: Stop, take_over: bool = False
 ) -> tuple[Config, RankContext]:
     """Where this rank computes, once all ranks know each other, and the configuration with what follows from that.
 
     Raises:
         CollectiveError: on all ranks, where the ranks cannot compute together.
     """
-    retry_after_rank_loss(transport, lambda: introduce(transport, here(config)))
-    placed = retried_all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
+    introduce(transport, here(config))
+    placed = all_or_none(transport, lambda: place(transport.peers, config.runtime, config.training))
     if transport.rank == 0 and placed.remark():
         _log.warning("%s", placed.remark())
     device = device_of(placed, transport.rank)
@@ -61,17 +61,13 @@ def context_of(
         _log.info("large messages: %s", between_gpus.text)
     if placed.serves_only:
         config = replace(config, runtime=config.runtime.model_copy(update={"server": "dedicated"}))
-    first = launch.rank == 0
-    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over, first)
+    context = RankContext(transport, device, placed.slots, placed.models, stop, launch.jobs, take_over)
     return config, context
 
 
 def end_of_jobs(transport: Transport) -> float | None:
     """End of this batch job; one rank asks, because a thousand would overwhelm the queue manager."""
 
-    def ask() -> float:
-        end = end_of_job(os.environ) if transport.rank == 0 else None
-        return float(transport.maximum(np.array([-np.inf if end is None else end]))[0])
-
-    end = retry_after_rank_loss(transport, ask)
+    own = end_of_job(os.environ) if transport.rank == 0 else None
+    end = float(transport.maximum(np.array([-np.inf if own is None else own]))[0])
     return None if end == -np.inf else end

@@ -1,9 +1,12 @@
 """How many ranks a run has, and their start on this machine: as forks of this process, or as new ones."""
 
+import itertools
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pflmpi.early_signals import FORWARDED, described
+from pflmpi.early_signals import FORWARDED, asking, described
 from pflmpi.errors import ConfigError, RunError, Stopped, UserError
 from pflmpi.machine import cores
 
@@ -11,7 +14,7 @@ if TYPE_CHECKING:
     from pflmpi.config.load import Config
     from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.transports.detect import Launch
-
+    from pflmpi.transports.start.spawn import Failed
 
 _MOST = 4096  # processes that `--ranks` starts on one machine
 
@@ -22,6 +25,17 @@ def check_ranks(ranks: int | None) -> None:
         raise ConfigError(f"--ranks {ranks}: must be at least 1")
     if ranks is not None and ranks > _MOST:
         raise ConfigError(f"--ranks {ranks}: one machine starts at most {_MOST}; for more use a launcher on several")
+
+
+def check_restarts(restarts: int, launch: "Launch", started_here: bool) -> None:
+    """Raise if this process cannot start its ranks again so often; `started_here`: it is such a rank itself."""
+    if restarts < 0:
+        raise ConfigError(f"--restarts {restarts}: must be at least 0")
+    if restarts and launch.kind != "alone" and not started_here:
+        raise ConfigError(
+            f"--restarts {restarts}, but {launch.kind} has started the ranks, and it alone can start them again; "
+            f"give it to the wrapper instead: launch/mpirun, launch/torchrun or launch/srun --restarts {restarts} ..."
+        )
 
 
 def default_ranks(runtime: "RuntimeConfig", jobs: int = 1) -> int:
@@ -46,12 +60,11 @@ def num_gpus(runtime: "RuntimeConfig", jobs: int = 1) -> int | None:
     return min(mine, runtime.gpus or mine)
 
 
-def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool = False) -> int:
+def num_ranks(asked: int | None, config: "Config", launch: "Launch") -> int:
     """Ranks of a run: those that a launcher has started, or those to start.
 
     Args:
         asked: by `--ranks`.
-        joins: they join a run, however its first ranks were started.
     """
     transport = config.runtime.transport
     if launch.kind != "alone":
@@ -61,8 +74,6 @@ def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool
                 "leave --ranks out under a launcher"
             )
         return launch.size
-    if joins:
-        return asked or 1
     if transport == "inprocess":
         if asked not in (None, 1):
             raise ConfigError(f"--ranks {asked} with runtime.transport = 'inprocess', which has 1; use auto")
@@ -74,25 +85,29 @@ def num_ranks(asked: int | None, config: "Config", launch: "Launch", joins: bool
     return asked or default_ranks(config.runtime)
 
 
-def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None) -> int:
+def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None, restarts: int = 0) -> int:
     """Run `pflmpi WORDS` on new ranks; return its exit code.
 
     A rank that fails shows its own error, and the others are stopped.
 
     Args:
         rank_main: what a rank does in a fork of this process; None where it has asked for GPUs and cannot be forked.
+        restarts: how often all ranks are started again after one was killed.
 
     Raises:
         RunError: a rank has ended without showing why.
     """
-    if rank_main is None:
-        from pflmpi.transports.start.spawn import run_ranks
+    from pflmpi.transports.detect import RESTARTED
 
-        failed = run_ranks(ranks, ["-m", "pflmpi", *words])
-    else:
-        from pflmpi.transports.start.fork import fork_ranks
-
-        failed = fork_ranks(ranks, rank_main)
+    for restarted in itertools.count():
+        os.environ[RESTARTED] = str(restarted)
+        failed = _start_once(ranks, words, rank_main)
+        killed = failed is not None and failed.code < 0 and -failed.code not in asking()
+        if not killed or restarted == restarts:
+            break
+        assert failed is not None
+        text = f"rank {failed.rank} was killed by signal {-failed.code}; all start again from the newest checkpoint"
+        print(f"pflmpi: {text} ({restarted + 1} of {restarts})", file=sys.stderr, flush=True)
     if failed is None:
         return 0
     if failed.code in (UserError.exit_code, RunError.exit_code, Stopped.exit_code):
@@ -103,3 +118,14 @@ def start_ranks(ranks: int, words: Sequence[str], rank_main: Callable[[], int] |
     raise RunError(
         f"rank {failed.rank} {how}; all ranks were stopped; `pflmpi resume` continues from the newest checkpoint"
     )
+
+
+def _start_once(ranks: int, words: Sequence[str], rank_main: Callable[[], int] | None) -> "Failed | None":
+    """The rank that failed first; None when all succeeded."""
+    if rank_main is None:
+        from pflmpi.transports.start.spawn import run_ranks
+
+        return run_ranks(ranks, ["-P", "-m", "pflmpi", *words])
+    from pflmpi.transports.start.fork import fork_ranks
+
+    return fork_ranks(ranks, rank_main)

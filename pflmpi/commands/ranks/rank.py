@@ -1,4 +1,4 @@
-"""A rank of `pflmpi run`, `resume` or `join`: connected to the others, through all rounds, ended together with them."""
+"""A rank of `pflmpi run` or `resume`: connected to the others, through all rounds, ended together with them."""
 
 import argparse
 import logging
@@ -18,9 +18,8 @@ from typing import NoReturn
 from pflmpi import early_signals, limits, outside
 from pflmpi.commands.display.progress import RunProgress, show_summary
 from pflmpi.commands.display.start_line import start_line
-from pflmpi.commands.ranks.context import connect, end_of_jobs
-from pflmpi.commands.ranks.launch import check_ranks, num_gpus, num_ranks, start_ranks
-from pflmpi.commands.ranks.session import Session, Start
+from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
+from pflmpi.commands.ranks.launch import check_ranks, check_restarts, num_gpus, num_ranks, start_ranks
 from pflmpi.config.load import Config
 from pflmpi.errors import (
     ConfigError,
@@ -29,20 +28,23 @@ from pflmpi.errors import (
     Stopped,
     TransportError,
     UserError,
+    exit_code_before,
     explained,
     show,
     write_exit_code,
 )
+from pflmpi.experiment.execute import RankContext
 from pflmpi.runtime.faults import CollectiveError
+from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store.names import rounds
 from pflmpi.text import for_shell
-from pflmpi.transports import refuse_unless_fault_tolerant
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import ended
 from pflmpi.transports.process_exit import exit_process
-from pflmpi.transports.slurm import end_of_job
+
+Start = Callable[[Config, Path, RankContext, Observer], Path]  # starts or continues a run; its folder
 
 # Seconds that the rank with the cause has to show it, and the launcher to stop us: an error that all ranks raise is
 # shown by rank 0, and losing another rank is only a consequence.
@@ -57,13 +59,11 @@ class Prepared:
         config: the configuration.
         folder: of the run.
         start: starts or continues the run there, and returns the folder.
-        join: connects to the ranks of a run that is under way; None where the ranks are those started together.
     """
 
     config: Config
     folder: Path
     start: Start
-    join: Callable[[Launch], Transport] | None = None
 
 
 def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared]) -> int:
@@ -71,7 +71,7 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
 
     Between ranks the process ends here: in order if all ranks know why, otherwise by aborting all of them.
     """
-    launch, session, resumable = ALONE, None, None  # `resumable`: the run that this process tells the user of
+    launch, transport, resumable = ALONE, None, None  # `resumable`: the run that this process tells the user of
     try:
         launch = detect(os.environ)
         if options.stop_at_eof and launch.kind == "alone":
@@ -79,38 +79,39 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if launch.rank > 0:
             logging.getLogger().setLevel(logging.ERROR)
         check_ranks(options.ranks)
+        check_restarts(options.restarts, launch, options.announced is not None)
         prepared = prepare(launch)
-        config, join = prepared.config, prepared.join
-        resumable = None if launch.rank or join is not None or options.announced else prepared.folder
-        if config.runtime.faults == "continue":
-            refuse_unless_fault_tolerant(config.runtime.transport, launch)
-        ranks = num_ranks(options.ranks, config, launch, joins=join is not None)
+        config = prepared.config
+        resumable = None if launch.rank or options.announced else prepared.folder
+        ranks = num_ranks(options.ranks, config, launch)
         if low := limits.too_few_files(ranks):
             raise ConfigError(low)
         if launch.rank == 0 and not (options.quiet or options.announced):
             print(start_line(config, prepared.folder, ranks), file=sys.stderr, flush=True)
-        if ranks > 1 and launch.kind == "alone":
-            told = [] if join is not None else ["--announced", str(prepared.folder)]
-            options.announced = None if join is not None else prepared.folder
+        if (ranks > 1 or options.restarts) and launch.kind == "alone":
+            options.announced = prepared.folder
             rank_main = partial(run_rank, options, prepare) if num_gpus(config.runtime) is None else None
-            return start_ranks(ranks, [*options.words[:1], *told, *options.words[1:]], rank_main)
-        transport = connect(config, launch) if join is None else join(launch)
-        session = among = Session(transport, launch, prepared.folder)
-        own_end = end_of_job if launch.rank == 0 else lambda _: None  # the job of those that join may be another one
-        stop = Stop(end_of_jobs(transport) if join is None else own_end(os.environ), config.runtime.spare)
+            words = [*options.words[:1], "--announced", str(prepared.folder), *options.words[1:]]
+            return start_ranks(ranks, words, rank_main, options.restarts)
+        if launch.restarts and (before := exit_code_before(os.environ)) is not None:
+            return before  # torchrun starts ranks again whatever they ended with
+        if launch.rank == 0:
+            write_exit_code(os.environ, "lost")
+        transport = connected = connect(config, launch)
+        stop = Stop(end_of_jobs(transport), config.runtime.spare)
         with (
             RunProgress(config.training.rounds, options.quiet, options.bar, transport.rank) as progress,
-            noted_signals(stop, lambda: bool(ended(among.transport.peers))),
+            noted_signals(stop, lambda: bool(ended(connected.peers))),
         ):
             early_signals.begun()
-            run = session.run(config, prepared.start, stop, progress, options.take_over)
-        if session.transport.rank == 0:
+            placed, context = context_of(config, transport, launch, stop, options.take_over)
+            run = prepared.start(placed, prepared.folder, context, progress)
+        if transport.rank == 0:
             show_summary(run, config)
-        _leave(session.transport, launch, 0)
+        _leave(transport, launch, 0)
     except (CollectiveError, Stopped) as reason:  # on every rank
-        assert session is not None
-        transport = session.transport
-        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {for_shell(session.folder)}` continues")
+        assert transport is not None
+        error: PflmpiError = Stopped(f"{reason}; `pflmpi resume {for_shell(prepared.folder)}` continues")
         if isinstance(reason, CollectiveError):
             error = reason.error
         if transport.rank == 0:
@@ -124,16 +125,16 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if resumable is not None and rounds(resumable):
             how = f"`pflmpi resume {for_shell(resumable)}` continues from the newest checkpoint"
             print(f"pflmpi: interrupted; {how}", file=sys.stderr)
-        return _abort(session, 130, launch.rank)
+        return _abort(transport, 130)
     except Exception as caught:
         where = None if isinstance(caught, PflmpiError) else outside.cause(caught)
-        fault = RunError(where) if where else explained(caught, UserError if session is None else RunError)
-        if isinstance(fault, TransportError) or (session is None and launch.rank > 0):
+        fault = RunError(where) if where else explained(caught, UserError if transport is None else RunError)
+        if isinstance(fault, TransportError) or (transport is None and launch.rank > 0):
             time.sleep(_HEAD_START)
         code = fault.exit_code if isinstance(fault, PflmpiError) else RunError.exit_code
         if code or launch.rank == 0:
             show(fault, options.debug, launch.rank, options.error_file)
-        return _abort(session, code, launch.rank)
+        return _abort(transport, code, lost=isinstance(fault, TransportError))
 
 
 def _stop_at_eof() -> None:
@@ -145,16 +146,16 @@ def _stop_at_eof() -> None:
 
 def _leave(transport: Transport, launch: Launch, code: int) -> NoReturn:
     """End in order with the other ranks."""
-    if launch.rank == 0 or transport.rank == 0 or transport.fault_tolerant:  # rank 0 may die now
+    if transport.rank == 0:
         write_exit_code(os.environ, code)
     exit_process(transport, code)
 
 
-def _abort(session: Session | None, code: int, rank: int) -> int:
-    """End all ranks; alone, return the code."""
+def _abort(transport: Transport | None, code: int, lost: bool = False) -> int:
+    """End all ranks; alone, return the code. `lost`: because another rank was."""
     sys.stdout.flush()
-    if (rank if session is None else session.transport.rank) == 0:
+    if not lost:
         write_exit_code(os.environ, code)
-    if session is not None and session.transport.size > 1:
-        session.transport.abort(code)
+    if transport is not None and transport.size > 1:
+        transport.abort(code)
     return code

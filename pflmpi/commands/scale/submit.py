@@ -21,6 +21,7 @@ def submit(options: argparse.Namespace) -> int:
     """Submit a job for each point that is not measured yet."""
     given, others = sbatch.given(options), options.sbatch
     slurm.check(given, options.setup)
+    arguments.check_config(options.config)
     config = load(options.config, options.overrides)
     scaling, out = requested_experiment(options, config, slurm.asks_for_gpus(given, others), None)
     jobs = slurm.jobs(scaling, out, _words(options, scaling, out), given, others, options.mpi, options.setup)

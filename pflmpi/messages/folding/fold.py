@@ -181,6 +181,8 @@ class Fold:
 
     def _weights(self, leaf: int, clients: np.ndarray) -> np.ndarray:
         kind = self._kind(leaf)
+        if isinstance(kind, Mean) and not self.route.entries.like[leaf].is_floating_point():
+            return np.where(clients == self._participants.min(), 1.0, 0.0)
         samples = isinstance(kind, Mean) and kind.by == "samples"
         return self.declared.num_train[clients].astype(np.float64) if samples else np.ones(len(clients))
 

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, Newcomer
+from pflmpi.algorithms.base import Algorithm, Newcomer, initial_client
 from pflmpi.learning.task import HOST
 from pflmpi.messages.calls import Call
 from pflmpi.messages.chosen import OfferedRows, Offers, chosen_calls
@@ -119,7 +119,7 @@ def received(
         return Reply(shared, holds=unseen.declared.holds)
     published = None
     if transport.rank == 0:
-        with calling(unseen.algorithm, "publish_to_newcomers", round):
+        with calling(unseen.algorithm, "publish_to_newcomers", round, reads={"server": server}):
             task = unseen.executor.tasks[0].replace(device=HOST)
             whole = unseen.algorithm.publish_to_newcomers(task, server, unseen.clients)
         published = {name: value for name, value in whole.items() if name in unseen.declared.down}
@@ -131,5 +131,5 @@ def joined(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tr
     """The states [m, ...] of newcomers that join with the messages [m, ...] of a round, as participants of the next."""
     task = unseen.executor.task(group).replace(device=HOST)
     with calling(unseen.algorithm, "init_client", round):
-        states = tree.stack([unseen.algorithm.init_client(task, int(client)) for client in group])
+        states = tree.stack([initial_client(unseen.algorithm, task, int(client)) for client in group])
     return unseen.executor.join(group, states, down, round + 1, unseen.updates)

@@ -17,7 +17,7 @@ from pflmpi.messages.kinds import Messages, Updates
 from pflmpi.messages.uplink import send_up
 from pflmpi.runtime.checkpoints import ServerRound
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.contract import calling, check_state
+from pflmpi.runtime.contract import calling, check_returned, check_state
 from pflmpi.runtime.exchange.mixed import ANSWERED
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
@@ -51,16 +51,16 @@ def exchange(
     if up is not None:
         up |= products
         if now.owners.mixed or now.owners.centres:
-            with calling(algorithm, "mixing_weights", now.round):
+            with calling(algorithm, "mixing_weights", now.round, reads={"up": {**up}}):
                 weights = algorithm.mixing_weights(task, up, round)
             mixing.check_weights(now.owners, weights)
     sums = mixing.sum_centres(transport, now.owners, received, weights) if now.owners.centres else {}
     if up is not None:
         up |= sums
         if not now.opening:  # in every round: a signal may call for a checkpoint after any
-            with calling(algorithm, "diagnose", now.round):
+            with calling(algorithm, "diagnose", now.round, reads={"server": server, "up": {**up}}):
                 measured = algorithm.diagnose(task, server, up, round)
-        with calling(algorithm, "server_update", now.round):
+        with calling(algorithm, "server_update", now.round, reads={"server": server, "up": {**up}}):
             new = algorithm.server_update(task, server, up, round)
         check_state(algorithm, "server_update", new, server)
         _check_finite(algorithm, now.round, new, server)
@@ -69,8 +69,9 @@ def exchange(
     if now.owners.mixed:
         _keep(population, now.training[transport.rank], mixing.mix(transport, now.owners, received, weights))
     if transport.rank == 0:
-        with calling(algorithm, "publish", now.round):
+        with calling(algorithm, "publish", now.round, reads={"server": server}):
             published = algorithm.publish(task, server, now.receivers)
+        check_returned(algorithm, "publish", published)
     offers = Offers(setup.placement.home, population.offered)
     reply = send_down(transport, setup.declared, published, now.receiving, setup.executor.device, offers)
     return ServerRound(server, published, measured), reply

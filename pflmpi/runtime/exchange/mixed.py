@@ -1,7 +1,7 @@
 """Whether an algorithm says of `Compared`, `Centres` and `Mixed` messages what a run needs."""
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, initial_received
 from pflmpi.errors import ConfigError
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import Centres, Compared, Mixed, with_rows
@@ -42,7 +42,7 @@ def check_mixed(algorithm: Algorithm, task: Task) -> None:
                 f"{kind}.predicts_with names {name!r}, a `Mixed` message, which is for the next local training alone; "
                 "keep what a client predicts with in its state"
             )
-    first = algorithm.init_received(task.replace(device=HOST), 0)
+    first = initial_received(algorithm, task.replace(device=HOST), 0)
     if wrong := tree.differences(dict(first), mixed_templates(algorithm, task)):
         raise ConfigError(
             f"{kind}.init_received gives other messages than the `Mixed` ones of `downlink`: {'; '.join(wrong)}"

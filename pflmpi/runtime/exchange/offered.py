@@ -3,7 +3,7 @@
 import torch
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.errors import ConfigError
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import Chosen, Offered, tensor, with_rows
@@ -14,7 +14,7 @@ def check_offered(algorithm: Algorithm, task: Task) -> None:
     """Raise `ConfigError` for `Offered` and `Chosen` messages that do not fit each other or the clients' state."""
     kind, up = type(algorithm).__name__, algorithm.uplink(task)
     offered = {name: one for name, one in up.items() if isinstance(one, Offered)}
-    state = dict(tree.leaves(algorithm.init_client(task.replace(device=HOST), 0))) if offered else {}
+    state = dict(tree.leaves(initial_client(algorithm, task.replace(device=HOST), 0))) if offered else {}
     for name, sent in offered.items():
         for path, leaf in tree.leaves({name: sent.like}):
             if path not in state or tree.differences({path: leaf}, {path: state[path]}):

@@ -21,7 +21,7 @@ from pflmpi.learning.transforms import Transform
 from pflmpi.messages.declared import is_folded
 from pflmpi.messages.kinds import Messages
 from pflmpi.rng import stream
-from pflmpi.runtime.contract import check_state
+from pflmpi.runtime.contract import check_state, state_and_messages
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.executors.transfers import streams_of
@@ -117,7 +117,8 @@ class Executor(ABC):
             before = tree.part(client, OPTIMIZER) if OPTIMIZER in client else None
             local = LocalTraining(before, self.algorithm.measured)
             own = {name: value for name, value in client.items() if name != OPTIMIZER}
-            new, up = method(task.replace(local=local), own, down, data)
+            found = method(task.replace(local=local), own, down, data)
+            new, up = state_and_messages(self.algorithm, method.__name__, found)
             check_state(self.algorithm, method.__name__, new, own)
             kept: Tree = {} if before is None else {OPTIMIZER: local.states}
             return {"state": {**new, **kept}, "up": {**up}, "loss": local.mean_loss(data.class_counts)}

@@ -11,6 +11,7 @@ from torch import Tensor
 from pflmpi.learning.client import Batch, Padding
 from pflmpi.learning.task import Task
 from pflmpi.learning.transforms import Transform
+from pflmpi.runtime.contract import ChangedInPlace
 from pflmpi.runtime.executors.pool import Pool
 from pflmpi.tree import ALIGNED, Tree
 from pflmpi.vmap_lanes import in_lanes_of, of_all_lanes, outside_vmap
@@ -44,7 +45,10 @@ class ClientBatches:
             images = self._prepared(self.pool.images.index_select(0, chosen), sizes, first)
             labels = torch.split(self.pool.labels.index_select(0, chosen), sizes)
             for x, y, key in zip(images, labels, keys[first : first + together], strict=True):
+                versions = x._version, y._version
                 yield Batch(x, y, None, key, self.smoothing)
+                if (x._version, y._version) != versions:
+                    raise ChangedInPlace("batch.y" if x._version == versions[0] else "batch.x")
 
     def _prepared(self, images: Tensor, sizes: list[int], first: int) -> Sequence[Tensor]:
         """The samples of some batches, of which the first has the number `first`."""

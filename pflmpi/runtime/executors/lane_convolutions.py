@@ -88,7 +88,7 @@ def _step(task: Task, lanes: int) -> Callable[[], Tree]:
     def loss(model: Tree, images: Tensor) -> Tensor:
         return task.predict(model, images).square().mean()
 
-    model = upload(tree.stack([task.init(client) for client in range(lanes)]), task.device)
+    model = upload(tree.stack([task.of_client(client).init() for client in range(lanes)]), task.device)
     size = task.training.batch_size
     images = torch.zeros(lanes, size, *task.architecture.shape, device=task.device)
     return partial(torch.func.vmap(torch.func.grad(loss)), model, images)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.learning.client import ClientData
+from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
 from pflmpi.models.base import Architecture
-from pflmpi.runtime.contract import calling, check_scores
+from pflmpi.runtime.contract import calling, check_scores, given
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import (
@@ -123,11 +123,13 @@ class Lanes(Executor):
             mine = {name: batches(name, tree.part(tree.part(lane, "passes"), name)) for name in lanes}
             own, factor = mine.pop(TRAIN), tree.leaf(lane, "decay") if by_client else float(decay[0])
             counts, down = tree.leaf(lane, "counts"), as_messages(tree.part(lane, "received")).values()
-            data = ClientData(dict(mine), own, counts, task.training.lr * factor, round, factor)
+            data = ClientData(Passes(mine), own, counts, task.training.lr * factor, round, factor)
             found: Tree = method(task, tree.part(lane, "state"), *map(as_messages, down), data)
             return found
 
-        called = calling(self.algorithm, method.__name__, round, clients.tolist(), in_lanes=True)
+        down = as_messages(tree.part(tree.part(there, "received"), "0")) if received else {}
+        reads = given(tree.part(there, "state"), down, tree.leaf(there, "counts"))
+        called = calling(self.algorithm, method.__name__, round, clients.tolist(), in_lanes=True, reads=reads)
         with called, convolutions(self.convolutions):
             return _in_lanes(one, there)
 

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.learning.client import ClientData
+from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Messages, as_messages
-from pflmpi.runtime.contract import calling
+from pflmpi.runtime.contract import calling, given
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.base import TRAIN, Executor, LocalUpdate
 from pflmpi.runtime.executors.batches import ClientBatches, in_order
@@ -51,7 +51,7 @@ class Loop(Executor):
         }
         return ClientData(
             train=ready.pop(TRAIN),
-            passes=dict(ready),
+            passes=Passes(ready),
             class_counts=tree.leaf(there, "counts"),
             learning_rate=task.training.lr * decay,
             round=round,
@@ -67,7 +67,9 @@ class Loop(Executor):
         for i, client in enumerate(clients):
             state, received = _row(tree.part(there, "state"), i), as_messages(_row(tree.part(there, "down"), i))
             data = self._data(int(client), round, passes, _row(states, i))
-            with calling(self.algorithm, method.__name__, round, [client]):
+            with calling(
+                self.algorithm, method.__name__, round, [client], reads=given(state, received, data.class_counts)
+            ):
                 results.append(one(task, state, received, data))
         return download_update(_stacked(results), self.kept_on_device(task), self.device)
 
@@ -76,8 +78,9 @@ class Loop(Executor):
         ups: list[Tree] = []
         there = upload(states, self.device)
         for i, client in enumerate(clients):
-            with calling(self.algorithm, "introduce", 0, [client]):
-                ups.append({**self.algorithm.introduce(task, _row(there, i), self._data(int(client), 0, {}, {}))})
+            state, data = _row(there, i), self._data(int(client), 0, {}, {})
+            with calling(self.algorithm, "introduce", 0, [client], reads=given(state, {}, data.class_counts)):
+                ups.append({**self.algorithm.introduce(task, state, data)})
         return as_messages(tree.to_host(_stacked(ups)))
 
     def adapted(self, client: int, state: Tree, down: Messages, round: int) -> Tree:
@@ -91,7 +94,7 @@ class Loop(Executor):
         return self._adapted(self.task(group), client, tree.part(there, "state"), received, data)
 
     def _adapted(self, task: Task, client: int, state: Tree, received: Messages, data: ClientData) -> Tree:
-        with calling(self.algorithm, "adapt", data.round, [client]):
+        with calling(self.algorithm, "adapt", data.round, [client], reads=given(state, received, data.class_counts)):
             return self.algorithm.adapt(task, state, received, data)
 
     def evaluate(self, clients: np.ndarray, states: Tree, down: Messages, round: int) -> Callable[[], Counts]:
@@ -105,7 +108,7 @@ class Loop(Executor):
                 state = self._adapted(task, int(client), state, received, data)
             sizes = list(map(len, tests[str(client)]))
             batches = ClientBatches(task, self.pool, tree.leaf(tree.part(there, "tests"), str(client)), sizes)
-            with calling(self.algorithm, "predict", round, [client]):
+            with calling(self.algorithm, "predict", round, [client], reads={"client": state, "down": {**received}}):
                 scores += predictions(self.algorithm, task, state, received, batches)
         done = download_all(scores, self.device)
         return lambda: counts(self.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()]))

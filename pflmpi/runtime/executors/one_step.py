@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from pflmpi import tree
+from pflmpi.algorithms.base import initial_client
 from pflmpi.data.unseen import Division
 from pflmpi.learning.local_training import LocalTraining
 from pflmpi.learning.task import HOST
@@ -33,7 +34,7 @@ class OneStep(Loop):
     def counts_loss(self, client: int, round: int) -> bool:
         """Whether a step of a client in a round counts for its training loss; what it has received is made up."""
         task, passes = self.tasks[self.cohort[client]], self.passes(np.array([client]), round)
-        state = self.algorithm.init_client(task.replace(device=HOST), client)
+        state = initial_client(self.algorithm, task.replace(device=HOST), client)
         rng, kinds = stream(task.seed, round, client, "one step"), self.algorithm.downlink(task)
         received: Tree = {name: example(kind, task, rng) for name, kind in kinds.items()}
         data, local = self._data(client, round, passes, state), LocalTraining(None, self.algorithm.measured)

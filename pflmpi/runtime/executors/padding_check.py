@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm
+from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.errors import ConfigError
-from pflmpi.learning.client import ClientData
+from pflmpi.learning.client import ClientData, Passes
 from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.kinds import Downlink, Messages, OwnClasses, with_rows
 from pflmpi.rng import stream
-from pflmpi.runtime.contract import calling
+from pflmpi.runtime.contract import calling, check_returned, state_and_messages
 from pflmpi.runtime.executors.batches import LaneBatches
 from pflmpi.tree import Tree
 
@@ -64,12 +64,14 @@ def _update(algorithm: Algorithm, task: Task, client: int, filled: bool, steps: 
             return LaneBatches(batched, lambda: samples, weight[:steps], 1, steps, keys[:steps])
 
         passes = {name: batches(steps) for name in algorithm.passes(task, 1)}
-        data = ClientData(dict(passes), batches(1), counts, training.learning_rate(1), 1)
-        new, up = algorithm.client_update(batched, state, down, data)
+        data = ClientData(Passes(passes), batches(1), counts, training.learning_rate(1), 1)
+        new, up = state_and_messages(algorithm, "client_update", algorithm.client_update(batched, state, down, data))
+        if isinstance(new, dict):  # `check_state` looks at the rest of it in the first round
+            check_returned(algorithm, "client_update", new)
         return {"state": new, "uplink": {**up}}
 
     down = {name: example(kind, task, rng) for name, kind in algorithm.downlink(task).items()}
-    lanes = tree.stack([algorithm.init_client(task, client)])
+    lanes = tree.stack([initial_client(algorithm, task, client)])
     with calling(algorithm, "client_update", 0, [client], in_lanes=True):
         inputs = [value.unsqueeze(0) for value in (images, labels, weight, keys)]
         received = {name: tree.stack([value]) for name, value in down.items()}

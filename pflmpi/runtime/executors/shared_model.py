@@ -53,8 +53,9 @@ def evaluate(executor: Executor, clients: np.ndarray, received: Messages, round:
     filled = np.resize(samples, -(-len(samples) // width) * width)
     there = upload({"down": {**received}, "tests": torch.from_numpy(filled)}, executor.device)
     batches = ClientBatches(task, executor.pool, tree.leaf(there, "tests"), [width] * (len(filled) // width))
-    with calling(executor.algorithm, "predict", round, clients.tolist()):
-        scores = predictions(executor.algorithm, task, {}, as_messages(tree.part(there, "down")), batches)
+    down = tree.part(there, "down")
+    with calling(executor.algorithm, "predict", round, clients.tolist(), reads={"down": down}):
+        scores = predictions(executor.algorithm, task, {}, as_messages(down), batches)
     done = download_all(scores, executor.device)
     return lambda: counts(
         executor.federation, clients, torch.cat([torch.empty(0, task.num_classes), *done()])[: len(samples)]

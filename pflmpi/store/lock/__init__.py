@@ -1,1 +1,1 @@
-"""The lock of a run, who holds it, and who waits to join."""
+"""The lock of a run, and who holds it."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.process import has_ended, start_of
 
 
@@ -80,7 +81,7 @@ def read(path: Path) -> Owner | None:
         OSError: it cannot be read.
     """
     try:
-        found = Owner(**json.loads(path.read_bytes()))
+        found = Owner(**json.loads(regular_file.read(path)))
         assert 0 < found.process < 1 << 31 and 0 <= found.since < 1 << 40
         assert all(isinstance(restarts, int) for restarts in found.jobs.values())
     except (ValueError, TypeError, AttributeError, AssertionError):

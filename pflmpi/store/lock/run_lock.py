@@ -8,12 +8,11 @@ own host, elsewhere by its silence.
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
-from pflmpi.atomic import TEMPORARY
+from pflmpi import regular_file
 from pflmpi.errors import RunError
-from pflmpi.store.lock.owner import Owner, read, write
+from pflmpi.store.lock.owner import Owner, read
 
 BEAT = 5.0  # seconds between two touches
 
@@ -23,26 +22,17 @@ class RunLock:
 
     Args:
         token: of the owner.
-        jobs: see `Owner`.
         made: whether the folder was made for it; such a folder is removed again if it stays empty.
     """
 
-    def __init__(self, run: Path, token: str, jobs: Mapping[str, int], made: bool = False) -> None:
+    def __init__(self, run: Path, token: str, made: bool = False) -> None:
         self.token = token
-        self._run, self._jobs, self._made = run, jobs, made
+        self._run, self._made = run, made
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def keep(self) -> None:
-        """Be the owner from now on; a rank that follows a dead rank 0 enters itself."""
-        if self._thread is not None:
-            return
-        self.check()
-        me, found = Owner.here(self._run, self._jobs, self.token), read(path(self._run))
-        if found is not None and found.process != me.process:
-            mine = path(self._run).with_name(f"{path(self._run).name}.{self.token}{TEMPORARY}")
-            write(mine, me)
-            os.replace(mine, path(self._run))
+        """Be the owner from now on."""
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
         self._thread.start()
 
@@ -96,7 +86,7 @@ def path(run: Path) -> Path:
 
 def touched(file: Path) -> float:
     """When a file was last touched, in seconds since the epoch, by the clock of the file system."""
-    with file.open("rb") as opened:  # a network file system asks its server again when a file is opened
+    with regular_file.opened(file) as opened:  # a network file system asks its server again when a file is opened
         return os.fstat(opened.fileno()).st_mtime
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.atomic import TEMPORARY, remedy
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.store import job_file
@@ -36,9 +37,10 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
     try:
         made = not run.exists()
         run.mkdir(parents=True, exist_ok=True)
+        regular_file.check_folders(run)
         me = Owner.here(run, jobs)
         _take(run, me, take_over, level)
-        lock = RunLock(run, me.token, jobs, made)
+        lock = RunLock(run, me.token, made)
         lock.keep()
         job_file.record_start(run, jobs)
     except OSError as error:

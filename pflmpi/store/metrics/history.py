@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from zlib_ng import zlib_ng as zlib
 
-from pflmpi import atomic
+from pflmpi import atomic, regular_file
 from pflmpi.store import checked_hdf5
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.hdf5 import Group
@@ -64,7 +64,7 @@ class Recorder:
     """
 
     def __init__(self, run: Path) -> None:
-        self._lines, self._before = b"", _checksum(metrics_file.text(run))
+        self._lines, self._before = b"", checksum_of(metrics_file.text(run))
 
     def add(self, line: str) -> None:
         """A line was appended to metrics.csv."""
@@ -119,6 +119,12 @@ def whole(run: Path, recorded: History) -> bytes | None:
     return None
 
 
+def checksum(recorded: History) -> Checksum:
+    """Length and checksum of metrics.csv as a checkpoint recorded it."""
+    size = recorded.before.bytes + len(recorded.lines)
+    return Checksum(size, zlib.crc32(recorded.lines.tobytes(), recorded.before.crc32))
+
+
 def lost(run: Path, round: int) -> str:
     """Says that `whole` finds nothing."""
     return f"neither {metrics_file.path(run)} nor its copy {path(run)} is as round {round} recorded it"
@@ -126,16 +132,18 @@ def lost(run: Path, round: int) -> str:
 
 def holds(found: Path, before: Checksum) -> bool:
     """Whether the first bytes of a file are those before the lines in a checkpoint."""
-    return _checksum(_first(found, before.bytes)) == before
+    return checksum_of(_first(found, before.bytes)) == before
 
 
 def _first(found: Path, size: int) -> bytes:
     """The first bytes of a file; none where there is no such file."""
-    if not found.is_file():
+    try:
+        with regular_file.opened(found) as file:
+            return file.read(min(size, os.fstat(file.fileno()).st_size))
+    except OSError:  # `whole` looks for another copy
         return b""
-    with open(found, "rb") as file:
-        return file.read(size)
 
 
-def _checksum(text: bytes) -> Checksum:
+def checksum_of(text: bytes) -> Checksum:
+    """Length and checksum of some bytes."""
     return Checksum(len(text), zlib.crc32(text))

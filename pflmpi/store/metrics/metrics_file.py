@@ -3,10 +3,12 @@
 import csv
 import io
 import logging
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pflmpi import atomic
+from pflmpi import atomic, regular_file
 from pflmpi.errors import CheckpointError, RunError
 from pflmpi.text import for_shell
 
@@ -43,14 +45,21 @@ COLUMNS = (
     "memory_rank_bytes",  # the most that the largest rank ever had; 0: unknown
     "memory_bytes",  # that of all ranks together
 )
+FIRST_COLUMNS = COLUMNS[: COLUMNS.index("checkpoint_seconds")]  # which files of every version have
 # What an older file's lines get in a column that it has not.
 _MISSING = {"skipped": "0", "memory_rank_bytes": "0", "memory_bytes": "0"}
+_NUMBER = re.compile(r"-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.ASCII)
 _COUNTS = ("round", "participants", "skipped")
 
 
 def is_count(name: str) -> bool:
     """Whether the values of a column are whole numbers."""
     return name in _COUNTS or name.endswith("_bytes")
+
+
+def is_number(name: str, text: str) -> bool:
+    """Whether a text is a value of a column; measures may be empty where a round has none."""
+    return text.isdecimal() and len(text) < 19 if is_count(name) else not text or _NUMBER.fullmatch(text) is not None
 
 
 def path(run: Path) -> Path:
@@ -60,9 +69,9 @@ def path(run: Path) -> Path:
 
 def read(run: Path) -> list[dict[str, str]]:
     """Complete lines of the file with as many values as columns, one mapping from column to text per round."""
-    if not path(run).exists():
+    if not os.path.lexists(path(run)):
         return []
-    text = path(run).read_text()
+    text = regular_file.read(path(run)).decode()
     lines = text[: text.rfind("\n") + 1].splitlines()  # a killed process may leave half a line
     return [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
 
@@ -94,7 +103,7 @@ def restore(run: Path, text: bytes) -> None:
 
 def text(run: Path) -> bytes:
     """The whole file; nothing where there is none."""
-    return path(run).read_bytes() if path(run).exists() else b""
+    return regular_file.read(path(run)) if os.path.lexists(path(run)) else b""
 
 
 def append(run: Path, line: Sequence[str | int]) -> str:
@@ -102,7 +111,7 @@ def append(run: Path, line: Sequence[str | int]) -> str:
     assert len(line) == len(COLUMNS)
     csv.writer(written := io.StringIO(), lineterminator="\n").writerow(line)
     try:
-        with open(path(run), "a", newline="") as file:
+        with open(path(run), "a", newline="", opener=_not_through_a_link) as file:
             if not file.tell():
                 logger.warning("%s was deleted meanwhile; `pflmpi resume` puts it back from the checkpoint", path(run))
                 csv.writer(file, lineterminator="\n").writerow(COLUMNS)
@@ -113,3 +122,7 @@ def append(run: Path, line: Sequence[str | int]) -> str:
             f"{atomic.remedy(error)} and continue with `pflmpi resume {for_shell(run)}`"
         ) from error
     return written.getvalue()
+
+
+def _not_through_a_link(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)

@@ -9,7 +9,7 @@ import numpy as np
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
 from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
-from pflmpi.store.hdf5 import Dataset, File, Group
+from pflmpi.store.hdf5 import File, Group
 from pflmpi.store.layout import get as read_layout
 from pflmpi.store.shard import ClientRows
 
@@ -65,19 +65,25 @@ def _of_index(path: Path, file: File) -> str:
     )
 
 
+def damaged_arrays(path: Path) -> None:
+    """Raise `CheckpointError` unless each array is what its own checksum says."""
+    if problems := checked_hdf5.damaged_arrays(path):
+        raise CheckpointError("; ".join(problems))
+
+
 def arrays(path: Path) -> list[Array]:
     """The arrays of the state, metrics and bytes of a checkpoint in one file."""
     with checked_hdf5.reading(path) as file:
         return [
-            Array(f"{section}/{name}", found.shape, found.dtype, found.nbytes, _number(found))
+            Array(f"{section}/{name}", found.shape, found.dtype, found.nbytes, _number(file[section], name))
             for section in ("server", "clients", "metrics", "bytes", "normalisation")
             for name in checked_hdf5.names(file.get(section, {}))
-            for found in (file[section][name],)
+            for found in (checked_hdf5.stored(file[section], name),)
         ]
 
 
-def _number(found: Dataset) -> float | None:
-    return None if found.shape else float(found[()])
+def _number(group: Group, name: str) -> float | None:
+    return None if group[name].shape else float(checked_hdf5.get(group, name))
 
 
 def digest(path: Path) -> str:
@@ -93,18 +99,21 @@ def _blocks(clients: Group) -> Iterator[ClientRows]:
     cohorts = sorted({path.partition("/")[0] for path in paths if path.endswith("/client")})
     groups = {name: clients[name] for name in cohorts} if cohorts else {"cohort0": clients} if paths else {}
     ids = {
-        name: group["client"][()] if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
+        name: checked_hdf5.get(group, "client") if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
         for name, group in groups.items()
     }
     leaves = {
         name: [leaf for leaf in checked_hdf5.names(group) if not cohorts or leaf != "client"]
         for name, group in groups.items()
     }
-    end = max((int(members[-1]) + 1 for members in ids.values()), default=0)
-    for start in range(0, end, CLIENTS_AT_ONCE):
+    everyone = np.unique(np.concatenate([np.empty(0, np.int64), *ids.values()]))
+    for start in np.unique(everyone // CLIENTS_AT_ONCE * CLIENTS_AT_ONCE).tolist():
         block: ClientRows = {}
         for name, group in groups.items():
             first, last = np.searchsorted(ids[name], [start, start + CLIENTS_AT_ONCE])
             if last > first:
-                block[name] = (ids[name][first:last], {leaf: group[leaf][first:last] for leaf in leaves[name]})
+                block[name] = (
+                    ids[name][first:last],
+                    {leaf: checked_hdf5.stored(group, leaf)[first:last] for leaf in leaves[name]},
+                )
         yield block

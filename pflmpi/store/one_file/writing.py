@@ -85,7 +85,7 @@ def _copy(source: Group, target: Group, compress: bool) -> None:
 
 def _copy_array(source: Group, target: Group, path: str, compress: bool) -> None:
     """Copy an array in pieces, and check it."""
-    found = source[path]
+    found = checked_hdf5.stored(source, path)
     if not found.shape or not found.size:
         checked_hdf5.put(target, path, checked_hdf5.get(source, path))
         return

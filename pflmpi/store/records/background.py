@@ -75,7 +75,7 @@ class Background:
 
     def _start(self) -> None:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        command = [sys.executable, "-m", __name__, str(self._run.absolute()), self._lock.token]
+        command = [sys.executable, "-P", "-m", __name__, str(self._run.absolute()), self._lock.token]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -110,7 +110,7 @@ def main() -> int:
     for number in (*SIGNALS, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends
     parent = os.getppid()
-    run, lock = Path(sys.argv[1]), RunLock(Path(sys.argv[1]), sys.argv[2], {})
+    run, lock = Path(sys.argv[1]), RunLock(Path(sys.argv[1]), sys.argv[2])
     os.nice(_NICE)
 
     def listen(seconds: float) -> None:

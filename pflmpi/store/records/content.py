@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pflmpi.errors import CheckpointError
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
@@ -92,7 +93,10 @@ def checkpoint_of(record: Record) -> Checkpoint:
     before = Checksum(*about.get("before", (0, 0)))  # older records hold all lines
     history = History(record.arrays["history"], before)
     places = _below(record, "layout/")
-    files = tuple(name.decode() for name in places["files"].tolist())
+    try:
+        files = layouts.names_of_shards(places["files"])
+    except ValueError as error:
+        raise CheckpointError(f"the record of round {record.round} cannot be read: {error}; delete it") from error
     cohorts = {path.removeprefix("cohorts/"): places[path] for path in places if path.startswith("cohorts/")}
     templates = {
         cohort: {path: (tuple(shape), np.dtype(kind)) for path, (shape, kind) in leaves.items()}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pflmpi import atomic
 from pflmpi.errors import RunError
+from pflmpi.regular_file import check_folder
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.names import round_of, rounds
 from pflmpi.store.pruning import prune
@@ -132,6 +133,7 @@ class _Recorded:
         checkpoint = content.checkpoint_of(record)
         for name in checkpoint.layout.files:
             if not (self._run / name).exists():
+                check_folder((self._run / name).parent)
                 self._write_shard(name, checkpoint.attributes["run"])
         described = checkpoint.layout, checkpoint.templates, checkpoint.attributes
         self._checksums = write_round(self._run, checkpoint.content, *described, self._checksums)

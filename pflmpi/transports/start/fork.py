@@ -35,7 +35,7 @@ def fork_ranks(ranks: int, run: Callable[[], int]) -> Failed | None:
     Signals are forwarded as by `spawn.run_ranks`, and the environment of a rank is the one that torchrun would give it.
     Ranks stop after their round when this process is killed.
     """
-    keep_to_this_machine(True)
+    keep_to_this_machine()
     parent = os.getpid()
     listening = listen(HERE, 0)
     port, name = listening.getsockname()[1], new_run_id()

@@ -41,7 +41,7 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # its failure report is a page long
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # otherwise the launcher sets it and warns
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN)
-    keep_to_this_machine(True)
+    keep_to_this_machine()
     listening = listen(HERE, 0)
     port = listening.getsockname()[1]
     # The launcher opens this store again by its port; left to itself, it would open one that listens on all addresses.
@@ -70,12 +70,10 @@ def run_ranks(ranks: int, arguments: Sequence[str]) -> Failed | None:
     return None
 
 
-def keep_to_this_machine(alone: bool) -> None:
-    """Let gloo use the loopback interface, or no longer; an interface that the user has named stays."""
-    if alone and Path("/sys/class/net/lo").exists():
+def keep_to_this_machine() -> None:
+    """Let gloo use the loopback interface; an interface that the user has named stays."""
+    if Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    elif os.environ.get("GLOO_SOCKET_IFNAME") == "lo":
-        del os.environ["GLOO_SOCKET_IFNAME"]
 
 
 @contextlib.contextmanager

@@ -1,1 +1,0 @@
-"""Figures across runs: a small drawing for each run, on common axes."""

@@ -1,0 +1,234 @@
+"""Whether a torch module from outside is trained as a plain PyTorch loop trains it: some steps before the run."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pflmpi import tree
+from pflmpi.data.federation import Federation
+from pflmpi.errors import ConfigError, PflmpiError
+from pflmpi.learning.client import Batch, model_loss
+from pflmpi.learning.sgd import train
+from pflmpi.learning.task import HOST, Task
+from pflmpi.learning.training import TrainingConfig
+from pflmpi.models.module_parts import nested
+from pflmpi.models.module_trial import first_line
+from pflmpi.models.torch_module import ModuleArchitecture
+from pflmpi.runtime.executors.batches import LaneBatches
+from pflmpi.tree import Tree
+
+_STEPS, _SIZES = 4, (4, 3)  # batches of the two clients; in lanes those of the second one are padded
+_RATE, _MOMENTUM = 0.01, 0.9
+_ABSOLUTE, _SHARE = 1e-6, 1e-3  # what may differ: rounding, and a share of the leaf's largest move
+_SWITCH = "; model.check = false leaves the comparison out"
+_CAUSES = {
+    "body": "a parameter that is also reached by another way than its own name (a list, an attribute, a closure), or "
+    "something that the module keeps besides parameters and buffers (a global, an attribute of an object), or "
+    "torch.utils.checkpoint with use_reentrant=True",
+    "head": "a head that is reached by another way than its own name, or something that the module keeps besides "
+    "parameters and buffers",
+    "stats": "a buffer that is reached by another way than its own name, or that is changed in the backward pass",
+}
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What two clients train with.
+
+    Attributes:
+        x, y: of each client, its batches after one another.
+    """
+
+    x: tuple[Tensor, ...]
+    y: tuple[Tensor, ...]
+
+    def batches(self, client: int) -> list[Batch]:
+        """The batches of a client."""
+        size = _SIZES[client]
+        parts = zip(torch.split(self.x[client], size), torch.split(self.y[client], size), strict=True)
+        return [Batch(x, y, key=torch.tensor(0)) for x, y in parts]
+
+
+def check_modules(tasks: Sequence[Task], cohort: np.ndarray, federation: Federation, in_lanes: bool) -> str:
+    """Compare each module that is to be checked; why lanes do not train them as a loop does, "" where they do.
+
+    Args:
+        tasks: one per cohort.
+        cohort: [N] the cohort of each client.
+        in_lanes: whether clients would be computed in lanes.
+
+    Raises:
+        ConfigError: a loop does not train one as plain PyTorch does.
+    """
+    for number, task in enumerate(tasks):
+        architecture = task.architecture
+        checked = isinstance(architecture, ModuleArchitecture) and architecture.check
+        if checked and (why := check_module(task, federation, np.flatnonzero(cohort == number), in_lanes)):
+            return why
+    return ""
+
+
+def check_module(task: Task, federation: Federation, clients: np.ndarray, in_lanes: bool) -> str:
+    """See `check_modules`; `clients` are those of the cohort."""
+    architecture = task.architecture
+    assert isinstance(architecture, ModuleArchitecture)
+    training = TrainingConfig(momentum=_MOMENTUM)
+    task = task.replace(training=training, device=HOST, local=None)
+    initial, samples = task.init(), _samples(task, federation, clients)
+    with warnings.catch_warnings(), architecture.without_dropout(), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        expected = [_plain(architecture, initial, samples.batches(client)) for client in range(2)]
+        results = [_in_loop(task, initial, samples.batches(client)) for client in range(2)]
+        if problem := _difference(initial, expected, results):
+            raise ConfigError(
+                f"model {architecture.name} is not trained as a plain PyTorch loop trains it: {problem}{_SWITCH}"
+            )
+        _check_company(task, tree.part(results[0], "model"), samples.x[0])
+        if not in_lanes:
+            return ""
+        try:
+            problem = _difference(initial, expected, _in_lanes(task, initial, samples))
+        except Exception as error:
+            problem = f"{type(error).__name__}: {first_line(error)}"
+    return problem and f"model {architecture.name} in lanes: {problem}"
+
+
+def _samples(task: Task, federation: Federation, clients: np.ndarray) -> _Samples:
+    """Training samples of the first two clients; those of one that has few are taken again."""
+    xs, ys, dataset = [], [], federation.dataset
+    for place, size in enumerate(_SIZES):
+        client = clients[min(place, len(clients) - 1)]
+        samples = federation.train[client] if len(federation.train[client]) else np.arange(len(dataset.labels))
+        chosen = np.resize(samples, size * _STEPS)
+        xs.append(task.prepare(torch.tensor(dataset.images[chosen])))
+        ys.append(torch.tensor(dataset.labels[chosen]))
+    return _Samples(tuple(xs), tuple(ys))
+
+
+def _plain(architecture: ModuleArchitecture, initial: Tree, batches: Sequence[Batch]) -> Tree:
+    """The model after SGD with momentum as in any PyTorch program, without `torch.optim`: a second to import."""
+    module = architecture.plain()
+    paths = _paths(module, architecture)
+    with torch.no_grad():
+        for path, value in paths.items():
+            value.copy_(tree.at(initial, path))
+    parameters = list(module.parameters())
+    velocities: dict[int, Tensor] = {}
+    module.train()
+    try:
+        for batch in batches:
+            F.cross_entropy(module(batch.x), batch.y).backward()  # type: ignore[no-untyped-call]
+            with torch.no_grad():
+                for place, parameter in enumerate(parameters):
+                    if parameter.grad is None:
+                        continue
+                    velocity = velocities.setdefault(place, torch.zeros_like(parameter))
+                    parameter.sub_(velocity.mul_(_MOMENTUM).add_(parameter.grad), alpha=_RATE)
+                    parameter.grad = None
+        with torch.no_grad():
+            scores = module.eval()(batches[0].x)
+    except Exception as error:
+        says = first_line(error)
+        raise ConfigError(f"model {architecture.name} cannot be trained by plain PyTorch either: {says}") from error
+    values = {path: value.detach() for path, value in _paths(module, architecture).items()}
+    return {"model": tree.unflatten(values), "scores": scores}
+
+
+def _paths(module: nn.Module, architecture: ModuleArchitecture) -> dict[str, Tensor]:
+    """The tensors of a whole module by their paths in a model."""
+    head = architecture.recipe.head
+    paths: dict[str, Tensor] = {}
+    for name, value in module.named_parameters():
+        below = name.removeprefix(f"{head}.")
+        paths[("body/" + name if below == name else "head/" + below).replace(".", "/")] = value
+    stats = {name: value for name, value in module.named_buffers() if name in architecture.findings.state}
+    return paths | {f"stats/{path}": value for path, value in tree.leaves(nested(stats))}
+
+
+def _in_loop(task: Task, initial: Tree, batches: Sequence[Batch]) -> Tree:
+    try:
+        model = train(task, initial, batches, model_loss(task), _RATE)
+        with torch.no_grad():
+            return {"model": model, "scores": task.predict(model, batches[0].x)}
+    except PflmpiError:
+        raise
+    except Exception as error:
+        says, name = first_line(error), task.architecture.name
+        raise ConfigError(f"model {name} cannot be trained here, as plain PyTorch can: {says}{_SWITCH}") from error
+
+
+def _in_lanes(task: Task, initial: Tree, samples: _Samples) -> list[Tree]:
+    """The models of both clients, from one vmapped call."""
+    width, task = max(_SIZES), task.replace(batched=True)
+    images = torch.zeros(2, _STEPS, width, *samples.x[0].shape[1:])
+    labels, weight = torch.zeros(2, _STEPS, width, dtype=torch.int64), torch.zeros(2, _STEPS, width)
+    for client, size in enumerate(_SIZES):
+        images[client, :, :size] = samples.x[client].view(_STEPS, size, *images.shape[3:])
+        labels[client, :, :size] = samples.y[client].view(_STEPS, size)
+        weight[client, :, :size] = 1
+    prepared = task.replace(mean=(0.0,), std=(1.0,))
+
+    def one(model: Tree, images: Tensor, labels: Tensor, weight: Tensor) -> Tree:
+        keys = torch.zeros(_STEPS, dtype=torch.int64)
+        batches = LaneBatches(prepared, lambda: (images, labels), weight, _STEPS, _STEPS, keys)
+        model = train(task, model, batches, model_loss(task), _RATE)
+        if not task.architecture.suits_lanes:  # it is trained in lanes, and not tested
+            return {"model": model}
+        with torch.no_grad():
+            return {"model": model, "scores": task.predict(model, images[0])}
+
+    trained: Tree = torch.func.vmap(one)(tree.stack([initial, initial]), images, labels, weight)
+    results = [tree.row(trained, client) for client in range(2)]
+    if "scores" not in trained:
+        return results
+    return [{**each, "scores": tree.leaf(each, "scores")[:size]} for each, size in zip(results, _SIZES, strict=True)]
+
+
+def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]) -> str:
+    """What differs first, with its likely cause, or ""."""
+    for client, (one, other) in enumerate(zip(expected, results, strict=True)):
+        for path, value in tree.leaves(tree.part(one, "model")):
+            mine, start = tree.at(tree.part(other, "model"), path), tree.at(initial, path)
+            moved, apart = _apart(value, start), _apart(mine, value)
+            if not apart <= _ABSOLUTE + _SHARE * moved and not _same(mine, value):
+                what = "does not move" if _same(mine, start) else f"is off by {apart:.2g}"
+                cause = _CAUSES[path.partition("/")[0]]
+                return f"after {_STEPS} steps {path} of client {client} {what}, where it moves by {moved:.2g}; {cause}"
+        if "scores" in other and not _alike(mine := tree.leaf(other, "scores"), scores := tree.leaf(one, "scores")):
+            return f"its scores in evaluation are off by {_apart(mine, scores):.2g}"
+    return ""
+
+
+def _check_company(task: Task, model: Tree, x: Tensor) -> None:
+    """Raise `ConfigError` unless a sample scores alone what it scores beside others."""
+    name = task.architecture.name
+    try:
+        with torch.no_grad():
+            together, alone = task.predict(model, x), task.predict(model, x[:1])
+        same = _alike(alone, together[:1])
+    except Exception:
+        same = False
+    if not same:
+        raise ConfigError(
+            f"model {name} scores a sample otherwise alone than beside others in evaluation, as batch norm without "
+            "running statistics does, so that results would depend on who is tested together; use "
+            f"track_running_stats=True, or model.norm = 'group'{_SWITCH}"
+        )
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return _apart(one, other) <= 10 * _ABSOLUTE + _SHARE * _apart(other, 0 * other) or _same(one, other)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference."""
+    return 0.0 if torch.equal(one, other) else float((one.double() - other.double()).abs().max())

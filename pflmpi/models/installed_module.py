@@ -1,0 +1,140 @@
+"""A torch module that is called on the tensors of a tree: its slots hold them.
+
+Outside a vmapped call nothing is copied and nothing is put back afterwards. So what a module does after its forward
+pass, such as recomputing in the backward pass, sees the tensors that it was called with.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pflmpi.errors import ConfigError
+from pflmpi.models.module_parts import Slot, buffers, dropouts, forward_pass, slots
+from pflmpi.vmap_lanes import in_vmap
+
+_LOOP = "; set runtime.executor to loop"
+_hooked = WeakIdKeyDictionary()  # the leaves that have the hooks of a module's parameter
+
+
+class InstalledModule:
+    """A module and the tensors in its slots.
+
+    Attributes:
+        leaves: by name, those that its parameters and its buffers with state hold now.
+        training: the mode that it is in; None before its first call.
+        parameters: their names, in the order of the module.
+        module: itself.
+        state: the names of the buffers that belong to the tree; the others are constants.
+        dropouts: its dropout layers by name.
+        hooks: those of its parameters, by name.
+
+    Args:
+        module: with parameters as its class makes them, whose hooks the leaves get.
+        state: see above.
+        renewed: those among them which the module replaces by new tensors in its forward pass.
+        name: of the model, for errors.
+    """
+
+    def __init__(self, module: nn.Module, state: Iterable[str], renewed: Iterable[str], name: str) -> None:
+        self.leaves: dict[str, Tensor] = {}
+        self.training: bool | None = None
+        self.module, self._name, self._renewed = module, name, set(renewed)
+        self.dropouts = dropouts(module)
+        names, places = buffers(module), slots(module)
+        self.parameters = [name for name, _ in module.named_parameters()]
+        self.state = [name for name in state if name in names]
+        self._slots: dict[str, list[Slot]] = {name: places[name] for name in (*self.parameters, *self.state)}
+        self._constants = [
+            (name, places[name][0], value, value._version) for name, value in names.items() if name not in self.state
+        ]
+        self.hooks = {
+            name: list(value._backward_hooks.values())
+            for name, value in module.named_parameters()
+            if value._backward_hooks
+        }
+        self._recurrent = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
+
+    def holds(self, leaves: dict[str, Tensor], training: bool) -> bool:
+        """Whether these tensors, and no others, are in its slots, and it is in that mode."""
+        return training is self.training and all(self.leaves.get(name) is leaf for name, leaf in leaves.items())
+
+    def call(self, leaves: dict[str, Tensor], key: Tensor | None, training: bool, x: Tensor) -> Tensor:
+        """The module's output for x: [B, ...]; buffers among the leaves are changed in place.
+
+        Args:
+            leaves: of all parameters, and of the buffers with state, by name.
+            key: of the dropout masks; None in evaluation.
+        """
+        if training is not self.training:
+            self.module.train(training)
+            self.training = training
+        if in_vmap():
+            return self._call_in_lane(leaves, key, x)
+        self.install(leaves)
+        for layer in self.dropouts.values() if key is not None else ():
+            layer._buffers["key"] = key
+        with forward_pass(list(self.dropouts.values())):
+            output: Tensor = self.module(x)
+        self._keep_buffers()
+        self._check_constants()
+        return output
+
+    def install(self, leaves: dict[str, Tensor]) -> None:
+        """Put tensors in the slots."""
+        self.leaves = leaves
+        copies = {name: leaves[name].clone() for name in self._renewed}
+        self._fill((place, copies.get(name, leaves[name])) for name, places in self._slots.items() for place in places)
+        for name, hooks in self.hooks.items():
+            leaf = leaves[name]
+            if leaf.requires_grad and torch.is_grad_enabled() and leaf not in _hooked:
+                _hooked[leaf] = True
+                for hook in hooks:
+                    leaf.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _keep_buffers(self) -> None:
+        """Copy the buffers that the module has given anew into their leaves."""
+        for name in self.state:
+            (owner, key), leaf = self._slots[name][0], self.leaves[name]
+            if owner[key] is not leaf:
+                self._renewed.add(name)  # from the next call on a copy is in the slot, which autograd may keep
+                with torch.no_grad():
+                    leaf.copy_(owner[key])
+
+    def _check_constants(self) -> None:
+        for name, (owner, key), value, version in self._constants:
+            if owner[key] is not value or value._version != version:
+                raise ConfigError(
+                    f"model {self._name} changes its buffer {name} in a forward pass, but did not before the start, so "
+                    "that it was taken for a constant; change it in every forward pass in training, or in none"
+                )
+
+    def _call_in_lane(self, leaves: dict[str, Tensor], key: Tensor | None, x: Tensor) -> Tensor:
+        """As `call`, with tensors that are gone after the vmapped call, and so are put out of the slots again."""
+        if self.hooks:
+            raise RuntimeError(f"vmap: hooks of parameters, as {next(iter(self.hooks))} has, are not called" + _LOOP)
+        given = [(place, leaves[name]) for name, places in self._slots.items() for place in places]
+        if key is not None:
+            given += [((layer._buffers, "key"), key) for layer in self.dropouts.values()]
+        before = [(place, place[0][place[1]]) for place, _ in given]
+        try:
+            self._fill(given)
+            with forward_pass(list(self.dropouts.values())):
+                output: Tensor = self.module(x)
+            for name in self.state:
+                owner, slot = self._slots[name][0]
+                if owner[slot] is not leaves[name]:
+                    raise RuntimeError(
+                        f"vmap: buffer {name} is given anew in the forward pass, which is not kept{_LOOP}"
+                    )
+        finally:
+            self._fill(before)
+        self._check_constants()
+        return output
+
+    def _fill(self, tensors: Iterable[tuple[Slot, Tensor]]) -> None:
+        for (owner, key), tensor in tensors:
+            owner[key] = tensor
+        for layer in self._recurrent:
+            layer._flat_weights = [getattr(layer, name) for name in layer._flat_weights_names]

@@ -1,0 +1,265 @@
+"""Every command that reads, over every kind of hostile file: limits of memory and time, what it opens and writes.
+
+A file is hostile where it would have a reader wait (a FIFO), go on for ever, leave the run, or take what is declared
+for what is there.
+"""
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quick_run
+from hostile_files import (
+    CONTENT,
+    DATA,
+    ESC,
+    KINDS,
+    PLACES,
+    ROUND,
+    SHARD,
+    Hostile,
+    crafted,
+    escaping_name,
+    folder_out,
+    in_place,
+    secrets,
+)
+from pflmpi.analysis.run import open_run
+from pflmpi.errors import CheckpointError, ConfigError, PflmpiError
+from pflmpi.store import config_file, probe_file
+from pflmpi.store.lock.taking import take
+from pflmpi.store.records.content import Checkpoint, pack
+from pflmpi.store.records.recovery import recover_records
+from pflmpi.store.records.segments import RecordFile
+from pflmpi.store.round_file import RoundContent
+from store_world import World
+
+CONTROL = re.compile("[\0-\t\v-\x1f\x7f-\x9f]")
+TABLE = {f"{kind.__name__} {place}": in_place(kind, place) for kind in KINDS for place in PLACES}
+HOSTILE: dict[str, Hostile] = {**TABLE, "shards elsewhere": folder_out, **CONTENT}
+QUICK = {"verify": ["inspect", "RUN", "--verify"]}
+SLOW = {
+    "digest": ["inspect", "RUN", "--digest"],
+    "all": ["export", "RUN", "--all", "-o", "OUT/one.h5"],
+    "inspect": ["inspect", "RUN"],
+    "diff": ["inspect", "RUN", "--diff", "1", "2"],
+    "older": ["export", "RUN", "--all", "--round", "1", "-o", "OUT/one.h5"],
+    "server": ["export", "RUN", "--server", "-o", "OUT/server.npz"],
+    "client": ["export", "RUN", "--client", "0", "-o", "OUT/client.npz"],
+    "report": ["report", "RUN", "--out", "OUT/report"],
+    "compare": ["compare", "RUN", "GOOD"],
+    "status": ["status", "RUN"],
+    "plan": ["plan", "RUN/config.yaml"],
+    "evaluate": ["evaluate", "RUN"],
+}
+WATCHED = Path(__file__).parents[1] / "helpers" / "watched.py"
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good") / "run"
+    partition = {**quick_run.QUICK["partition"], "clients": 4}
+    quick_run.run(quick_run.settings(training={"rounds": 2}, partition=partition), folder)
+    layers = {"layer": probe_file.LayerSimilarity(np.arange(2), np.eye(2))}
+    probe_file.write(folder, probe_file.Probe(2, 9, layers))
+    return folder
+
+
+class Cases:
+    """Commands, each on a copy of its own of the good run with one hostile file."""
+
+    def __init__(self, good: Path, folder: Path) -> None:
+        self.good, self.folder = good, folder
+        self.words: list[tuple[list[str], list[str]]] = []
+        self.names: list[tuple[str, str]] = []
+
+    def add(self, name: str, hostile: Hostile, command: str, words: list[str]) -> None:
+        place = self.folder / str(len(self.names))
+        place.mkdir()
+        secrets(place / "outside")
+        (place / "out").mkdir()
+        run = shutil.copytree(self.good, place / "run")
+        hostile(run, place / "outside")
+        named = {"RUN": str(run), "OUT": str(place / "out"), "GOOD": str(self.good)}
+        filled = [re.sub("RUN|OUT|GOOD", lambda found: named[found[0]], word) for word in words]
+        shards = place / "outside/shards" if (run / "shards").is_symlink() else run / "shards"
+        self.words.append((filled, [str(run), str(shards), str(place / "outside"), str(place)]))
+        self.names.append((name, command))
+
+    def add_data(self, name: str, make: Callable[[Path, Path], Path]) -> None:
+        place = self.folder / str(len(self.names))
+        (place / "own").mkdir(parents=True)
+        secrets(place / "outside")
+        path = make(place / "own", place / "outside")
+        self.words.append((["data", str(path)], [str(place / "own"), str(place / "outside")]))
+        self.names.append((name, "data"))
+
+    def results(self) -> dict[tuple[str, str], dict[str, Any]]:
+        spec = self.folder / "cases.json"
+        spec.write_text(json.dumps(self.words))
+        words = [sys.executable, "-P", str(WATCHED), str(spec)]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        places = [{**line, "place": str(self.folder / str(number))} for number, line in enumerate(lines)]
+        return dict(zip(self.names, places, strict=True))
+
+
+Results = dict[tuple[str, str], dict[str, Any]]
+
+
+def _over(good: Path, folder: Path, commands: dict[str, list[str]]) -> Results:
+    cases = Cases(good, folder)
+    for name, hostile in HOSTILE.items():
+        for command, words in commands.items():
+            cases.add(name, hostile, command, words)
+    return cases.results()
+
+
+@pytest.fixture(scope="module")
+def quick(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return _over(good, tmp_path_factory.mktemp("quick"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def slow(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return _over(good, tmp_path_factory.mktemp("slow"), SLOW)
+
+
+def check(found: dict[str, Any]) -> None:
+    """It ended by itself with at most one clear error, opened nothing elsewhere and wrote only what `-o` names."""
+    assert found["code"] in (0, 1, 2), found
+    assert found["code"] or not found["err"].startswith("pflmpi: "), found
+    assert "internal error" not in found["err"] and "Traceback" not in found["err"], found["err"]
+    assert not CONTROL.search((found["out"] + found["err"]).replace("\n", "")), found
+    place = found["place"]
+    assert not [path for path in found["opened"] if path.startswith(f"{place}/outside")], found["opened"]
+    assert not found["written"], found["written"]
+    ours = re.compile(rf"(open|os\.\w+) ({re.escape(place)}/out\b|\d+$|/dev/null|/tmp/|None)")
+    theirs = [line for line in found["python"] if f"{place}/run" in line or f"{place}/outside" in line]
+    assert not theirs and all(ours.match(line) for line in found["python"]), found["python"]
+
+
+@pytest.mark.parametrize("command", QUICK)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_named_or_left_alone(name: str, command: str, quick: Results) -> None:
+    check(quick[name, command])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SLOW)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_every_other_command_too(name: str, command: str, slow: Results) -> None:
+    check(slow[name, command])
+
+
+@pytest.mark.parametrize("name", sorted(CONTENT.keys() - {"a circle", "a soft circle", "doubling groups"}))
+def test_what_a_file_must_not_hold_is_refused_by_name(name: str, quick: Results) -> None:
+    found = quick[name, "verify"]
+    assert found["code"] == 2 and re.search(f"{ROUND}|{SHARD}", found["err"] + found["out"]), found
+
+
+@pytest.fixture(scope="module")
+def data(good: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    cases = Cases(good, tmp_path_factory.mktemp("data"))
+    for name, make in DATA.items():
+        cases.add_data(name, make)
+    return cases.results()
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_hostile_data_is_one_error(name: str, data: Results) -> None:
+    found = data[name, "data"]
+    check(found)
+    assert found["code"] == 2 and found["err"].count("\n") == 1, found
+
+
+def test_the_good_run_is_good(good: Path, tmp_path: Path) -> None:
+    """So that what is refused above is not refused for another reason."""
+    cases = Cases(good, tmp_path)
+    for command in ("verify", "digest", "all"):
+        cases.add("good", lambda run, outside: None, command, {**QUICK, **SLOW}[command])
+    for found in cases.results().values():
+        check(found)
+        assert found["code"] == 0, found
+
+
+def _names(run: Path, outside: Path) -> None:
+    """Names with what a terminal obeys: of an array, the algorithm, the host."""
+    crafted(ROUND, escaping_name("server"))(run, outside)
+    path = run / "config.yaml"
+    text = path.read_text().replace("name: fedgmh", "name: " + json.dumps(ESC))
+    config_file.write(run, text.rpartition("# CRC-32")[0])
+    owner = {"token": "1", "host": ESC, "process": 1, "system": "", "started": 0, "since": 0, "jobs": {ESC: 1}}
+    (run / "lock.json").write_text(json.dumps({**owner, "folder": run.stat().st_ino}))
+
+
+def test_no_control_character_of_a_file_reaches_the_terminal(good: Path, tmp_path: Path) -> None:
+    cases = Cases(good, tmp_path)
+    for command in ("inspect", "server", "status"):
+        cases.add("names", _names, command, SLOW[command])
+    found = cases.results()
+    for each in found.values():
+        check(each)
+    assert "\\x1b]0;owned" in found["names", "inspect"]["out"]
+    assert "\\x1b]0;owned" in found["names", "status"]["out"]
+
+
+def test_code_of_a_run_is_announced_before_it_is_imported(good: Path, tmp_path: Path) -> None:
+    def names_code(run: Path, outside: Path) -> None:
+        (run / "evil.py").write_text("raise SystemExit('executed')\n")
+        text = (run / "config.yaml").read_text().replace("name: fedgmh", f"name: {run}/evil.py:Evil")
+        config_file.write(run, text.rpartition("# CRC-32")[0])
+
+    cases = Cases(good, tmp_path)
+    for command in ("evaluate", "inspect", "server"):
+        cases.add("code", names_code, command, SLOW[command])
+    found = cases.results()
+    assert re.search("names code, which is executed now: .*evil.py:Evil\n.*executed", found["code", "evaluate"]["err"])
+    assert found["code", "inspect"]["code"] == found["code", "server"]["code"] == 0
+    assert not any(path.endswith("evil.py") for one in ("inspect", "server") for path in found["code", one]["opened"])
+
+
+def test_a_record_cannot_name_a_file_outside_the_run(tmp_path: Path) -> None:
+    """A killed run's records are turned into shards by whoever reads it next."""
+    world = World(tmp_path / "run", [0, 0], 1)
+    world.layout = replace(world.layout, files=("../outside.h5",), file=np.zeros(2, np.int64), row=np.arange(2))
+    rest = Checkpoint(RoundContent(0, {}), world.layout, world.templates, {"run": "1"}, {"../outside.h5": [0]}, 0)
+    RecordFile(world.run, 0).append(pack(0, world.flat(np.arange(2)), rest))
+    with pytest.raises(CheckpointError, match="is no shard"):
+        recover_records(world.run)
+    assert not (tmp_path / "outside.h5").exists()
+
+
+@pytest.mark.xfail(strict=True, reason="reading repairs a killed run until records are gone")
+def test_reading_never_repairs(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", [0, 0], 1)
+    world.record(0, 1)
+    before = sorted(tmp_path.rglob("*"))
+    with contextlib.suppress(PflmpiError):
+        open_run(world.run)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["shards", "records"])
+def test_nothing_is_written_or_deleted_through_a_link(name: str, good: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    if (run / name).exists():
+        (run / name).rename(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/round_00009_rank_000.h5").write_text("not the run's")
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="it is a link, which may lead out of the run"):
+        take(run, {}, take_over=False)
+    assert (tmp_path / "elsewhere/round_00009_rank_000.h5").exists()

@@ -1,0 +1,643 @@
+"""Modules of every build: each trains as a plain PyTorch loop over the same batches does, or is refused by name."""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import quick_run
+from comparisons import state_of
+from pflmpi import global_generators, outside, tree
+from pflmpi.analysis.run import open_run
+from pflmpi.analysis.state_dict import client_state
+from pflmpi.cli import main
+from pflmpi.config import load as configuration
+from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.experiment import build
+from pflmpi.experiment.build import executor_of, prepare
+from pflmpi.experiment.stored_config import stored_config
+from pflmpi.learning.client import Batch
+from pflmpi.models import MODELS
+from pflmpi.models.module_parts import KeyedDropout, forward_pass
+from pflmpi.models.noise import dropped
+from pflmpi.runtime.executors.loop import Loop
+from pflmpi.tree import Tree
+
+HERE = f"{__file__}:"
+COUNT = 0
+
+
+class Base(nn.Module):
+    """Two layers; `body` maps [B, 64] to [B, 6]."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 6)
+        self.make()
+        self.fc = self.head(num_classes)
+
+    def make(self) -> None: ...
+
+    def head(self, num_classes: int) -> nn.Module:
+        return nn.Linear(6, num_classes)
+
+    def body(self, x: Tensor) -> Tensor:
+        return torch.relu(self.first(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x.flatten(1)))
+
+
+class Convolutional(Base):
+    def make(self) -> None:
+        self.conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(4))
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(self.conv(x.view(-1, 1, 8, 8)).flatten(1))
+
+
+class Normed(Base):
+    norm = staticmethod(lambda: nn.BatchNorm1d(6))
+
+    def make(self) -> None:
+        self.normed = self.norm()
+
+    def body(self, x: Tensor) -> Tensor:
+        return torch.relu(self.normed(self.first(x)))
+
+
+class CumulativeNorm(Normed):
+    norm = staticmethod(lambda: nn.BatchNorm1d(6, momentum=None))
+
+
+class LayerNormed(Normed):
+    norm = staticmethod(lambda: nn.LayerNorm(6))
+
+
+class GroupNormed(Normed):
+    norm = staticmethod(lambda: nn.GroupNorm(2, 6))
+
+
+class InstanceNormed(Convolutional):
+    def make(self) -> None:
+        norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+        self.conv = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(4))
+
+
+class Untracked(Normed):
+    norm = staticmethod(lambda: nn.BatchNorm1d(6, track_running_stats=False))
+
+
+class Frozen(Normed):
+    """Batch norm that stays in evaluation mode."""
+
+    def train(self, mode: bool = True) -> "Frozen":
+        super().train(mode)
+        self.normed.eval()
+        return self
+
+
+class Recurrent(Base):
+    kind = nn.LSTM
+
+    def make(self) -> None:
+        self.rows = self.kind(8, 6, batch_first=True)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.rows(x.view(-1, 8, 8))[0][:, -1] + self.first(x)
+
+
+class GatedRecurrent(Recurrent):
+    kind = nn.GRU
+
+
+class Attentive(Base):
+    def make(self) -> None:
+        self.rows = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        mask = torch.full((8, 8), -torch.inf).triu(1)
+        self.register_buffer("mask", mask)
+        self.register_buffer("scale", torch.ones(8, dtype=torch.bfloat16), persistent=False)
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body((self.rows(x.view(-1, 8, 8), self.mask) * self.scale.float()).flatten(1))
+
+
+class Normalised(Base):
+    """Weight norm as a parametrisation."""
+
+    def make(self) -> None:
+        self.first = nn.utils.parametrizations.weight_norm(self.first)
+
+
+class OldNormalised(Base):
+    def make(self) -> None:
+        self.first = nn.utils.weight_norm(self.first)
+
+
+class Spectral(Base):
+    def make(self) -> None:
+        self.first = nn.utils.parametrizations.spectral_norm(self.first)
+
+
+class Orthogonal(Base):
+    def make(self) -> None:
+        nn.utils.parametrizations.orthogonal(self.first)
+
+
+class Listed(Base):
+    def make(self) -> None:
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(6)), nn.Parameter(torch.zeros(6))])
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x) * self.scales[0] + self.scales[1]
+
+
+class Tied(Base):
+    """Two names of a layer, and a parameter in two layers."""
+
+    def make(self) -> None:
+        self.inner, self.outer = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.again, self.outer.weight = self.inner, self.inner.weight
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.outer(torch.relu(self.again(self.inner(super().body(x)))))
+
+
+class Masked(Base):
+    """A hook that masks a gradient."""
+
+    def make(self) -> None:
+        self.register_buffer("kept", torch.arange(64) % 2.0)
+        self.first.weight.register_hook(lambda gradient: gradient * self.kept)
+
+
+class BackwardHooked(Base):
+    def make(self) -> None:
+        self.first.register_full_backward_hook(lambda module, given, _: (given[0], *given[1:]))
+
+    def body(self, x: Tensor) -> Tensor:
+        return torch.relu(self.first(x * torch.ones((), requires_grad=True)))
+
+
+class ForwardHooked(Base):
+    def make(self) -> None:
+        self.first.register_forward_hook(lambda module, given, output: 2 * output)
+
+
+class Doubled(torch.autograd.Function):
+    """Without `setup_context`, which vmap needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+        return 2 * slope
+
+
+class OwnFunction(Base):
+    def body(self, x: Tensor) -> Tensor:
+        return Doubled.apply(super().body(x))
+
+
+class Checkpointed(Convolutional):
+    def body(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(super().body, x, use_reentrant=False)
+
+
+class Dropping(Base):
+    def make(self) -> None:
+        self.drop = nn.Dropout(0.5)
+
+    def deep(self, x: Tensor) -> Tensor:
+        return self.drop(super().body(x))
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.deep(x)
+
+
+class CheckpointedDropout(Dropping):
+    def body(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(self.deep, x, use_reentrant=False)
+
+
+class CheckpointedTwice(CheckpointedDropout):
+    def deep(self, x: Tensor) -> Tensor:
+        return self.drop(super().deep(x))
+
+
+class Reentrant(Base):
+    def body(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(self.first, x.requires_grad_(), use_reentrant=True)
+
+
+class Cosine(nn.Linear):
+    def forward(self, z: Tensor) -> Tensor:
+        return 5 * F.linear(F.normalize(z), F.normalize(self.weight)) + self.bias
+
+
+class CosineHead(Base):
+    def head(self, num_classes: int) -> nn.Module:
+        return Cosine(6, num_classes)
+
+
+class HookedHead(Base):
+    def head(self, num_classes: int) -> nn.Module:
+        layer = nn.Linear(6, num_classes)
+        layer.weight.register_hook(lambda gradient: gradient / 2)
+        return layer
+
+
+class Renewed(Base):
+    """A buffer that is given anew, while the forward pass still needs the old one."""
+
+    def make(self) -> None:
+        self.register_buffer("mean", torch.zeros(6))
+
+    def body(self, x: Tensor) -> Tensor:
+        z = super().body(x)
+        centred = z * (1 + self.mean)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * z.detach().mean(0)
+        return centred
+
+
+class CountedInPlace(Base):
+    """An integer buffer that an annealing schedule reads."""
+
+    def make(self) -> None:
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def body(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return super().body(x) / (1 + self.steps)
+
+
+class RandomFeatures(Base):
+    """A constant that follows from the seed."""
+
+    def make(self) -> None:
+        self.register_buffer("projection", torch.randn(64, 64) / 8)
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x @ self.projection)
+
+
+class CountedInAttribute(Base):
+    calls = 0
+
+    def body(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().body(x) / (1 + self.calls)
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.step = 0
+
+    def next(self) -> float:
+        self.step += 1
+        return 1 / self.step
+
+
+class CountedInObject(Base):
+    def make(self) -> None:
+        self.schedule = Schedule()
+
+    def body(self, x: Tensor) -> Tensor:
+        return super().body(x) * (self.schedule.next() if self.training else 1)
+
+
+class CountedInGlobal(Base):
+    def body(self, x: Tensor) -> Tensor:
+        global COUNT
+        COUNT += 1
+        return super().body(x) / COUNT
+
+
+class Remembering(Base):
+    """What it keeps of one batch for the next."""
+
+    last: Tensor | None = None
+
+    def body(self, x: Tensor) -> Tensor:
+        z = super().body(x)
+        mixed = z if self.last is None or len(self.last) != len(z) else z + 0.1 * self.last
+        self.last = z.detach()
+        return mixed
+
+
+class Aliased(Base):
+    """A parameter that is reached by another way than its name."""
+
+    def make(self) -> None:
+        self.held = [self.first]
+        self.aliases = [self.first.weight]
+
+    def body(self, x: Tensor) -> Tensor:
+        return torch.relu(F.linear(x, self.aliases[0]))
+
+
+class Auxiliary(Base):
+    def forward(self, x: Tensor) -> Any:
+        z = self.body(x.flatten(1))
+        return (self.fc(z), z) if self.training else self.fc(z)
+
+
+class DroppingScores(Base):
+    def make(self) -> None:
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(super().forward(x))
+
+
+class NoisyHead(Base):
+    def head(self, num_classes: int) -> nn.Module:
+        return nn.utils.parametrizations.spectral_norm(nn.Linear(6, num_classes))
+
+
+class Moving(Base):
+    """Evaluation that changes a buffer."""
+
+    def make(self) -> None:
+        self.register_buffer("seen", torch.zeros(()))
+
+    def body(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        return super().body(x)
+
+
+class Functional(Base):
+    def body(self, x: Tensor) -> Tensor:
+        return F.dropout(super().body(x), 0.5, self.training)
+
+
+class Reinitialised(Base):
+    """Parameters that a forward pass sets."""
+
+    def body(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.first.weight.data *= 0.9
+        return super().body(x)
+
+
+class DroppedTwice(Base):
+    def make(self) -> None:
+        self.drop = nn.Dropout(0.5)
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.drop(self.first(self.drop(x)))
+
+
+class Looking(Base):
+    def body(self, x: Tensor) -> Tensor:
+        z = super().body(x)
+        return z if z.sum().item() > 0 else -z
+
+
+class LateBuffer(Base):
+    """A buffer that looks like a constant at first."""
+
+    def make(self) -> None:
+        self.register_buffer("offset", torch.zeros(6))
+
+    def body(self, x: Tensor) -> Tensor:
+        if self.training and len(x) == 3:
+            self.offset += 1
+        return super().body(x) + self.offset
+
+
+class HalfState(Base):
+    def make(self) -> None:
+        self.register_buffer("seen", torch.zeros((), dtype=torch.bfloat16))
+
+    def body(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return super().body(x)
+
+
+class Accumulating(Base):
+    def make(self) -> None:
+        self.first.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+
+
+TRAINED = [
+    Base, Convolutional, Normed, CumulativeNorm, LayerNormed, GroupNormed, InstanceNormed, Frozen, Recurrent,
+    GatedRecurrent, Attentive, Normalised, OldNormalised, Spectral, Orthogonal, Listed, Tied, Masked, BackwardHooked,
+    ForwardHooked, OwnFunction, Checkpointed, CheckpointedDropout, CosineHead, HookedHead, Renewed, CountedInPlace,
+    RandomFeatures, DroppedTwice, Looking,
+]  # fmt: skip
+DROPPING = (CheckpointedDropout, DroppedTwice)  # their masks are ours
+REFUSED = {
+    Untracked: "model Untracked scores a sample otherwise alone than beside others",
+    CheckpointedTwice: "drop of the module is called 2 times in a forward pass, and computed again",
+    Reentrant: "use_reentrant",
+    CountedInAttribute: "model CountedInAttribute changes calls in a forward pass in training",
+    CountedInObject: r"model CountedInObject changes schedule.step in a forward pass",
+    CountedInGlobal: "model CountedInGlobal changes global COUNT in a forward pass",
+    Remembering: "model Remembering changes last in a forward pass",
+    Aliased: "body/first/weight of client 0 does not move, .*a parameter that is also reached by another way",
+    Auxiliary: "model Auxiliary returns a tuple in training; forward must return scores",
+    DroppingScores: "model DroppingScores does not end with fc in training",
+    NoisyHead: "model.head = 'fc' has a buffer, parametrizations.weight.0._u",
+    Moving: "model Moving changes seen in a forward pass in evaluation",
+    Functional: "model Functional draws from a global generator",
+    Reinitialised: "model Reinitialised changes first.weight in a forward pass in training",
+    HalfState: "seen of model HalfState is a buffer of bfloat16, which checkpoints cannot hold",
+    Accumulating: "first.weight of the module has a hook for accumulated gradients",
+    LateBuffer: "model LateBuffer changes its buffer offset in a forward pass",
+}
+
+
+TRAINING = {
+    "rounds": 1,
+    "epochs": 1,
+    "momentum": 0.5,
+    "lr": 0.05,
+    "participation": 1.0,
+    "batch_size": 4,
+    "drop_last": True,
+}
+
+
+def settings(kind: type[nn.Module], **sections: Any) -> dict[str, Any]:
+    model = {"name": HERE + kind.__name__, "head": "fc", **sections.pop("options", {})}
+    return quick_run.settings(model=model, **{"algorithm": {"name": "local"}, "training": TRAINING, **sections})
+
+
+@pytest.fixture(autouse=True)
+def calm() -> Iterator[None]:
+    """Warnings of torch about its older parts are not ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def plain(
+    kind: type[nn.Module], initial: Tree, batches: Iterable[Batch]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers before and after a loop as anybody writes it, by their names in the module."""
+    with global_generators.seeded(0):
+        module = kind(10)
+    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    with torch.no_grad():
+        for path, leaf in tree.leaves(initial):
+            part, _, name = path.replace("/", ".").partition(".")
+            values[f"fc.{name}" if part == "head" else name].copy_(leaf)
+    before = {name: value.detach().clone() for name, value in values.items()}
+    optimizer = torch.optim.SGD(module.parameters(), lr=TRAINING["lr"], momentum=TRAINING["momentum"])
+    module.train()
+    for batch in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(module(batch.x), batch.y).backward()
+        optimizer.step()
+    after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return before, {name: value.detach() for name, value in after.items()}
+
+
+@pytest.mark.parametrize("kind", TRAINED, ids=lambda kind: kind.__name__)
+def test_a_module_is_trained_as_plain_pytorch_trains_it(kind: type[nn.Module], tmp_path: Path) -> None:
+    raw = settings(kind)
+    digest = quick_run.run(raw, tmp_path / "1")
+    assert quick_run.run(raw, tmp_path / "2", 2) == digest
+    if kind in DROPPING:
+        return
+    experiment = prepare(configuration.parse(raw), torch.device("cpu"))
+    executor, state = executor_of(experiment, Loop), state_of(tmp_path / "1", 1)
+    oracle = outside.load(HERE + kind.__name__)
+    for client in (0, 1):
+        data = executor._data(client, 1, executor.passes(np.array([client]), 1), {})
+        before, after = plain(oracle, experiment.tasks[0].init(), data.passes["train"])
+        moved = 0
+        for path, rows in state.items():
+            part, _, name = path.removeprefix("clients/model/").replace("/", ".").partition(".")
+            name = f"fc.{name}" if part == "head" else name
+            apart = np.abs(rows[client] - after[name].numpy()).max()
+            move = float((after[name].double() - before[name].double()).abs().max())
+            assert apart <= 1e-6 + 1e-3 * move, f"{path} of client {client} is off by {apart}, and moves by {move}"
+            moved += move > 0
+        assert moved > 2
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_a_module_that_would_be_trained_otherwise_is_refused_by_name(kind: type[nn.Module], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[kind]):
+        quick_run.run(settings(kind), tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", [OwnFunction, BackwardHooked, Looking, Masked], ids=lambda kind: kind.__name__)
+def test_what_suits_no_lanes_is_computed_in_a_loop_or_refused_in_lanes(
+    kind: type[nn.Module], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    automatic = settings(kind, runtime={"executor": "auto"})
+    digest = quick_run.run(automatic, tmp_path / "1", 2)
+    assert (f"model {kind.__name__} in lanes: " in caplog.text) == (kind is not Masked), "its hook is known before"
+    assert stored_config(tmp_path / "1", ()).runtime.executor == "loop"
+    assert quick_run.run(settings(kind, runtime={"executor": "loop"}), tmp_path / "2") == digest
+    with pytest.raises(ConfigError, match=f"model {kind.__name__} in lanes: .*runtime.executor = 'loop'"):
+        quick_run.run(settings(kind, runtime={"executor": "lanes"}), tmp_path / "3")
+
+
+def test_the_choice_of_rank_0_holds_for_all_and_at_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second rank and the resumed run compare nothing."""
+    whole = quick_run.run(settings(Looking, training={**TRAINING, "rounds": 2}), tmp_path / "whole", 2)
+    checked = []
+    compare = build.check_modules
+    monkeypatch.setattr(build, "check_modules", lambda *given: checked.append(given) or compare(*given))
+    quick_run.run(settings(Looking), tmp_path / "parts", 2)
+    assert quick_run.resume(tmp_path / "parts", ("training.rounds=2",)) == whole
+    assert len(checked) == 1
+
+
+def test_a_layer_of_dropout_draws_anew_in_each_call() -> None:
+    layer, x = KeyedDropout(0.5, 0, False, "drop"), torch.ones(50)
+    layer.key = torch.tensor(7)
+    with forward_pass([layer]):
+        first, second = layer(x), layer(x)
+    with forward_pass([layer]):
+        next_pass = layer(x)
+    recomputed = layer(x)  # of a pass that called it once
+    assert torch.equal(first, dropped(x, layer.key, 0.5, 0)), "the bits of a layer that is called once"
+    assert torch.equal(first, next_pass) and torch.equal(first, recomputed) and not torch.equal(first, second)
+
+
+def test_recomputing_dropout_changes_no_gradient(tmp_path: Path) -> None:
+    """A checkpointed body and the same body without, which has the same layers of dropout."""
+    kinds, loop = (CheckpointedDropout, Dropping), {"executor": "loop"}
+    digests = [quick_run.run(settings(kind, runtime=loop), tmp_path / kind.__name__) for kind in kinds]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("algorithm", ["apfl", "fedcp"])
+def test_recomputing_sees_the_weights_that_a_loss_was_called_with(algorithm: str, tmp_path: Path) -> None:
+    """A loss that calls the module with several sets of them, which recompute one after the other."""
+    states: list[dict[str, np.ndarray]] = []
+    for kind in (Convolutional, Checkpointed):
+        raw = settings(kind, algorithm={"name": algorithm}, runtime={"executor": "loop"})
+        quick_run.run(raw, tmp_path / kind.__name__)
+        states.append(state_of(tmp_path / kind.__name__, 1))
+    for path, array in states[0].items():
+        if "running" not in path:  # batch norm inside is counted twice, as in plain PyTorch
+            np.testing.assert_array_equal(array, states[1][path], err_msg=path)
+
+
+def test_in_bfloat16_a_module_stays_near_what_it_is_in_float32(tmp_path: Path) -> None:
+    states = []
+    for precision in ("fp32", "bf16"):
+        raw = settings(Checkpointed, training={**TRAINING, "precision": precision})
+        quick_run.run(raw, tmp_path / precision)
+        states.append(state_of(tmp_path / precision, 1))
+    for path, array in states[0].items():
+        assert np.linalg.norm(states[1][path] - array) <= 0.05 * np.linalg.norm(array), path
+
+
+@pytest.mark.parametrize("algorithm", ["fedcp", "fedfcd", "fedgh", "fedgmh"])
+def test_algorithms_that_compute_with_the_heads_matrix_refuse_another_head(algorithm: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(computes with|adds) .*model CosineHead has a head with"):
+        quick_run.run(settings(CosineHead, algorithm={"name": algorithm}), tmp_path / "run")
+
+
+def test_constants_are_no_state_and_what_training_changes_is() -> None:
+    for kind, stats in ((Attentive, []), (Normed, ["running_mean", "running_var"]), (RandomFeatures, ["projection"])):
+        initial = MODELS[HERE + kind.__name__](head="fc").bind((1, 8, 8), 10).init(np.random.default_rng(0))
+        names = [path.rpartition("/")[2] for path, _ in tree.leaves(tree.part(initial, "stats"))] if stats else []
+        assert names == stats and ("stats" in initial) == bool(stats)
+
+
+@pytest.mark.parametrize("kind", [CumulativeNorm, CountedInPlace], ids=lambda kind: kind.__name__)
+def test_a_count_travels_with_fedavg(kind: type[nn.Module], tmp_path: Path) -> None:
+    raw = settings(kind, algorithm={"name": "fedavg"}, training={**TRAINING, "rounds": 2})
+    assert quick_run.run(raw, tmp_path / "1") == quick_run.run(raw, tmp_path / "2", 2)
+
+
+@pytest.mark.parametrize("kind", [Tied, Attentive, Normed, CosineHead, Normalised, Recurrent], ids=lambda k: k.__name__)
+def test_an_export_is_the_modules_own_state_dict(
+    kind: type[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick_run.run(settings(kind), tmp_path / "run")
+    oracle = outside.load(HERE + kind.__name__)(10)  # type: ignore[operator]
+    monkeypatch.setattr(outside, "load", lambda reference: pytest.fail("an export runs no code of the user's"))
+    assert main(["export", str(tmp_path / "run"), "--client", "1", "-o", str(tmp_path / "one.pt")]) == 0
+    exported = torch.load(tmp_path / "one.pt", weights_only=True)
+    assert list(exported) == list(oracle.state_dict())
+    oracle.load_state_dict(exported, strict=True)
+    state = state_of(tmp_path / "run", 1)
+    head = "clients/model/head/bias"
+    assert np.array_equal(oracle.fc.bias.detach().numpy(), state[head][1])
+    (tmp_path / "run" / "modules.h5").unlink()
+    with pytest.raises(CheckpointError, match=r"modules.h5 is missing"):
+        client_state(open_run(tmp_path / "run").round(), 1)
+
+
+def test_the_comparison_can_be_switched_off(tmp_path: Path) -> None:
+    quick_run.run(settings(Aliased, options={"check": False}), tmp_path / "run")
