@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
-from pflmpi.doctor.facts import RankFacts
+from pflmpi.doctor.facts import PACKAGES, RankFacts
 from pflmpi.text import counted, ranks, size, some, spans
 from pflmpi.transports.detect import LAUNCHERS
 
@@ -116,25 +115,19 @@ def _differs(text: str, value: Callable[[RankFacts], str]) -> Find:
         text: what is wrong, with `{here}` and `{there}` for the values and `{others}` for the ranks with the usual one.
     """
 
-    return lambda everyone: _unusual(text, by(everyone, value))
+    def find(everyone: Group) -> Iterator[tuple[str, Group]]:
+        groups = by(everyone, value)
+        usual = max(groups, key=lambda each: len(groups[each]), default="")
+        for each, group in groups.items():
+            if each != usual:
+                yield text.format(here=each, there=usual, others=ranks(numbers(groups[usual]))), group
+
+    return find
 
 
-def _unusual(text: str, groups: Mapping[str, Group]) -> Iterator[tuple[str, Group]]:
-    usual = max(groups, key=lambda each: len(groups[each]), default="")
-    for each, group in groups.items():
-        if each != usual:
-            yield text.format(here=each, there=usual, others=ranks(numbers(groups[usual]))), group
-
-
-def _version(package: str, one: RankFacts) -> str:
-    return one.versions.get(package) or "missing"
-
-
-def _versions(everyone: Group) -> Iterator[tuple[str, Group]]:
-    """A package has another version on some ranks, or is missing there."""
-    for package in dict.fromkeys(name for one in everyone for name in one.versions):
-        groups = by(everyone, partial(_version, package))
-        yield from _unusual(f"{package} is {_HERE}", groups)
+def _same_version(package: str) -> Check:
+    value = _differs(f"{package} is {_HERE}", lambda one: one.versions.get(package) or "missing")
+    return Check(f"version of {package}", _all, value, _ENVIRONMENT)
 
 
 def _split_world(one: RankFacts) -> bool:
@@ -315,7 +308,7 @@ CHECKS = (  # causes before what follows
         "torch.distributed has neither gloo nor, for a GPU, NCCL",
         "install a torch that was built with them, as the published ones are",
     ),
-    Check("versions", _all, _versions, _ENVIRONMENT),
+    *map(_same_version, ("python", "pflmpi", *PACKAGES)),
     Check("packages", _all, _items("{item} cannot be imported ({about})", _broken), _AGAIN),
     Check(
         "MPI libraries",

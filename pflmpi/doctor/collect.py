@@ -26,7 +26,7 @@ from pflmpi import machine
 from pflmpi.atomic import TEMPORARY
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER
-from pflmpi.doctor.facts import Clock, Data, Device, Folder, Machine, Mpi, RankFacts, Settings
+from pflmpi.doctor.facts import PACKAGES, Clock, Data, Device, Folder, Machine, Mpi, RankFacts, Settings
 from pflmpi.errors import DataError, PflmpiError, RunError
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import RuntimeConfig
@@ -168,7 +168,7 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
             import_module(module)
         except (ImportError, OSError) as error:
             broken[package] = first_line(error)
-    versions = {package: _version(package) for package in (*_IMPORTED, "mpi4py")}
+    versions = {package: _version(package) for package in PACKAGES}
     return {"python": platform.python_version(), "pflmpi": pflmpi.__version__, **versions}, broken
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pflmpi.doctor import run
 from pflmpi.doctor.checks import CHECKS, Problem, find_problems, found
-from pflmpi.doctor.facts import RankFacts
+from pflmpi.doctor.facts import PACKAGES, RankFacts
 
 GIB = 1 << 30
 GPU = {"name": "A100", "gpus": 1, "uuid": "GPU-1", "memory": 80 * GIB, "memory_free": 70 * GIB, "gloo": True}
@@ -189,7 +189,9 @@ def test_a_problem_is_named_once_with_its_remedy_and_ranks(case: str) -> None:
 
 
 def test_each_check_has_a_case_in_which_it_finds_something() -> None:
-    worlds = [[RankFacts.model_validate(one) for one in world(*changes)] for changes, _ in CASES.values()]
+    others = {"versions": dict.fromkeys(("python", "pflmpi", *PACKAGES), "0")}
+    cases = [*(changes for changes, _ in CASES.values()), [{}, others]]
+    worlds = [[RankFacts.model_validate(one) for one in world(*changes)] for changes in cases]
     assert [check.name for check in CHECKS if not any(found(check, everyone) for everyone in worlds)] == []
 
 
