@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pflmpi.cluster.sbatch import seconds
 from pflmpi.errors import ConfigError, PflmpiError
 
 TIME_LIMIT = 20.0  # seconds for an answer; a busy controller needs some, one that is down never answers
@@ -144,8 +145,8 @@ def parse_queue(text: bytes) -> list[Job]:
                 node_list=known["NodeList"],
                 restarts=int(known["RestartCnt"] or 0),
                 exit_code=int(known["exit_code"] or 0) >> 8,  # a status as of wait
-                seconds=duration(known["TimeUsed"]) or 0.0,
-                limit=duration(known["TimeLimit"]),
+                seconds=seconds(known["TimeUsed"]) or 0,
+                limit=seconds(known["TimeLimit"]),
                 start=known["StartTime"],
                 directory=known["WorkDir"],
                 log=Path(known["STDOUT"]) if known["STDOUT"] and "[" not in known["JobArrayID"] else None,
@@ -162,9 +163,9 @@ def parse_accounted(text: bytes) -> list[Job]:
         if len(fields) == _ACCOUNTED.count(",") + 1:
             job, number, state, nodes, node_list, code, elapsed, limit, start, directory = fields
             ended = state.split()[0]  # CANCELLED by 1000
-            exit_code, used = int(code.partition(":")[0] or 0), duration(elapsed) or 0.0
+            exit_code, used = int(code.partition(":")[0] or 0), seconds(elapsed) or 0
             node_list = "" if node_list == "None assigned" else node_list
-            last = (exit_code, used, duration(limit), start, directory)
+            last = (exit_code, used, seconds(limit), start, directory)
             jobs.append(Job(job, number, ended, "", nodes, node_list, 0, *last))
     return sorted(jobs, key=_order)
 
@@ -181,19 +182,6 @@ def parse_tasks(text: str) -> list[int]:
             first, last, step = found.groups()
             result += range(int(first), int(last or first) + 1, int(step or 1))
     return result
-
-
-def duration(text: str) -> float | None:
-    """Seconds in Slurm's [DAYS-][HOURS:]MINUTES:SECONDS; None for UNLIMITED and the like.
-
-    >>> duration("1-02:00:30"), duration("05:00"), duration("UNLIMITED")
-    (93630.0, 300.0, None)
-    """
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _order(job: Job) -> tuple[int, bool, int]:

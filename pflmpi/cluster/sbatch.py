@@ -50,7 +50,7 @@ def refuse_unknown(words: Sequence[str], command: str) -> None:
 
 def check_warning(time: str, warning: str) -> None:
     """Raise if Slurm would send a warning such as USR1@120 as soon as a job with this time limit starts."""
-    limit, needed = time_limit(time), int(warning.partition("@")[2]) + _RESOLUTION
+    limit, needed = seconds(time), int(warning.partition("@")[2]) + _RESOLUTION
     if limit is not None and limit <= needed:
         raise ConfigError(
             f"--requeue with --time={time}: Slurm warns the run {needed - _RESOLUTION} s before the limit, or up to a "
@@ -59,10 +59,10 @@ def check_warning(time: str, warning: str) -> None:
         )
 
 
-def time_limit(text: str) -> int | None:
-    """Seconds in what `--time` takes; None for no limit, and for what is no time.
+def seconds(text: str) -> int | None:
+    """Seconds in what `--time` takes and Slurm prints; None for no limit, and for what is no time.
 
-    >>> time_limit("30"), time_limit("1:30"), time_limit("2:00:00"), time_limit("1-12"), time_limit("UNLIMITED")
+    >>> seconds("30"), seconds("1:30"), seconds("2:00:00"), seconds("1-12"), seconds("UNLIMITED")
     (1800, 90, 7200, 129600, None)
     """
     days, dash, clock = text.rpartition("-")
@@ -71,8 +71,8 @@ def time_limit(text: str) -> int | None:
         return None
     # Minutes come first, unless there are three parts or days before.
     units = [3600, 60, 1] if dash or len(parts) == 3 else [60, 1]
-    seconds = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
-    return seconds + 86400 * int(days or 0) or None  # 0 is no limit
+    clock_seconds = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
+    return clock_seconds + 86400 * int(days or 0) or None  # 0 is no limit
 
 
 def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:

@@ -20,6 +20,7 @@ from pflmpi.cluster import jobs
 from pflmpi.cluster.folders import cells_file
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.run_status import RunStatus, run_status
+from pflmpi.cluster.sbatch import seconds
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import job_file
@@ -117,7 +118,7 @@ def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
 def test_an_unlimited_time_is_none(text: str) -> None:
-    assert jobs.duration(text) is None
+    assert seconds(text) is None
 
 
 # --- what the folder says -----------------------------------------------------------------------------------------
