@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pflmpi import regular_file
 from pflmpi.cluster.jobs import Job
 from pflmpi.store import job_file
 
@@ -30,10 +31,11 @@ def cells(job: Job) -> dict[int, Path]:
     if not job.array or job.folder is None:
         return {}
     try:
-        lines = cells_file(job.folder, job.array).read_text(encoding="utf-8").splitlines()
+        lines = regular_file.read(cells_file(job.folder, job.array)).decode().splitlines()
     except (OSError, UnicodeDecodeError):
         return {}
-    return {task: job.folder / line for task, line in enumerate(lines)}
+    below = {task: line for task, line in enumerate(lines) if not {"..", "/"} & {*Path(line).parts}}
+    return {task: job.folder / line for task, line in below.items()}
 
 
 def run_of(job: Job) -> Path | None:

@@ -3,9 +3,12 @@
 `submit` writes the first line, with `-` for the count, since a job that waits has not started.
 """
 
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+
+from pflmpi import regular_file
 
 _SLURM = "Slurm job "
 
@@ -17,8 +20,12 @@ def path(folder: Path) -> Path:
 
 def append(folder: Path, job: str, restarts: str = "-") -> None:
     """Add a line; the folder exists."""
-    with path(folder).open("a", encoding="utf-8") as file:
+    with open(path(folder), "a", encoding="utf-8", opener=_not_through_a_link) as file:
         file.write(f"{job} {restarts} {socket.gethostname()}\n")
+
+
+def _not_through_a_link(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
 def record_start(run: Path, jobs: Mapping[str, int]) -> None:
@@ -31,7 +38,7 @@ def record_start(run: Path, jobs: Mapping[str, int]) -> None:
 def read(folder: Path) -> dict[str, int]:
     """How often each job was restarted, as far as it was recorded, by its id; the newest job is last."""
     try:
-        lines = [line.split() for line in path(folder).read_text(encoding="utf-8", errors="replace").splitlines()]
+        lines = [line.split() for line in regular_file.read(path(folder)).decode(errors="replace").splitlines()]
     except OSError:
         return {}
     jobs: dict[str, int] = {}

@@ -368,6 +368,19 @@ def test_an_array_has_a_line_for_each_cell(
     assert capsys.readouterr().out.startswith("job 3_1 FAILED")
 
 
+def test_files_of_a_stranger_lead_nowhere(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = record(tmp_path / "sweep", "3", cells="../../other\n/etc\nA/x/seed0\n")
+    fake_slurm.queue(fake, *(fake_slurm.line(f"3_{task}", State="COMPLETED") for task in range(3)))
+    assert main(["status", str(sweep)]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert lines == ["  3_0  COMPLETED", "  3_1  COMPLETED", "  3_2  COMPLETED  A/x/seed0  not begun"]
+    os.mkfifo(tmp_path / "jobs.txt")  # which would wait for ever
+    assert job_file.read(tmp_path) == {}
+    (sweep / "jobs.txt").rename(tmp_path / "other")
+    (sweep / "jobs.txt").symlink_to(tmp_path / "other")
+    assert job_file.read(sweep) == {}
+
+
 def test_cells_of_an_array_script_of_ones_own_are_known_by_their_starts(
     tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
