@@ -50,7 +50,7 @@ def refuse_transport(config: Config, mpi: str) -> None:
 
 
 def submit(batch: BatchScript, folder: Path) -> str:
-    """Submit a batch script, and record the job in the folder of its run or sweep, which is made; the job's id."""
+    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id."""
     # Its options are repeated, because the user's SBATCH_ variables override those in a script.
     words = ["sbatch", "--parsable", *words_of(batch.options, batch.others)]
     done = subprocess.run(words, input=script(batch), capture_output=True, text=True)
