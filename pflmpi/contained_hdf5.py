@@ -21,11 +21,11 @@ _FILTERS = {getattr(h5py.h5z, f"FILTER_{name}") for name in ("SHUFFLE", "FLETCHE
 def refuse_external_links(file: Any) -> None:
     """Raise `ValueError` for an open file with a link to another file."""
 
-    def check(path: bytes, link: Any) -> None:
-        if link.type not in (h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT):
-            raise ValueError(f"/{path.decode(errors='replace')} in it is a link to another file, which is not followed")
+    def external(path: bytes, link: Any) -> str | None:  # a value ends the visit; an error would be one of h5py's own
+        return None if link.type in (h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT) else path.decode(errors="replace")
 
-    file.id.links.visit(check, info=True)
+    if (path := file.id.links.visit(external, info=True)) is not None:
+        raise ValueError(f"/{path} in it is a link to another file, which is not followed")
 
 
 def refuse_unstored(dataset: Any) -> None:

@@ -77,7 +77,8 @@ class InstalledModule:
             layer._buffers["key"] = key
         with forward_pass(list(self.dropouts.values())):
             output: Tensor = self.module(x)
-        self._keep_buffers()
+        if training:  # in evaluation no buffer changes
+            self._keep_buffers()
         self._check_constants()
         return output
 

@@ -143,15 +143,11 @@ def stored(group: Group, path: str) -> Dataset:
 
 def names(group: Group) -> list[str]:
     """Paths of all datasets below a group, sorted; virtual ones and those behind links too."""
-    found: list[str] = []
-
-    def add(path: bytes) -> None:
-        if h5py.h5o.get_info(group.id, path).type == h5py.h5o.TYPE_DATASET:
-            found.append(path.decode())
-
+    found: list[bytes] = []
     if len(group):
-        group.id.links.visit(add)  # each group once, however many paths lead to it
-    return sorted(found)
+        group.id.links.visit(found.append)  # each group once, however many paths lead to it
+    paths = [path for path in found if h5py.h5o.get_info(group.id, path).type == h5py.h5o.TYPE_DATASET]
+    return sorted(path.decode() for path in paths)
 
 
 def _opened(path: Path) -> File:

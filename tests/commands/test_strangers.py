@@ -194,12 +194,23 @@ def test_the_good_run_is_good(good: Path, tmp_path: Path) -> None:
         assert found["code"] == 0, found
 
 
+def _name_algorithm(run: Path, name: str) -> None:
+    """Name another algorithm in config.yaml and in the checkpoint that vouches for it."""
+
+    def named(text: str) -> str:
+        return text.replace("name: fedgmh", f"name: {name}")
+
+    def change(file: Any, outside: Path) -> None:
+        file.attrs["config"] = named(file.attrs["config"])
+
+    crafted(ROUND, change)(run, run)
+    config_file.write(run, named((run / "config.yaml").read_text()).rpartition("# CRC-32")[0])
+
+
 def _names(run: Path, outside: Path) -> None:
     """Names with what a terminal obeys: of an array, the algorithm, the host."""
     crafted(ROUND, escaping_name("server"))(run, outside)
-    path = run / "config.yaml"
-    text = path.read_text().replace("name: fedgmh", "name: " + json.dumps(ESC))
-    config_file.write(run, text.rpartition("# CRC-32")[0])
+    _name_algorithm(run, json.dumps(ESC))
     owner = {"token": "1", "host": ESC, "process": 1, "system": "", "started": 0, "since": 0, "jobs": {ESC: 1}}
     (run / "lock.json").write_text(json.dumps({**owner, "folder": run.stat().st_ino}))
 
@@ -218,8 +229,7 @@ def test_no_control_character_of_a_file_reaches_the_terminal(good: Path, tmp_pat
 def test_code_of_a_run_is_announced_before_it_is_imported(good: Path, tmp_path: Path) -> None:
     def names_code(run: Path, outside: Path) -> None:
         (run / "evil.py").write_text("raise SystemExit('executed')\n")
-        text = (run / "config.yaml").read_text().replace("name: fedgmh", f"name: {run}/evil.py:Evil")
-        config_file.write(run, text.rpartition("# CRC-32")[0])
+        _name_algorithm(run, f"{run}/evil.py:Evil")
 
     cases = Cases(good, tmp_path)
     for command in ("evaluate", "inspect", "server"):

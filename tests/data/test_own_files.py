@@ -81,7 +81,8 @@ def test_class_names_are_in_the_checkpoint_and_on_the_page(tmp_path: Path) -> No
     assert open_run(tmp_path / "run").round().attributes["class_names"] == '["cat", "dog", "<owl>"]'
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "report")]) == 0
     page = (tmp_path / "report" / "report.html").read_text()
-    assert page.count("&lt;owl&gt;</text>") == 2 and "\\u003cowl>" in page and "<owl>" not in page
+    # Both panels of the partition, and the samples of one client.
+    assert page.count("&lt;owl&gt;</text>") == 3 and "\\u003cowl>" in page and "<owl>" not in page
     assert ",dog," in (tmp_path / "report" / "figures" / "partition.csv").read_text()
 
 

@@ -49,7 +49,7 @@ from recorder import Payload, Recorder
 from thread_transport import run_ranks
 
 RANKS, ROUNDS, CLIENTS = 3, 3, 7
-AGREE = 8  # bytes of an exit code, from each rank, in each of the six steps of a start
+AGREE = 8  # bytes of an exit code, from each rank, in each of the eight steps of a start
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ def test_the_control_channel_carries_scores_and_times_alone(name: str, recorded:
     k = run.experiment.federation.dataset.num_classes
     for rank, lists in expected.items():
         mine = [one.content for one in run.sent if one.sender == rank and one.channel == "control"]
-        (*agreed, length, hashes, same, kept), scores = mine[:8], mine[8:]
-        assert [len(one) for one in (*agreed, same, kept)] == [AGREE] * 6
+        (*agreed, length, hashes, same, kept), scores = mine[:10], mine[10:]
+        assert [len(one) for one in (*agreed, same, kept)] == [AGREE] * 8
         assert int.from_bytes(length, "little") == len(hashes)
         assert all(re.fullmatch(r"[0-9a-f]{64}|[\w.+ ]{1,40}", value) for value in json.loads(hashes).values())
         sizes = [5 + (2 * k + 1) * len(tested) + 2 * len(own) for tested, own in zip(lists, trained[rank], strict=True)]
