@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pflmpi import __version__, early_signals, limits, outside, terminal
+from pflmpi.cluster.sbatch import refuse_unknown
 from pflmpi.commands.display.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
 from pflmpi.text import first_line, printable
@@ -86,15 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
     if "_ARGCOMPLETE" in os.environ:
         complete(whole)
-    options, others = whole.parse_known_args(words)
-    if others and options.command != "submit" and not getattr(options, "submit", False):  # which pass them to sbatch
+    end = words.index("--") if words[:1] in (["submit"], ["scale"]) and "--" in words else len(words)
+    options, others = whole.parse_known_args(words[:end])
+    options.words, options.sbatch = words, words[end + 1 :]  # what follows -- is for sbatch
+    to_slurm = options.command == "submit" or getattr(options, "submit", False)
+    if others and not to_slurm:
         whole.error(f"unrecognized arguments: {' '.join(others)}")
-    options.words = words
     logging.basicConfig(level=logging.DEBUG if options.debug else options.log_level)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Printable("pflmpi: %(message)s"))
     try:
         _check(words)
+        refuse_unknown(others, options.command)
         with outside.as_config_error():
             code: int = options.function(options)
         if code == 0 and (problem := terminal.output_problem()):

@@ -1,18 +1,38 @@
-"""Slurm jobs, read from what `scontrol show job` prints, and the folders that they work in.
+"""Slurm jobs: one `squeue` for all of this user's; for what it has forgotten `sacct`, where there is accounting."""
 
-A job of ours carries the folder of its run (for an array, the folder of its sweep) in its comment, the only field that
-is both free for us and shown without accounting.
-"""
-
+import os
 import re
-from collections.abc import Mapping
+import signal
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pflmpi.cluster.sbatch import seconds
+from pflmpi.errors import ConfigError, PflmpiError
+
+TIME_LIMIT = 20.0  # seconds for an answer; a busy controller needs some, one that is down never answers
+
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _ACTIVE = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
-_OURS = "pflmpi:"
-_ENDS_LINE = ("JobName", "Command", "WorkDir", "Comment", "StdOut", "StdErr", "StdIn", "AdminComment")  # free text
+_UNKNOWN = ("", "(null)", "N/A", "n/a", "Unknown", "None", "NULL")
+# squeue's fields with the bytes that each takes of a line: no separator is safe in a path.
+_QUEUE = {
+    "JobArrayID": 4096,  # with all tasks of an array that wait together
+    "JobID": 32,
+    "State": 32,
+    "Reason": 128,
+    "NumNodes": 32,
+    "NodeList": 1024,
+    "RestartCnt": 16,
+    "exit_code": 16,
+    "TimeUsed": 32,
+    "TimeLimit": 32,
+    "StartTime": 32,
+    "WorkDir": 1024,
+    "STDOUT": 1024,
+}
+_ACCOUNTED = "JobID,JobIDRaw,State,NNodes,NodeList,ExitCode,Elapsed,Timelimit,Start,WorkDir"
 
 
 @dataclass(frozen=True)
@@ -21,35 +41,35 @@ class Job:
 
     Attributes:
         id: `12`; for an array's tasks `12_3`, or `12_[2-5%2]`.
-        array: id of the array; "" for other jobs.
-        task: number of the task; None for other jobs and for tasks that wait together.
+        number: of the job alone, also for a task of an array.
         state: Slurm's word, such as RUNNING.
         reason: why it waits or failed; "" if Slurm gives none.
-        comment: of the job; "" without one.
-        nodes: their number, as Slurm writes it (`2`, `1-4`, `2K`); as requested while it waits.
+        nodes: their number; as requested while it waits.
         node_list: such as `node[1-2]`; "" while it waits.
         restarts: how often it was requeued.
         exit_code: of the batch script; 0 before it ends.
         seconds: since the start; 0 while it waits, even if it has run before.
         limit: time limit in seconds; None without one.
         start: when it started, or is expected to, as Slurm writes it; "" if unknown.
-        log: file with the output; None without a batch script.
+        directory: where it was submitted; "" if unknown.
+        log: file with the output; None if unknown, or for tasks that wait together.
+        folder: of its run or, for an array, of its sweep; None if unknown.
     """
 
     id: str
-    array: str
-    task: int | None
+    number: str
     state: str
-    reason: str
-    comment: str
-    nodes: str
-    node_list: str
-    restarts: int
-    exit_code: int
-    seconds: float
-    limit: float | None
-    start: str
-    log: Path | None
+    reason: str = ""
+    nodes: str = "1"
+    node_list: str = ""
+    restarts: int = 0
+    exit_code: int = 0
+    seconds: float = 0.0
+    limit: float | None = None
+    start: str = ""
+    directory: str = ""
+    log: Path | None = None
+    folder: Path | None = None
 
     @property
     def waiting(self) -> bool:
@@ -62,47 +82,92 @@ class Job:
         return self.state in _ACTIVE
 
     @property
-    def folder(self) -> Path | None:
-        """Folder of its run, or of an array's sweep; None if its comment is not one of ours."""
-        return folder_of(self.comment)
+    def array(self) -> str:
+        """Id of its array; "" for other jobs."""
+        array, tasks, _ = self.id.partition("_")
+        return array if tasks else ""
 
     @property
     def tasks(self) -> list[int]:
         """Numbers of the array's tasks that this is; several wait together."""
-        return parse_tasks(self.id.partition("_")[2].strip("[]")) if self.array else []
+        return parse_tasks(self.id.partition("_")[2].strip("[]"))
 
 
-def comment_of(folder: Path) -> str:
-    """Comment of the job that works in the folder of a run or, for an array, of a sweep.
+class NoAnswer(PflmpiError):
+    """Slurm does not answer.
 
-    >>> comment_of(Path("/scratch/me/runs/first"))
-    'pflmpi:/scratch/me/runs/first'
+    Attributes:
+        why: in words, without what to do about it.
     """
-    return f"{_OURS}{folder.resolve()}"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; try again later, or name the folder of a run: pflmpi status RUN")
+        self.why = why
 
 
-def folder_of(comment: str) -> Path | None:
-    """Folder in a job's comment; None if it is not one of ours.
+def queue(environ: Mapping[str, str]) -> list[Job]:
+    """This user's jobs that Slurm still knows, by number; an array's tasks in order, the waiting ones last.
 
-    >>> folder_of("pflmpi:/scratch/me/runs/first"), folder_of("night shift")
-    (PosixPath('/scratch/me/runs/first'), None)
+    Raises:
+        ConfigError: there is no Slurm here.
+        NoAnswer: Slurm does not answer.
     """
-    folder = comment.removeprefix(_OURS)
-    return Path(folder) if comment.startswith(_OURS) and folder.startswith("/") else None
+    fields = ",".join(f"{name}:{width}" for name, width in _QUEUE.items())
+    return parse_queue(_ask(["squeue", f"--user={os.getuid()}", "--states=all", "--noheader", "-O", fields], environ))
 
 
-def cells_file(sweep: Path, array: str) -> Path:
-    """File that lists what an array runs: one line per task, from 0, with its run's folder relative to the sweep's.
+def accounted(ids: Collection[str], environ: Mapping[str, str]) -> list[Job]:
+    """Jobs as the accounting has them; none where there is no accounting."""
+    words = ["sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(ids)}", f"--format={_ACCOUNTED}"]
+    try:
+        return parse_accounted(_ask(words, environ)) if ids else []
+    except (ConfigError, NoAnswer):
+        return []
 
-    `submit` writes it, because nothing that Slurm shows of a task says which cell of a table it runs.
-    """
-    return sweep / f"array_{array}.txt"
+
+def parse_queue(text: bytes) -> list[Job]:
+    """Jobs in squeue's list of `_QUEUE`."""
+    jobs = []
+    for line in text.splitlines():
+        if len(line) < sum(_QUEUE.values()):  # with several clusters, each has a headline
+            continue
+        fields: dict[str, str] = {}
+        for name, width in _QUEUE.items():
+            fields[name], line = line[:width].decode(errors="replace").strip(), line[width:]
+        known = {name: "" if value in _UNKNOWN else value for name, value in fields.items()}
+        jobs.append(
+            Job(
+                id=known["JobArrayID"],
+                number=known["JobID"],
+                state=known["State"],
+                reason=known["Reason"],
+                nodes=known["NumNodes"] or "1",
+                node_list=known["NodeList"],
+                restarts=int(known["RestartCnt"] or 0),
+                exit_code=int(known["exit_code"] or 0) >> 8,  # a status as of wait
+                seconds=seconds(known["TimeUsed"]) or 0,
+                limit=seconds(known["TimeLimit"]),
+                start=known["StartTime"],
+                directory=known["WorkDir"],
+                log=Path(known["STDOUT"]) if known["STDOUT"] and "[" not in known["JobArrayID"] else None,
+            )
+        )
+    return sorted(jobs, key=_order)
 
 
-def parse_jobs(text: str) -> list[Job]:
-    """Jobs that `scontrol show job` describes, an array's tasks in order, the waiting ones last."""
-    found = [_job(_fields(block)) for block in re.split(r"\n\s*\n", text) if "JobId=" in block]
-    return sorted(found, key=lambda job: (job.task is None, job.task or 0))
+def parse_accounted(text: bytes) -> list[Job]:
+    """Jobs in sacct's list of `_ACCOUNTED`."""
+    jobs = []
+    for line in text.decode(errors="replace").splitlines():
+        fields = ["" if field in _UNKNOWN else field for field in line.split("|", _ACCOUNTED.count(","))]
+        if len(fields) == _ACCOUNTED.count(",") + 1:
+            job, number, state, nodes, node_list, code, elapsed, limit, start, directory = fields
+            ended = state.split()[0]  # CANCELLED by 1000
+            exit_code, used = int(code.partition(":")[0] or 0), seconds(elapsed) or 0
+            node_list = "" if node_list == "None assigned" else node_list
+            last = (exit_code, used, seconds(limit), start, directory)
+            jobs.append(Job(job, number, ended, "", nodes, node_list, 0, *last))
+    return sorted(jobs, key=_order)
 
 
 def parse_tasks(text: str) -> list[int]:
@@ -119,49 +184,34 @@ def parse_tasks(text: str) -> list[int]:
     return result
 
 
-def duration(text: str) -> float | None:
-    """Seconds in Slurm's [DAYS-]HOURS:MINUTES:SECONDS; None for UNLIMITED and the like.
-
-    >>> duration("1-02:00:30"), duration("05:00"), duration("UNLIMITED")
-    (93630.0, 300.0, None)
-    """
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+def _order(job: Job) -> tuple[int, bool, int]:
+    number = job.array or job.number
+    return int(number) if number.isdecimal() else 0, "[" in job.id, (job.tasks or [0])[0]
 
 
-def _fields(block: str) -> dict[str, str]:
-    """Values in a block of `Key=value` lines; free text, which may look the same, extends to the end of its line."""
-    result: dict[str, str] = {}
-    for line in block.splitlines():
-        rest = line.strip()
-        while rest:
-            key, _, value = rest.partition("=")
-            parts = [value] if key in _ENDS_LINE else re.split(r" (?=[A-Z][\w/:]*=)", value, maxsplit=1)
-            result.setdefault(key, parts[0].strip())
-            rest = parts[1] if len(parts) > 1 else ""
-    return {key: value for key, value in result.items() if value not in ("(null)", "N/A", "Unknown", "None")}
-
-
-def _job(fields: Mapping[str, str]) -> Job:
-    array, tasks = fields.get("ArrayJobId", ""), fields.get("ArrayTaskId", "")
-    single = tasks.isdecimal()
-    log = fields.get("StdOut", "")
-    return Job(
-        id=f"{array}_{tasks if single else f'[{tasks}]'}" if array else fields["JobId"],
-        array=array,
-        task=int(tasks) if single else None,
-        state=fields.get("JobState", "UNKNOWN"),
-        reason=fields.get("Reason", ""),
-        comment=fields.get("Comment", ""),
-        nodes="-".join(dict.fromkeys(fields.get("NumNodes", "1").split("-"))),  # 2-2 is 2
-        node_list=fields.get("NodeList", ""),
-        restarts=int(fields.get("Restarts", 0)),
-        exit_code=int(fields.get("ExitCode", "0").partition(":")[0]),
-        seconds=duration(fields.get("RunTime", "")) or 0.0,
-        limit=duration(fields.get("TimeLimit", "")),
-        start=fields.get("StartTime", ""),
-        log=Path(log) if log and (single or not array) else None,  # waiting tasks have no number for their log yet
-    )
+def _ask(command: Sequence[str], environ: Mapping[str, str]) -> bytes:
+    """Output of a command of Slurm."""
+    clean = {key: value for key, value in environ.items() if not key.startswith(("SQUEUE_", "SACCT_"))}  # they filter
+    clean["SLURM_BITSTR_LEN"] = "0"  # list all tasks of an array that wait together, however many
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=clean, start_new_session=True
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"{command[0]} cannot be started ({error.strerror}): there is no Slurm here; "
+            "name the folder of a run: pflmpi status RUN"
+        ) from error
+    try:
+        out, err = process.communicate(timeout=TIME_LIMIT)
+    except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)  # including a site's wrapper around it
+        process.communicate()
+        raise NoAnswer(
+            f"{command[0]} did not answer within {TIME_LIMIT:.0f} s: Slurm's controller is busy or down"
+        ) from error
+    if process.returncode:
+        why = " ".join((err or out).decode(errors="replace").split()) or f"exit code {process.returncode}"
+        raise NoAnswer(f"{command[0]} failed: {why}")
+    return out

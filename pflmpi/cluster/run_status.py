@@ -108,11 +108,6 @@ def run_status(run: Path, since: float | None = None) -> RunStatus | None:
     )
 
 
-def runs_below(sweep: Path) -> list[Path]:
-    """Folders of the runs of a sweep, sorted by name."""
-    return sorted(path.parent for path in sweep.glob("*/*/seed*/config.yaml"))
-
-
 def _checkpoints(run: Path) -> list[int]:
     try:
         return sorted({*names.rounds(run), *recorded(run)})

@@ -1,124 +1,68 @@
-"""The options of sbatch: separated from ours on a command line, and checked before Slurm sees them."""
+"""The options of sbatch: those that `submit` knows, and others as they are."""
 
+import argparse
 from collections.abc import Mapping, Sequence
 
 from pflmpi.errors import ConfigError
-from pflmpi.registry import unknown
 
-# Long names, with the letter where there is one, up to Slurm 25.05. `--array`, `--requeue` and `--help` are ours.
-_VALUED = """
-account:A acctg-freq batch bb bbf begin:b chdir:D cluster-constraint clusters:M comment constraint:C container
-container-id core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d
-distribution:m error:e exclude:x export export-file extra extra-node-info:B gid gpu-bind gpu-freq gpus:G gpus-per-node
-gpus-per-socket gpus-per-task gres gres-flags hint input:i job-name:J kill-on-invalid-dep licenses:L mail-type mail-user
-mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile:F nodelist:w nodes:N ntasks:n ntasks-per-core
-ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output:o partition:p power prefer priority profile qos:q
-reservation segment signal sockets-per-node switches thread-spec threads-per-core time:t time-min tmp tres-bind
-tres-per-task uid wait-all-nodes wckey wrap
-"""
-_OPTIONAL = "exclusive get-user-env nice no-kill:k oom-kill-step propagate resv-ports"  # a value only after `=`
-_FLAGS = """
-consolidate-segments contiguous hold:H ignore-pbs no-requeue overcommit:O oversubscribe parsable quiet:Q reboot
-spread-job stepmgr test-only usage use-min-nodes verbose:v version:V wait:W
-"""
-
-_REFUSED = {
-    "chdir": "the job starts in the folder where submit is started; change to it first",
-    "comment": "`pflmpi status` needs it to find the run of a job",
-    "parsable": "submit reads what sbatch prints",
-    "quiet": "submit reads what sbatch prints",
-    "test-only": "use --dry-run",
-    "usage": "use --help",
-    "verbose": "submit reads what sbatch prints",
-    "version": "use sbatch --version",
-    "wait": "submit ends when the job is queued; `pflmpi status` shows how it goes",
-    "wrap": "submit writes the batch script itself",
+# With the letters that sbatch has for them; `--requeue` is ours. Others are given after `--`.
+_KNOWN = {
+    "nodes": "N",
+    "ntasks": "n",
+    "ntasks-per-node": "",
+    "cpus-per-task": "c",
+    "gpus-per-node": "",
+    "time": "t",
+    "mem": "",
+    "partition": "p",
+    "account": "A",
+    "qos": "q",
+    "output": "o",
 }
-
 _RESOLUTION = 60  # seconds: Slurm may send a signal as much earlier
 
 Options = Mapping[str, str | None]
 
 
-def _names(text: str) -> dict[str, str]:
-    return {word.partition(":")[0]: word.partition(":")[2] for word in text.split()}
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Registers the options of sbatch that `submit` knows; those after `--` are in `options.sbatch`."""
+    group = parser.add_argument_group("options of sbatch", "others go after --, such as: -- --exclusive --comment=A")
+    for name, letter in _KNOWN.items():
+        group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
 
 
-_KNOWN = {**_names(_VALUED), **_names(_OPTIONAL), **_names(_FLAGS)}
-_LETTERS = {letter: name for name, letter in _KNOWN.items() if letter}
+def given(options: argparse.Namespace) -> Options:
+    """The known ones that were given, by their long names."""
+    values = {name: getattr(options, name.replace("-", "_")) for name in _KNOWN}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def split(words: Sequence[str]) -> tuple[list[str], Options]:
-    """The words of a command line that are not sbatch's, and sbatch's options: from long name to value or None.
-
-    >>> split(["run.yaml", "-N2", "--time", "1:00:00", "--exclusive", "--requeue"])
-    (['run.yaml', '--requeue'], {'nodes': '2', 'time': '1:00:00', 'exclusive': None})
-
-    Raises:
-        ConfigError: one of sbatch's is given twice, lacks its value, or cannot be given to submit.
-    """
-    ours: list[str] = []
-    found: dict[str, str | None] = {}
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, value = _read(word)
-        if name is None:
-            ours.append(word)
-            continue
-        if name in _names(_VALUED):
-            if value is None and not left:
-                raise ConfigError(f"{word} needs a value, as in --{name}=VALUE")
-            value = left.pop(0) if value is None else value
-        elif value is not None and name not in _names(_OPTIONAL):
-            raise ConfigError(f"{word}: --{name} takes no value")
-        _check(name, value, found)
-        found[name] = value
-    return ours, found
-
-
-def refuse_unknown(words: Sequence[str], ours: Sequence[str], takes: str) -> None:
-    """Raise for words that neither parser accepted.
-
-    Args:
-        words: the words left over.
-        ours: our own options, for the suggestion.
-        takes: which arguments the command takes, in words.
-    """
-    for word in words:
-        if not word.startswith("-"):
-            raise ConfigError(f"unexpected argument {word!r}: {takes}")
-        if word.startswith("-a"):
-            raise ConfigError(f"{word}: the task numbers of an array follow from its table; use --array TABLE")
-        name = word.partition("=")[0]
-        known = [*ours, *(f"--{name}" for name in _KNOWN if name not in _REFUSED)]
-        raise ConfigError(unknown("option", name, known))
-
-
-def check_signal(options: Options) -> None:
-    """Raise if the ranks would not get the signal before the time limit, or as soon as the job starts."""
-    limit, given = time_limit(options.get("time") or ""), options.get("signal") or ""
-    batch_script, _, signal = given.rpartition(":")
-    if "B" in batch_script:
+def refuse_unknown(words: Sequence[str], command: str) -> None:
+    """Raise for words before `--` that the command does not know, if there are any."""
+    if words and not words[0].startswith("-"):
+        raise ConfigError(f"unexpected argument {words[0]!r}: {command} takes one CONFIG")
+    if words:
         raise ConfigError(
-            f"--signal={given} warns the batch script, and the ranks have to know; write --signal={signal}"
-        )
-    seconds = signal.partition("@")[2] or "60"
-    if limit is None or not signal or not seconds.isdecimal():
-        return
-    needed = int(seconds) + _RESOLUTION
-    if limit <= needed:
-        raise ConfigError(
-            f"--signal={signal} with --time={options['time']}: Slurm sends it {seconds} s before the limit, or up to "
-            f"a minute earlier, so a job of {limit} s would be stopped as it starts; give a --time of more than "
-            f"{-(-needed // 60)} minutes, or a later signal (--signal=USR1@SECONDS)"
+            f"unknown option {words[0]!r}; `pflmpi {command} --help` lists those that are known, and sbatch's own go "
+            f"after --, as they are: pflmpi {command} ... -- {words[0]}"
         )
 
 
-def time_limit(text: str) -> int | None:
-    """Seconds in what `--time` takes; None for no limit, and for what is no time.
+def check_warning(time: str, warning: str) -> None:
+    """Raise if Slurm would send a warning such as USR1@120 as soon as a job with this time limit starts."""
+    limit, needed = seconds(time), int(warning.partition("@")[2]) + _RESOLUTION
+    if limit is not None and limit <= needed:
+        raise ConfigError(
+            f"--requeue with --time={time}: Slurm warns the run {needed - _RESOLUTION} s before the limit, or up to a "
+            f"minute earlier, so a job of {limit} s would be stopped as it starts; give a --time of more than "
+            f"{-(-needed // 60)} minutes, or a later warning (-- --signal=USR1@SECONDS)"
+        )
 
-    >>> time_limit("30"), time_limit("1:30"), time_limit("2:00:00"), time_limit("1-12"), time_limit("UNLIMITED")
+
+def seconds(text: str) -> int | None:
+    """Seconds in what `--time` takes and Slurm prints; None for no limit, and for what is no time.
+
+    >>> seconds("30"), seconds("1:30"), seconds("2:00:00"), seconds("1-12"), seconds("UNLIMITED")
     (1800, 90, 7200, 129600, None)
     """
     days, dash, clock = text.rpartition("-")
@@ -127,35 +71,18 @@ def time_limit(text: str) -> int | None:
         return None
     # Minutes come first, unless there are three parts or days before.
     units = [3600, 60, 1] if dash or len(parts) == 3 else [60, 1]
-    seconds = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
-    return seconds + 86400 * int(days or 0) or None  # 0 is no limit
+    clock_seconds = sum(int(part) * unit for part, unit in zip(parts, units, strict=False))
+    return clock_seconds + 86400 * int(days or 0) or None  # 0 is no limit
 
 
-def words_of(options: Options) -> list[str]:
-    """Options as written on a command line and, quoted for a shell, in a batch script.
+def words_of(options: Options, others: Sequence[str] = ()) -> list[str]:
+    """Options as written on a command line, those of the user last, so that they override ours.
 
-    >>> words_of({"nodes": "2", "exclusive": None})
-    ['--nodes=2', '--exclusive']
+    >>> words_of({"nodes": "2", "requeue": None}, ["--gres", "gpu:2"])
+    ['--nodes=2', '--requeue', '--gres', 'gpu:2']
     """
     words = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
-    for word in words:
+    for word in [*words, *others]:
         if "\n" in word or "\\" in word:
             raise ConfigError(f"{word!r}: sbatch cannot read a line break or a backslash here; choose other names")
-    return words
-
-
-def _read(word: str) -> tuple[str | None, str | None]:
-    """Long name and value in a word, None for what is absent."""
-    if word.startswith("--"):
-        name, equals, value = word.removeprefix("--").partition("=")
-        return (name if name in _KNOWN else None), (value if equals else None)
-    if len(word) > 1 and word[0] == "-" and word[1] in _LETTERS:
-        return _LETTERS[word[1]], word[2:] or None
-    return None, None
-
-
-def _check(name: str, value: str | None, before: Options) -> None:
-    if name in _REFUSED:
-        raise ConfigError(f"--{name} cannot be given to submit: {_REFUSED[name]}")
-    if name in before:
-        raise ConfigError(f"--{name} is given twice, as {before[name]!r} and {value!r}; give it once")
+    return [*words, *others]

@@ -87,6 +87,7 @@ class BatchScript:
         python: the interpreter of the environment with pflmpi.
         arguments: for `pflmpi` on every rank or, in an array, for `pflmpi sweep` once.
         mpi: how srun connects the ranks: none, pmix, pmi2.
+        others: words with more options of sbatch, as they are.
         array: whether each task runs one cell of a table.
         once: whether `pflmpi` is started once and starts ranks by itself, with srun.
         requeue: whether a run that was stopped in time requeues its job.
@@ -98,6 +99,7 @@ class BatchScript:
     python: str
     arguments: Sequence[str]
     mpi: str = "none"
+    others: Sequence[str] = ()
     array: bool = False
     once: bool = False
     requeue: bool = False
@@ -114,7 +116,8 @@ def check_setup(setup: Path | None) -> None:
 def script(batch: BatchScript) -> str:
     """Text of the batch script."""
     setup = _SETUP.format(python=shlex.quote(batch.python), file=shlex.quote(batch.setup)) if batch.setup else ""
-    directives = "".join(f"#SBATCH {shlex.quote(word)}\n" for word in words_of(batch.options))
+    lines = [*map(shlex.quote, words_of(batch.options)), shlex.join(words_of({}, batch.others))]
+    directives = "".join(f"#SBATCH {line}\n" for line in lines if line)
     head = f"#!/bin/bash\n{directives}\n{_HEAD}{setup}"
     python = '"$python"' if batch.setup else shlex.quote(batch.python)
     command = f"{python} -P -m pflmpi {shlex.join(batch.arguments)}"

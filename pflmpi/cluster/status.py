@@ -4,12 +4,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pflmpi.cluster import queue
-from pflmpi.cluster.jobs import Job, cells_file
-from pflmpi.cluster.run_status import run_status, runs_below
+from pflmpi.cluster import jobs as slurm
+from pflmpi.cluster.folders import by_working_directory, cells, jobs_in, located, run_of, runs_below
+from pflmpi.cluster.jobs import Job
+from pflmpi.cluster.run_status import run_status
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.store import job_file
 from pflmpi.store.lock import run_lock
+from pflmpi.text import counted
 
 _FORGOTTEN = "Slurm forgets a job some minutes after its end"
 
@@ -21,42 +24,56 @@ def my_jobs(environ: Mapping[str, str]) -> Iterator[str]:
         ConfigError: there is no Slurm here; the same holds for `one_job`.
         NoAnswer: it does not answer; likewise.
     """
-    # An ended job that names no run and has no log, such as srun's from a shell, has nothing to show.
-    jobs = [job for job in queue.mine(environ) if job.active or job.waiting or job.folder or job.log]
+    queue = slurm.queue(environ)
+    jobs = located(queue, by_working_directory(queue))
     if not jobs:
-        yield f"none of your jobs is one of pflmpi's ({_FORGOTTEN}); for a run: pflmpi status RUN"
+        yield f"no job of yours is known to work on a run ({_FORGOTTEN}); for a run: pflmpi status RUN"
     yield from _blocks(_current(jobs))
+    others = sum(job.active or job.waiting for job in queue) - sum(job.active or job.waiting for job in jobs)
+    if others:
+        yield (
+            f"{counted(others, 'other job')} of yours: the folders below where they were submitted name none of them "
+            "in a jobs.txt"
+        )
 
 
 def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a job, a task of an array, or an array."""
-    jobs = queue.jobs(name, environ)
+
+    def named(jobs: Sequence[Job]) -> list[Job]:
+        return [job for job in jobs if name in (job.id, job.array, job.number)]
+
+    jobs = named(slurm.queue(environ))
+    here = Job(id=name, number=name.partition("_")[0], state="", directory=str(Path().resolve()))
+    folders = [*by_working_directory([*jobs, here])]
+    if not jobs:
+        jobs = named(slurm.accounted([name], environ))
     if jobs:
-        yield from _blocks(jobs)
-        return
-    folder = _folder_by_log(name)
-    if folder is None:
+        places = {job.id: job for job in located(jobs, folders)}
+        yield from _blocks([places.get(job.id, job) for job in jobs])
+    elif known := located([here], folders):
+        assert known[0].folder is not None
+        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {known[0].folder}"
+        yield from one_folder(known[0].folder, environ)
+    else:
         raise ConfigError(
             f"Slurm knows no job {name}: it never existed, or it has ended ({_FORGOTTEN}); "
             f"the folder of its run still shows its progress: pflmpi status RUN (if that is its name: ./{name})"
         )
-    yield f"Slurm knows no job {name} any more; by its log it was for {folder}"
-    yield from one_folder(folder, environ)
 
 
 def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Status lines of a run, or of the runs of a sweep, even if Slurm is missing or does not answer."""
-    jobs, note = [], ""
+    jobs: list[Job] = []
+    note = ""
     try:
-        near = queue.mine(environ, folder)
-        jobs = [job for job in near if folder.resolve() in (_run(job), job.folder)]
-        perhaps = [job for job in near if job.active and _run(job) is None]
+        jobs = jobs_in(folder, slurm.queue(environ))
+        newest = list(job_file.read(folder))[-1:]
+        jobs = jobs or jobs_in(folder, slurm.accounted(newest, environ))
         note = "" if jobs else f"no job of yours runs it, as far as Slurm knows ({_FORGOTTEN})"
-        if perhaps and not jobs:
-            note = f"job {perhaps[0].id} is {perhaps[0].state} and works in {perhaps[0].folder}, perhaps on this run"
     except ConfigError:
         pass  # there is no Slurm here
-    except queue.NoAnswer as error:
+    except slurm.NoAnswer as error:
         note = error.why  # what else to do is done: a run has been named
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
@@ -73,28 +90,17 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
             "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
         )
-    if runs and not any(_cells(job) for job in jobs):
+    if runs and not any(cells(job) for job in jobs):
         yield f"runs in {folder}:"
         yield from (f"  {run.relative_to(folder)}  {progress_summary(run_status(run), None)}" for run in runs)
     if note:
         yield f"  {note}"
 
 
-def _folder_by_log(name: str) -> Path | None:
-    """The folder that `submit` named the log of a job after, if it is where runs and sweeps usually are."""
-    for parent in (Path("runs"), Path("sweeps"), Path()):
-        for pattern in (f".{name}.log", f".{name}_*.log"):
-            for log in sorted(parent.glob(f"*{pattern}")):
-                folder = log.with_name(log.name.rpartition(f".{name}")[0])
-                if folder.is_dir():
-                    return folder
-    return None
-
-
 def _current(jobs: Sequence[Job]) -> list[Job]:
     """The jobs without ended ones whose run has a newer job."""
-    newest = {_run(job): job for job in jobs}
-    return [job for job in jobs if job.active or job.waiting or newest[run := _run(job)] is job or run is None]
+    newest = {run_of(job): job for job in jobs}
+    return [job for job in jobs if job.active or job.waiting or newest[run := run_of(job)] is job or run is None]
 
 
 def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
@@ -108,10 +114,9 @@ def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
 
 def _block(job: Job) -> Iterator[str]:
     yield headline(job)
-    run = _run(job)
+    run = run_of(job)
     if run is None:
-        unknown = "its run is unknown: it has no comment of pflmpi's"
-        yield f"  a task of the sweep in {job.folder}" if job.folder else f"  {unknown}"
+        yield f"  a task of the sweep in {job.folder}" if job.folder else "  its run is unknown: no jobs.txt names it"
     elif state := run_status(run, _since(job)):
         yield f"  {run}: {state.title}"
         yield from (f"  {line}" for line in progress_lines(state, job))
@@ -123,24 +128,26 @@ def _block(job: Job) -> Iterator[str]:
 
 def _array(jobs: Sequence[Job]) -> Iterator[str]:
     """A headline and a line per task; tasks that wait together share one, unless it is known what they run."""
-    array, sweep, cells = jobs[0].array, jobs[0].folder, _cells(jobs[0])
+    array, listing = jobs[0].array, cells(jobs[0])
+    sweep = jobs[0].folder if listing else None
     counts: dict[str, int] = {}
     for job in jobs:
         counts[job.state] = counts.get(job.state, 0) + len(job.tasks)
-    states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    yield f"job {array}, an array: {states}"
-    yield f"  the sweep in {sweep}" if sweep else "  its sweep is unknown: it has no comment of pflmpi's"
+    yield f"job {array}, an array: {', '.join(f'{count} {state}' for state, count in counts.items())}"
+    if sweep:
+        yield f"  the sweep in {sweep}"
     for job in jobs:
         what = f"{job.state} ({job.reason})" if job.reason else job.state
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
-        if not cells:
-            yield f"  {job.id}  {what}{log}"
-        for task in job.tasks if cells else ():
-            cell = f"  {_summary(cells[task], sweep, job)}" if task in cells else ""
+        if not listing:
+            progress = progress_summary(run_status(job.folder, _since(job)), job) if job.folder else ""
+            yield f"  {job.id}  {what}{f'  {job.folder}  {progress}' * bool(progress)}{log}"
+        for task in job.tasks if listing else ():
+            cell = f"  {_summary(listing[task], sweep, job)}" if task in listing else ""
             yield f"  {array}_{task}  {what}{cell}{log}"
-    known = {task for job in jobs for task in job.tasks}
-    for task, run in cells.items():
-        if task not in known:  # it was done before, or Slurm has forgotten it
+    tasks = {task for job in jobs for task in job.tasks}
+    for task, run in listing.items():
+        if task not in tasks:  # it was done before, or Slurm has forgotten it
             yield f"  {array}_{task}  no longer in the queue  {_summary(run, sweep, None)}"
 
 
@@ -148,22 +155,6 @@ def _summary(run: Path, sweep: Path | None, job: Job | None) -> str:
     assert sweep is not None, "cells are known by the sweep's folder"
     status = run_status(run, None if job is None else _since(job))
     return f"{run.relative_to(sweep)}  {progress_summary(status, job)}"
-
-
-def _run(job: Job) -> Path | None:
-    """Folder of a job's run; for a task of an array only if it is known what it runs."""
-    return job.folder if not job.array else _cells(job).get(-1 if job.task is None else job.task)
-
-
-def _cells(job: Job) -> dict[int, Path]:
-    """The run of each task of the job's array; empty for other jobs, and if `submit` has not recorded them."""
-    if not job.array or job.folder is None:
-        return {}
-    try:
-        lines = cells_file(job.folder, job.array).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return {}
-    return {task: job.folder / line for task, line in enumerate(lines)}
 
 
 def _since(job: Job) -> float | None:

@@ -1,26 +1,35 @@
 """Submitting a batch script to Slurm, unless another job works in the same folder."""
 
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pflmpi.cluster.queue import mine
+from pflmpi.cluster.folders import jobs_in
+from pflmpi.cluster.jobs import Job, queue
 from pflmpi.cluster.sbatch import Options, words_of
+from pflmpi.cluster.script import BatchScript, script
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
+from pflmpi.store import job_file
 
 
-def refuse_second(out: Path, options: Options, environ: Mapping[str, str]) -> None:
+def working_in(folder: Path, queued: Sequence[Job]) -> Job | None:
+    """A job that works in a folder, or waits to."""
+    return next((job for job in jobs_in(folder, queued) if job.active or job.waiting), None)
+
+
+def refuse_second(out: Path, others: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise if another job works in the folder or will, unless this job depends on another."""
     refuse_without_slurm()
-    for job in [] if "dependency" in options else mine(environ, out):
-        if job.active or job.waiting:
-            raise ConfigError(
-                f"job {job.id} is {job.state} and works in {out} already; wait for it, end it (scancel {job.id}), "
-                f"choose another --out, or let this one wait for it (--dependency=afterany:{job.array or job.id})"
-            )
+    waits = any(word.startswith(("--dependency", "-d")) for word in others)
+    if not waits and (job := working_in(out, queue(environ))):
+        raise ConfigError(
+            f"job {job.id} is {job.state} and works in {out} already; wait for it, end it (scancel {job.id}), choose "
+            f"another --out, or let this one wait for it (-- --dependency=afterany:{job.array or job.id})"
+        )
 
 
 def refuse_without_slurm() -> None:
@@ -40,15 +49,29 @@ def refuse_transport(config: Config, mpi: str) -> None:
         )
 
 
-def submit(script: str, options: Options) -> str:
-    """Submit a script; gives the job's id.
-
-    Args:
-        options: those in the script, repeated because the user's SBATCH_ variables override a script's options.
-    """
-    words = ["sbatch", "--parsable", *words_of(options)]
-    done = subprocess.run(words, input=script, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError(f"sbatch refused the job: {' '.join(done.stderr.split())}; change the options")
+def submit(batch: BatchScript, folder: Path) -> str:
+    """Submit a batch script, and record the job in the folder of its run or sweep, which exists; the job's id."""
+    # Its options are repeated, because the user's SBATCH_ variables override those in a script.
+    words = ["sbatch", "--parsable", *words_of(batch.options, batch.others)]
+    done = subprocess.run(words, input=script(batch), capture_output=True, text=True)
+    number = done.stdout.strip().partition(";")[0]
+    if done.returncode or not number.isdecimal():
+        why = " ".join(done.stderr.split()) or f"it printed {done.stdout.strip()[:200]!r} instead of the id of a job"
+        raise ConfigError(f"sbatch refused the job: {why}; change the options")
     print(done.stderr, end="", file=sys.stderr)  # its warnings
-    return done.stdout.strip().partition(";")[0]
+    job_file.append(folder, number)
+    return number
+
+
+def make_folders(*folders: Path) -> None:
+    """Make the folders that a job needs, which Slurm would not do."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
+
+
+def log_of(options: Options, number: str) -> str:
+    """The file with the output of a job; `*` stands for the task of an array."""
+    return re.sub("%[%jAa]", lambda found: {"%%": "%", "%a": "*"}.get(found[0], number), options["output"] or "")

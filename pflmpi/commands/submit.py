@@ -2,23 +2,20 @@
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi import arguments
+from pflmpi.cluster.sbatch import add_arguments as add_sbatch_arguments
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.terminal import print_surely
 
 if TYPE_CHECKING:
-    from pflmpi.cluster.sbatch import Options
     from pflmpi.cluster.script import BatchScript
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
-_OURS = ["--out", "--array", "--jobs", "--mpi", "--requeue", "--restarts", "--setup", "--dry-run"]
-_OURS += ["--set", "--seeds", "--only", "--changed-code", "--debug"]  # of all commands that read configurations
 
 
 class Pending(NamedTuple):
@@ -59,53 +56,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     setup = "shell commands that the job runs first, such as `module load`; may set `python`, the interpreter"
     parser.add_argument("--setup", type=Path, metavar="FILE", help=setup)
     parser.add_argument("--dry-run", action="store_true", help="print the batch script, and submit nothing")
-    parser.epilog = (
-        "any other --OPTION[=VALUE] is one of sbatch, such as --nodes=2 --ntasks=8 --gpus-per-task=1 --time=2:00:00"
-    )
+    add_sbatch_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
-    from pflmpi.cluster import sbatch
-    from pflmpi.cluster.jobs import cells_file
+    from pflmpi.cluster.folders import cells_file
     from pflmpi.cluster.script import script
-    from pflmpi.cluster.submission import refuse_second, submit
+    from pflmpi.cluster.submission import log_of, make_folders, refuse_second, submit
 
-    # Read anew without sbatch's options: a parser that does not know them takes the value of one of them, as in
-    # `--time 1:00:00`, for the configuration.
-    words, given = sbatch.split(options.words)
-    words.remove(options.command)
-    options, unknown = options.parser.parse_known_args(words)
-    sbatch.refuse_unknown(unknown, _OURS, "submit takes one CONFIG, or --array TABLE")
-    _check(options, given)
+    _check(options)
     pending = _pending_run(options) if options.array is None else _pending_sweep(options)
     if pending is None:
         return 0
-    job = _job(options, given, pending)
+    job = _job(options, pending)
     log = Path(job.options["output"] or "")
     if options.dry_run:
         print(script(job), end="")
         if not log.parent.is_dir():
             print(f"pflmpi: make {log.parent}/ before you submit this; Slurm would not", file=sys.stderr)
         return 0
-    refuse_second(pending.out, given, os.environ)
-    for folder in [log.parent, pending.out] if pending.cells else [log.parent]:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot make the folder {folder}: {error.strerror}; choose another --out") from error
-    number = submit(script(job), job.options)
+    refuse_second(pending.out, options.sbatch, os.environ)
+    make_folders(log.parent, pending.out)
+    number = submit(job, pending.out)
     what = f", {len(pending.todo)} of {len(pending.cells)} cells" if pending.cells else ""
-    shown = re.sub("%[%jAa]", lambda found: {"%%": "%", "%a": "*"}.get(found[0], number), str(log))
     if pending.cells:
         cells_file(pending.out, number).write_text("".join(f"{cell}\n" for cell in pending.cells))
+    shown = log_of(job.options, number)
     print_surely(f"job {number}: {pending.out}{what}")
     print(f"log: {shown}")
     print(f"watch: pflmpi status {number}    or: tail -F {'*'.join(map(shlex.quote, shown.split('*')))}")
     return 0
 
 
-def _check(options: argparse.Namespace, given: "Options") -> None:
+def _check(options: argparse.Namespace) -> None:
     from pflmpi.cluster.script import check_setup
 
     if (options.config is None) == (options.array is None):
@@ -120,8 +104,6 @@ def _check(options: argparse.Namespace, given: "Options") -> None:
         raise ConfigError(f"--restarts {options.restarts}: must be at least 0")
     if options.restarts and options.array is not None:
         raise ConfigError("--restarts is for one run; tasks of an array that lose a rank continue when submitted again")
-    if options.requeue and "no-requeue" in given:
-        raise ConfigError("--requeue and --no-requeue are both given; give one of them")
     check_setup(options.setup)
 
 
@@ -170,16 +152,14 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     return Pending(out, words, tuple(work.cell.run(out).relative_to(out) for work in works), todo)
 
 
-def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "BatchScript":
-    from pflmpi.cluster.jobs import comment_of
-    from pflmpi.cluster.sbatch import check_signal
+def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
+    from pflmpi.cluster.sbatch import check_warning, given
     from pflmpi.cluster.script import BatchScript, tasks
 
     number = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {
         "job-name": (options.config or options.array).stem,
         "chdir": os.getcwd(),
-        "comment": comment_of(pending.out),
         "output": f"{pending.out}".replace("%", "%%") + f".{number}.log",
         "open-mode": "append",
     }
@@ -187,12 +167,14 @@ def _job(options: argparse.Namespace, given: "Options", pending: Pending) -> "Ba
         ours["array"] = tasks(pending.todo, options.jobs)
     if options.requeue:
         ours |= {"requeue": None, "signal": _WARNING}
-    check_signal({**ours, **given})
+        if not any(word.startswith("--signal") for word in options.sbatch):
+            check_warning(options.time or "", _WARNING)
     return BatchScript(
-        options={**ours, **given},
+        options={**ours, **given(options)},
         python=sys.executable,
         arguments=pending.words,
         mpi=options.mpi,
+        others=options.sbatch,
         array=options.array is not None,
         requeue=options.requeue,
         restarts=options.restarts,

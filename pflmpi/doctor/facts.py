@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict
 
+PACKAGES = ("torch", "numpy", "h5py", "mpi4py")  # whose versions are compared
+
 
 class _Facts(BaseModel):
     # Ranks may have different versions of pflmpi, which is one of the problems to find: unknown keys are dropped, and

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.cluster.jobs import Job, comment_of
-from pflmpi.cluster.queue import mine
 from pflmpi.cluster.sbatch import Options
 from pflmpi.cluster.script import BatchScript, check_setup
 from pflmpi.errors import ConfigError
@@ -15,7 +13,7 @@ from pflmpi.scaling import records
 from pflmpi.scaling.experiment import Scaling
 from pflmpi.scaling.points import folder, runs
 
-_OF_POINTS = ("ntasks", "nodes", "ntasks-per-gpu", "cpus-per-task")
+_OF_POINTS = ("ntasks", "nodes", "cpus-per-task")
 
 
 @dataclass(frozen=True)
@@ -87,40 +85,48 @@ def check(given: Options, setup: Path | None) -> None:
     check_setup(setup)
 
 
-def asks_for_gpus(given: Options) -> bool:
+def asks_for_gpus(given: Options, others: Sequence[str]) -> bool:
     """Whether options of sbatch ask for GPUs."""
-    return any(name.startswith("gpus") or "gpu" in (given[name] or "") for name in given if name.startswith("g"))
-
-
-def running(out: Path, ranks: int, environ: Mapping[str, str]) -> Job | None:
-    """The job that measures a point, or waits to."""
-    place = folder(out, ranks)
-    near = [job for job in mine(environ, place) if job.folder == place.resolve()]
-    return next((job for job in near if job.active or job.waiting), None)
+    return "gpus-per-node" in given or any("gpu" in word or word.startswith("-G") for word in others)
 
 
 def jobs(
-    scaling: Scaling, out: Path, words: Sequence[str], given: Options, mpi: str, setup: Path | None
+    scaling: Scaling,
+    out: Path,
+    words: Sequence[str],
+    given: Options,
+    others: Sequence[str],
+    mpi: str,
+    setup: Path | None,
 ) -> dict[int, BatchScript]:
     """A job for each point that is not measured, by its ranks.
 
     Args:
         words: of `pflmpi`, for all points.
-        given: options of sbatch.
+        given, others: options of sbatch.
         setup: a file with shell commands that the jobs run first.
     """
     missing = dict.fromkeys(one.ranks for one in runs(scaling) if not records.done(one, out))
-    return {ranks: _job(ranks, scaling, out, words, given, mpi, setup) for ranks in missing}
+    first = str(setup.resolve()) if setup else ""
+    return {
+        ranks: BatchScript(
+            {**_options(ranks, scaling, out, given, mpi), **given},
+            sys.executable,
+            [*words, "--only", str(ranks)],
+            mpi,
+            others,
+            once=True,
+            setup=first,
+        )
+        for ranks in missing
+    }
 
 
-def _job(
-    ranks: int, scaling: Scaling, out: Path, words: Sequence[str], given: Options, mpi: str, setup: Path | None
-) -> BatchScript:
+def _options(ranks: int, scaling: Scaling, out: Path, given: Options, mpi: str) -> dict[str, str | None]:
     place = folder(out, ranks)
     ours: dict[str, str | None] = {
         "job-name": f"{out.name}-{ranks}",
         "chdir": os.getcwd(),
-        "comment": comment_of(place),
         "output": str(place).replace("%", "%%") + ".%j.log",
         "open-mode": "append",
         "ntasks": str(scaling.ranks[-1] if scaling.cores else ranks),  # in packing mode all points share as many cores
@@ -131,5 +137,4 @@ def _job(
         if per_node.isdecimal():  # sbatch says what else it is
             Allocation(tasks, -(-tasks // max(int(per_node), 1)), mpi).check(scaling.cores, ranks)
         ours["ntasks-per-node"] = per_node
-    first = str(setup.resolve()) if setup else ""
-    return BatchScript({**ours, **given}, sys.executable, [*words, "--only", str(ranks)], mpi, once=True, setup=first)
+    return ours

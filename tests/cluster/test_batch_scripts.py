@@ -4,15 +4,12 @@ After a wanted change of the text:  python tests/cluster/test_batch_scripts.py
 """
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pflmpi.cluster import sbatch
 from pflmpi.cluster.script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
@@ -26,10 +23,11 @@ SCALE = ("scale", "configs/a.yaml", "--ranks", "1,4", "--out", "scaling/c", "--o
 JOBS = {
     "torch": BatchScript({"job-name": "a", **PLACE, "output": "runs/a.%j.log", "ntasks": "4"}, "/env/bin/python", RUN),
     "pmix": BatchScript(
-        {"job-name": "a", **PLACE, "output": "runs/a.%j.log", "nodes": "2", "gpus-per-task": "1", "exclusive": None},
+        {"job-name": "a", **PLACE, "output": "runs/a.%j.log", "nodes": "2"},
         "/env/bin/python",
         RUN,
         mpi="pmix",
+        others=["--exclusive", "--comment=night shift", "--gpus-per-task", "1"],
     ),
     "requeue": BatchScript(
         {"job-name": "a", **PLACE, "output": "runs/a.%j.log", "requeue": None, "signal": "USR1@120", "time": "1:00:00"},
@@ -67,7 +65,7 @@ def test_sbatch_sees_every_option_before_the_first_command(name: str) -> None:
     lines = script(JOBS[name]).splitlines()
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
-    assert len(options) == len(JOBS[name].options) and max(options) < first
+    assert len(options) == len(JOBS[name].options) + bool(JOBS[name].others) and max(options) < first
 
 
 def test_the_launch_wrappers_requeue_as_the_script_does() -> None:
@@ -77,8 +75,9 @@ def test_the_launch_wrappers_requeue_as_the_script_does() -> None:
 
 def test_a_line_that_sbatch_would_misread_is_refused() -> None:
     for value in ("a\n#SBATCH --exclusive", "C:\\a"):
-        with pytest.raises(ConfigError, match="cannot read a line break or a backslash"):
-            script(BatchScript({"job-name": value}, "python", RUN))
+        for options, others in (({"job-name": value}, []), ({}, ["-J", value])):
+            with pytest.raises(ConfigError, match="cannot read a line break or a backslash"):
+                script(BatchScript(options, "python", RUN, others=others))
 
 
 def test_arguments_survive_the_shell() -> None:
@@ -86,51 +85,6 @@ def test_arguments_survive_the_shell() -> None:
     text = script(BatchScript({}, "/bin/echo", odd)).replace("srun --mpi=none --kill-on-bad-exit=1", "printf '%s\\n'")
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[4:] == list(odd)
-
-
-@pytest.mark.parametrize(
-    "words, ours, options",
-    [
-        (["a.yaml", "-N2", "-t", "1:00"], ["a.yaml"], {"nodes": "2", "time": "1:00"}),
-        (["-p", "gpu", "a.yaml", "--mem=4G"], ["a.yaml"], {"partition": "gpu", "mem": "4G"}),
-        (["--array", "t.yaml", "--time", "5", "--requeue"], ["--array", "t.yaml", "--requeue"], {"time": "5"}),
-        (["a.yaml", "--exclusive", "--nice=5", "-H"], ["a.yaml"], {"exclusive": None, "nice": "5", "hold": None}),
-        (["a.yaml", "-s", "seed=3", "--out", "x"], ["a.yaml", "-s", "seed=3", "--out", "x"], {}),
-    ],
-)
-def test_options_of_sbatch_are_told_from_ours(words: list[str], ours: list[str], options: dict[str, Any]) -> None:
-    assert sbatch.split(words) == (ours, options)
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--output", "a", "-o", "b"], "--output is given twice, as 'a' and 'b'"),
-        (["--wrap=hostname"], "--wrap cannot be given to submit: submit writes the batch script"),
-        (["-D", "/tmp"], "--chdir cannot be given to submit"),
-        (["a.yaml", "--nodes"], "--nodes needs a value"),
-        (["--hold=yes"], "--hold takes no value"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        sbatch.split(words)
-
-
-def test_an_unknown_option_names_the_nearest_and_all_others() -> None:
-    with pytest.raises(ConfigError) as raised:
-        sbatch.refuse_unknown(["--patition=gpu"], ["--out"], "submit takes one CONFIG")
-    assert "unknown option '--patition'; did you mean '--partition'?" in str(raised.value)
-    assert {"--gpus-per-task,", "--out,"} <= set(str(raised.value).split()) and "--wrap" not in str(raised.value)
-
-
-@pytest.mark.slow
-@pytest.mark.slurm
-@pytest.mark.usefixtures("slurm")
-def test_every_option_of_this_slurm_is_known() -> None:
-    shown = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=True).stdout
-    known = {f"--{name}" for name in sbatch._KNOWN} | {"--array", "--requeue", "--help"}
-    assert set(re.findall(r"^ .{5}(--[a-z][a-z-]+)", shown, re.MULTILINE)) <= known
 
 
 # --- files for bash -----------------------------------------------------------------------------------------------

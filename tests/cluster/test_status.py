@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -10,66 +11,28 @@ from pathlib import Path
 import pytest
 import yaml
 
+import fake_slurm
 import processes
 import quick_run
 import testbed
 from pflmpi.cli import main
-from pflmpi.cluster import jobs, queue
+from pflmpi.cluster import jobs
+from pflmpi.cluster.folders import cells_file
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.run_status import RunStatus, run_status
+from pflmpi.cluster.sbatch import seconds
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
 from pflmpi.config.yaml_file import dump
+from pflmpi.store import job_file
+from pflmpi.store.lock.taking import take
 from pflmpi.store.metrics import metrics_file
 
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
-HEAD = """JobId={id} {array}JobName=night JobState=PENDING run
-   UserId=me(1000) GroupId=us(1000) MCS_label=N/A
-   Priority=4294901757 Nice=0 Account=(null) QOS=(null)
-   JobState={state} Reason={reason} Dependency=(null)
-   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode={code}:0
-   RunTime={ran} TimeLimit={limit} TimeMin=N/A
-   SubmitTime=2030-01-02T14:53:04 EligibleTime=Unknown
-   StartTime=Unknown EndTime=Unknown Deadline=N/A
-   Partition=main AllocNode:Sid=login:3959
-   ReqNodeList=(null) ExcNodeList=(null)
-   NodeList={nodes}
-   NumNodes={count} NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
-   MinCPUsNode=1 MinMemoryCPU=500M MinTmpDiskNode=0
-   Features=(null) DelayBoot=00:00:00
-   Command=/home/me/job.sh Comment=not this
-   WorkDir=/home/me
-   Comment={comment}
-   StdErr={log}
-   StdIn=/dev/null
-   StdOut={log}
-   Power=
-   
-
-"""  # noqa: W293  as scontrol 22.05 prints it
 
 
-def described(comment: str = "pflmpi:/runs/a", **changes: object) -> str:
-    """What scontrol prints of a running job, with changes."""
-    values = {
-        "id": 12,
-        "array": "",
-        "state": "RUNNING",
-        "reason": "None",
-        "restarts": 0,
-        "code": 0,
-        "ran": "00:10:00",
-        "limit": "01:00:00",
-        "nodes": "node[1-2]",
-        "count": 2,
-        "comment": comment,
-        "log": "/home/me/my logs/12.log",
-    }
-    return HEAD.format(**{**values, **changes})
-
-
-def job(**changes: object) -> Job:
-    (one,) = jobs.parse_jobs(described("pflmpi:/runs/a", **changes))
-    return one
+def job(id: str = "12", **changes: object) -> Job:
+    (job,) = jobs.parse_queue(fake_slurm.line(id, **changes).encode())
+    return job
 
 
 def far(**changes: object) -> RunStatus:
@@ -94,75 +57,68 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bin"
 
 
-def put(folder: Path, name: str, script: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
-
-
-def says(folder: Path, listed: str, *jobs: str) -> None:
-    """Make a Slurm whose squeue lists this and whose scontrol describes these jobs, whatever is asked for."""
-    (folder / "listed").write_text(listed)
-    (folder / "described").write_text("".join(jobs))
-    put(folder, "squeue", f"/bin/cat {folder}/listed")
-    put(folder, "scontrol", f"/bin/cat {folder}/described")
+def record(folder: Path, job: str, restarts: str = "-", cells: str = "") -> Path:
+    """Record a job in the folder of its run or, with cells, of its sweep."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job_file.append(folder, job, restarts)
+    if cells:
+        cells_file(folder, job).write_text(cells)
+    return folder
 
 
 # --- what Slurm says ----------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_read_as_scontrol_prints_it() -> None:
-    assert job(restarts=2, nodes="node[1-2]") == Job(
+def test_a_job_is_read_as_squeue_prints_it() -> None:
+    assert job(RestartCnt=2, exit_code=75 << 8, Reason="Gründe") == Job(
         id="12",
-        array="",
-        task=None,
+        number="12",
         state="RUNNING",
-        reason="",
-        comment="pflmpi:/runs/a",
+        reason="Gründe",
         nodes="2",
         node_list="node[1-2]",
         restarts=2,
-        exit_code=0,
+        exit_code=75,
         seconds=600.0,
         limit=3600.0,
-        start="",
+        directory="/home/me",
         log=Path("/home/me/my logs/12.log"),
     )
 
 
 def test_an_array_is_read_task_by_task_and_what_waits_comes_last() -> None:
-    texts = [
-        described("pflmpi:/sweep", id=3, array="ArrayJobId=3 ArrayTaskId=2,4-5%2 ", state="PENDING", count="1-1"),
-        described("pflmpi:/sweep", id=6, array="ArrayJobId=3 ArrayTaskId=10 "),
-        described("pflmpi:/sweep", id=5, array="ArrayJobId=3 ArrayTaskId=1 ", state="FAILED", code=3),
-    ]
-    found = jobs.parse_jobs("".join(texts))
-    assert [one.id for one in found] == ["3_1", "3_10", "3_[2,4-5%2]"]
-    assert [one.tasks for one in found] == [[1], [10], [2, 4, 5]]
-    assert [one.exit_code for one in found] == [3, 0, 0]
-    assert found[2].log is None, "tasks that wait together have no log"
+    lines = [fake_slurm.line(id) for id in ("3_[2,4-5%2]", "3_10", "3_1", "2")]
+    found = jobs.parse_queue("".join(["CLUSTER: far\n", *lines]).encode())
+    assert [one.id for one in found] == ["2", "3_1", "3_10", "3_[2,4-5%2]"]
+    assert [one.tasks for one in found] == [[], [1], [10], [2, 4, 5]]
+    assert [one.array for one in found] == ["", "3", "3", "3"]
+    assert found[-1].log is None, "tasks that wait together have no log"
 
 
-def test_only_jobs_of_ours_are_listed_by_their_number() -> None:
-    lines = [
-        "CLUSTER: far",
-        "100\x1fnight\x1fpflmpi:/runs/my run",
-        "99\x1fpflmpi-train\x1f(null)",
-        "98\x1fnight\x1f(null)",
-        "100\x1fnight\x1fpflmpi:/runs/my run",
-    ]
-    assert queue.parse_list("\n".join(lines)) == {"99": None, "100": Path("/runs/my run")}
-    assert list(queue.parse_list("\n".join(lines))) == ["99", "100"]
+def test_a_job_is_read_as_sacct_prints_it() -> None:
+    text = "12|12|CANCELLED by 1000|2|node[1-2]|75:0|00:10:00|UNLIMITED|2030-01-02T14:53:04|/home/me\n"
+    (found,) = jobs.parse_accounted(text.encode())
+    assert (found.state, found.nodes, found.exit_code, found.seconds) == ("CANCELLED", "2", 75, 600.0)
+    assert (found.limit, found.directory, found.restarts) == (None, "/home/me", 0)
 
 
-def test_a_comment_leads_back_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert jobs.folder_of(jobs.comment_of(Path("runs/a b"))) == tmp_path / "runs/a b"
-    assert jobs.folder_of("pflmpi:relative") is None
+def test_a_start_in_a_job_of_slurm_is_recorded(tmp_path: Path) -> None:
+    job_file.append(tmp_path, "12")
+    assert job_file.read(tmp_path) == {"12": 0}
+    for restarts in (0, 2):
+        take(tmp_path, {"Slurm job 12": restarts, "torchrun a": 5}, take_over=False).release()
+    take(tmp_path, {"Slurm job 7": 0}, take_over=False).release()
+    take(tmp_path, {}, take_over=False).release()
+    host = socket.gethostname()
+    assert (tmp_path / "jobs.txt").read_text() == f"12 - {host}\n12 0 {host}\n12 2 {host}\n7 0 {host}\n"
+    with (tmp_path / "jobs.txt").open("a") as file:
+        file.write("torn 1")
+    assert list(job_file.read(tmp_path).items()) == [("12", 2), ("7", 0)]
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "INVALID", ""])
 def test_an_unlimited_time_is_none(text: str) -> None:
-    assert jobs.duration(text) is None
+    assert seconds(text) is None
 
 
 # --- what the folder says -----------------------------------------------------------------------------------------
@@ -258,6 +214,7 @@ def test_a_run_can_be_read_while_it_writes(tmp_path: Path) -> None:
 
 def write(folder: Path, rounds: int, done: int, slow: int = 0) -> None:
     """Write the files of a run that status reads, two seconds for each round but a slow one."""
+    folder.mkdir(parents=True, exist_ok=True)
     raw = {"algorithm": {"name": "fedavg"}, "data": {"name": "digits"}, "training": {"rounds": rounds}}
     (folder / "config.yaml").write_text(yaml.safe_dump(raw))
     metrics_file.restart(folder, 0)
@@ -270,23 +227,25 @@ def write(folder: Path, rounds: int, done: int, slow: int = 0) -> None:
 
 
 def test_a_job_that_waits_says_why_and_for_what() -> None:
-    line = headline(job(state="PENDING", reason="Dependency", nodes="(null)", restarts=1))
+    line = headline(job(State="PENDING", Reason="Dependency", NodeList="", RestartCnt=1))
     assert line == "job 12 PENDING (Dependency), asks for 2 nodes, 1 restart"
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "NODE_FAIL", "FAILED", "CANCELLED", "OUT_OF_MEMORY", "PREEMPTED"])
 def test_a_job_that_ended_too_early_says_how_to_continue(state: str) -> None:
-    ended = job(state=state, reason=state, code=1)
+    ended = job(State=state, Reason=state, exit_code=256)
     assert headline(ended) == f"job 12 {state} with exit code 1 on 2 nodes (node[1-2]), 0 restarts"
     assert "submit the same again" in list(progress_lines(far(), ended))[-1]
 
 
 def test_a_run_that_was_stopped_says_so() -> None:
-    assert list(progress_lines(far(), job(state="FAILED", code=75)))[-1].startswith("stopped after a complete round")
+    assert list(progress_lines(far(), job(State="FAILED", exit_code=75 << 8)))[-1].startswith(
+        "stopped after a complete round"
+    )
 
 
 def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do() -> None:
-    short = job(ran="00:10:00", limit="00:12:00")  # 120 s left, 18 rounds of 10 s to go
+    short = job(TimeUsed="10:00", TimeLimit="12:00")  # 120 s left, 18 rounds of 10 s to go
     text = "\n".join(progress_lines(far(), short))
     assert "10.00 s per round, the last one ended 0:00:03 ago, 0:03:00 to the end, 0:02:00 left of 0:12:00" in text
     assert "IT WILL NOT FIT: 0:01:00 too little, about 12 of the 18 rounds left" in text
@@ -297,9 +256,9 @@ def test_a_run_that_will_not_fit_says_by_how_much_and_what_to_do() -> None:
 @pytest.mark.parametrize(
     "fitting",
     [
-        job(ran="00:10:00", limit="00:13:00"),
-        job(limit="UNLIMITED"),
-        job(state="PENDING", ran="00:00:00", limit="03:00"),
+        job(TimeLimit="13:00"),
+        job(TimeLimit="UNLIMITED"),
+        job(State="PENDING", TimeUsed="0:00", TimeLimit="03:00"),
     ],
 )
 def test_a_run_that_fits_is_not_warned_of(fitting: Job) -> None:
@@ -307,7 +266,7 @@ def test_a_run_that_fits_is_not_warned_of(fitting: Job) -> None:
 
 
 def test_a_finished_run_has_no_advice() -> None:
-    lines = list(progress_lines(far(round=30, checkpoint=30), job(state="COMPLETED")))
+    lines = list(progress_lines(far(round=30, checkpoint=30), job(State="COMPLETED")))
     assert lines[0].startswith("round 30 of 30") and len(lines) == 2 and "to the end" not in lines[1]
 
 
@@ -320,70 +279,83 @@ def test_a_run_is_shown_where_there_is_no_slurm(run: Path, fake: Path, capsys: p
     assert "fedgmh on digits" in out and "round 3 of 3, 1 rank, " in out and "job" not in out
 
 
-def test_a_run_finds_its_job(run: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    says(fake, f"12\x1fx\x1f{jobs.comment_of(run)}\n13\x1fx\x1fpflmpi:/else\n", described(jobs.comment_of(run)))
-    assert main(["status", str(run)]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("job 12 RUNNING on 2 nodes (node[1-2]), 0 restarts\n")
-    assert f"{run}: fedgmh on digits" in out and "log: /home/me/my logs/12.log" in out
+def test_a_run_finds_its_job_by_its_jobs_txt(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "runs" / "a", rounds=9, done=3)
+    run = record(tmp_path / "runs" / "a", "12")
+    fake_slurm.queue(fake, fake_slurm.line("12", WorkDir=tmp_path), fake_slurm.line("13", WorkDir=tmp_path))
+    for what in ([str(run)], [], ["12"]):
+        assert main(["status", *what]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("job 12 RUNNING on 2 nodes (node[1-2]), 0 restarts\n")
+        assert f"{run}: fedavg on digits" in out and "log: /home/me/my logs/12.log" in out
+        assert ("1 other job of yours" in out) == (not what) and "job 13" not in out
+
+
+def test_a_run_elsewhere_is_found_by_its_log(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = record(tmp_path / "far" / "away" / "deep" / "a", "12")
+    fake_slurm.queue(fake, fake_slurm.line("12", WorkDir=tmp_path, STDOUT=f"{run}.12.log"))
+    assert main(["status"]) == 0
+    assert f"  {run}: not begun\n" in capsys.readouterr().out
+
+
+def test_all_jobs_cost_one_squeue(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(10, 15):
+        record(tmp_path / "runs" / str(number), str(number))
+    fake_slurm.queue(fake, *(fake_slurm.line(str(number), WorkDir=tmp_path) for number in range(10, 15)))
+    for name in ("squeue", "sacct", "scontrol"):
+        fake_slurm.program(name, f"echo {name} >> {fake}/calls; /bin/cat {fake}/queue", fake)
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out.count("not begun") == 5
+    assert (fake / "calls").read_text() == "squeue\n"
 
 
 def test_a_run_whose_job_is_forgotten_is_shown_and_says_so(
     run: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    says(fake, "")
+    fake_slurm.queue(fake)
     assert main(["status", str(run)]) == 0
     out = capsys.readouterr().out
     assert "round 3 of 3" in out and "Slurm forgets a job" in out
 
 
-def test_a_run_below_the_folder_of_an_array_names_the_job_that_may_run_it(
-    run: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+def test_an_ended_job_is_known_by_the_accounting_and_its_restarts_by_the_run(
+    tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An array of slurm/array.sbatch: which cell a task runs is not recorded."""
-    comment = jobs.comment_of(run.parent)
-    task = described(comment, id=13, array="ArrayJobId=12 ArrayTaskId=3 ")
-    says(fake, f"12\x1fx\x1f{comment}\n", task)
-    (run.parent / "other").mkdir()
-    assert main(["status", str(run)]) == 0
-    assert f"job 12_3 is RUNNING and works in {run.parent}, perhaps on this run" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "runs" / "a", rounds=9, done=3)
+    record(tmp_path / "runs" / "a", "12", "2")
+    fake_slurm.queue(fake)
+    text = "12|12|TIMEOUT|2|node[1-2]|0:0|00:10:00|00:10:00|2030-01-02T14:53:04|/home/me"
+    fake_slurm.program("sacct", f'case "$*" in *--jobs=12*) echo "{text}" ;; esac', fake)
+    assert main(["status", "runs/a"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("job 12 TIMEOUT on 2 nodes (node[1-2]), 2 restarts\n") and "submit the same again" in out
+    assert main(["status", "12"]) == 0
+    assert f"{tmp_path}/runs/a: fedavg on digits" in capsys.readouterr().out
 
 
 def test_of_the_jobs_of_a_run_only_what_counts_is_shown(
-    run: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    comment = jobs.comment_of(run)
-    texts = [described(comment, id=11, state="TIMEOUT"), described(comment, id=12, state="PENDING")]
-    says(fake, f"11\x1fx\x1f{comment}\n", *texts)
+    for number in ("11", "12"):
+        record(tmp_path / "runs" / "a", number)
+    ended, waiting = fake_slurm.line("11", State="TIMEOUT"), fake_slurm.line("12", State="PENDING", WorkDir=tmp_path)
+    fake_slurm.queue(fake, ended, waiting)
     assert main(["status"]) == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("job")] == ["12"]
-
-
-def test_an_ended_job_with_nothing_to_show_is_left_out(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unknown = {"comment": "(null)", "log": "(null)"}
-    texts = [described(id=1, state="FAILED", **unknown), described(id=2, **unknown)]
-    texts.append(described(id=3, state="FAILED", comment="(null)"))
-    says(fake, "1\x1fpflmpi\x1f(null)\n", *texts)
-    assert main(["status"]) == 0
-    out = capsys.readouterr().out
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("job")] == ["2", "3"]
-    assert "log: /home/me/my logs/12.log" in out and "its run is unknown" in out
 
 
 def test_an_array_has_a_line_for_each_cell(
     run: Path, tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = tmp_path / "sweep"
+    sweep = record(tmp_path / "sweep", "3", cells="A/x/seed0\nB/x/seed0\nC/x/seed0\nD/x/seed0\nE/x/seed0\n")
     (sweep / "A/x").mkdir(parents=True)
     (sweep / "A/x/seed0").symlink_to(run)
-    jobs.cells_file(sweep, "3").write_text("A/x/seed0\nB/x/seed0\nC/x/seed0\nD/x/seed0\nE/x/seed0\n")
-    comment, array = jobs.comment_of(sweep), "ArrayJobId=3 ArrayTaskId={} "
-    says(
+    fake_slurm.queue(
         fake,
-        f"3\x1fx\x1f{comment}\n",
-        described(comment, id=3, array=array.format("2-3%2"), state="PENDING", reason="JobArrayTaskLimit"),
-        described(comment, id=4, array=array.format(0), state="COMPLETED"),
-        described(comment, id=5, array=array.format(1), state="FAILED", reason="NonZeroExitCode"),
+        fake_slurm.line("3_[2-3%2]", State="PENDING", Reason="JobArrayTaskLimit"),
+        fake_slurm.line("3_0", JobID=4, State="COMPLETED"),
+        fake_slurm.line("3_1", JobID=5, State="FAILED", Reason="NonZeroExitCode"),
     )
     assert main(["status", str(sweep)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -394,6 +366,33 @@ def test_an_array_has_a_line_for_each_cell(
     assert lines[6:] == ["  3_4  no longer in the queue  E/x/seed0  not begun"]
     assert main(["status", str(sweep / "B/x/seed0")]) == 0
     assert capsys.readouterr().out.startswith("job 3_1 FAILED")
+
+
+def test_files_of_a_stranger_lead_nowhere(tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = record(tmp_path / "sweep", "3", cells="../../other\n/etc\nA/x/seed0\n")
+    fake_slurm.queue(fake, *(fake_slurm.line(f"3_{task}", State="COMPLETED") for task in range(3)))
+    assert main(["status", str(sweep)]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert lines == ["  3_0  COMPLETED", "  3_1  COMPLETED", "  3_2  COMPLETED  A/x/seed0  not begun"]
+    os.mkfifo(tmp_path / "jobs.txt")  # which would wait for ever
+    assert job_file.read(tmp_path) == {}
+    (sweep / "jobs.txt").rename(tmp_path / "other")
+    (sweep / "jobs.txt").symlink_to(tmp_path / "other")
+    assert job_file.read(sweep) == {}
+
+
+def test_cells_of_an_array_script_of_ones_own_are_known_by_their_starts(
+    tmp_path: Path, fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, row in ((3, "B"), (4, "A")):  # the last task has the number of the array
+        write(tmp_path / "sweeps" / "t" / row / "x" / "seed0", rounds=9, done=3)
+        record(tmp_path / "sweeps" / "t" / row / "x" / "seed0", str(number), "0")
+    lines = [fake_slurm.line(f"3_{task}", JobID=4 - task, WorkDir=tmp_path) for task in (0, 1)]
+    fake_slurm.queue(fake, *lines)
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert f"  3_0  RUNNING  {tmp_path}/sweeps/t/A/x/seed0  round 3 of 9" in out
+    assert f"  3_1  RUNNING  {tmp_path}/sweeps/t/B/x/seed0  round 3 of 9" in out
 
 
 def test_a_sweep_is_shown_without_a_job(
@@ -412,39 +411,33 @@ def test_a_name_that_is_neither_run_nor_job_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").touch()
     (tmp_path / "empty").mkdir()
-    says(fake, "")
+    fake_slurm.queue(fake)
     assert main(["status", what]) == 2
     error = capfd.readouterr()
     assert error.out == "" and error.err.count("\n") == 1 and "is not the folder of a run" in error.err
 
 
-@pytest.mark.parametrize(
-    "answer", ["echo 'slurm_load_jobs error: Invalid job id specified' >&2", "echo 'Job 77_3 not found'"]
-)
-def test_a_job_that_slurm_does_not_know_is_refused(answer: str, fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    put(fake, "scontrol", f"{answer}; exit 1")
+def test_a_job_that_slurm_does_not_know_is_refused(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fake_slurm.queue(fake, fake_slurm.line("77_4"))
     assert main(["status", "77_3"]) == 2
     error = capfd.readouterr()
     assert error.out == "" and "Slurm knows no job 77_3" in error.err
 
 
-def test_a_forgotten_job_is_known_by_its_log(
+def test_a_forgotten_job_is_known_by_its_jobs_txt(
     run: Path, tmp_path: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/night").symlink_to(run)
-    (tmp_path / "runs/night.77.log").touch()
-    (tmp_path / "sweeps/table/A/x").mkdir(parents=True)
-    (tmp_path / "sweeps/table/A/x/seed0").symlink_to(run)
-    (tmp_path / "sweeps/table.78_3.log").touch()
-    says(fake, "")
-    put(fake, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    for job, folder in (("77", "runs/night"), ("78", "sweeps/table"), ("78_3", "sweeps/table")):
+    write(tmp_path / "runs/night", rounds=9, done=3)
+    record(tmp_path / "runs/night", "77")
+    record(tmp_path / "sweeps/table", "78", cells="A/x/seed0\n")
+    write(tmp_path / "sweeps/table/A/x/seed0", rounds=9, done=3)
+    fake_slurm.queue(fake)
+    for job, folder in (("77", "runs/night"), ("78", "sweeps/table"), ("78_0", "sweeps/table")):
         assert main(["status", job]) == 0
         out = capsys.readouterr().out
-        assert out.startswith(f"Slurm knows no job {job} any more; by its log it was for {folder}\n")
-        assert "round 3 of 3" in out
+        assert out.startswith(f"Slurm knows no job {job} any more; by its jobs.txt it was for {tmp_path}/{folder}\n")
+        assert "round 3 of 9" in out
     assert main(["status", "7"]) == 2
 
 
@@ -454,7 +447,7 @@ def test_missing_slurm_is_reported(fake: Path, capfd: pytest.CaptureFixture[str]
 
 
 def test_a_slurm_that_is_down_is_reported(fake: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    put(fake, "squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1")
+    fake_slurm.program("squeue", "echo 'squeue: error: Unable to contact slurm controller' >&2; exit 1", fake)
     assert main(["status"]) == 3
     assert "Unable to contact slurm controller" in capfd.readouterr().err
 
@@ -462,8 +455,10 @@ def test_a_slurm_that_is_down_is_reported(fake: Path, capfd: pytest.CaptureFixtu
 def test_a_hanging_slurm_is_not_waited_for(
     run: Path, fake: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(queue, "TIME_LIMIT", 0.5)
-    put(fake, "squeue", "/bin/sleep 299 & wait")  # as in a site's wrapper: the one that hangs is not our child
+    monkeypatch.setattr(jobs, "TIME_LIMIT", 0.5)
+    fake_slurm.program(
+        "squeue", "/bin/sleep 299 & wait", fake
+    )  # as in a site's wrapper: the one that hangs is not our child
     assert main(["status"]) == 3
     assert "did not answer" in capfd.readouterr().err
     assert main(["status", str(run)]) == 0
@@ -473,10 +468,9 @@ def test_a_hanging_slurm_is_not_waited_for(
 
 def test_filters_in_the_environment_hide_no_jobs(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_PARTITION", "other")
-    put(fake, "squeue", '[ -z "$SQUEUE_PARTITION" ] && printf "12\\037x\\037pflmpi:/runs/a\\n"')
-    (fake / "described").write_text(described("pflmpi:/runs/a"))
-    put(fake, "scontrol", f"/bin/cat {fake}/described")
-    assert [one.id for one in queue.mine(os.environ)] == ["12"]
+    fake_slurm.queue(fake, fake_slurm.line("12"))
+    fake_slurm.program("squeue", f'[ -z "$SQUEUE_PARTITION" ] && /bin/cat {fake}/queue', fake)
+    assert [one.id for one in jobs.queue(os.environ)] == ["12"]
 
 
 def test_status_imports_no_torch() -> None:
@@ -517,8 +511,8 @@ def test_jobs_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.slow
 def test_an_array_of_a_real_slurm(slurm: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     configure(tmp_path, rounds=2)
-    array = submit(tmp_path, "A/x/seed$SLURM_ARRAY_TASK_ID", "--array=1-3%1", comment=tmp_path)
-    jobs.cells_file(tmp_path, array).write_text("".join(f"A/x/seed{task}\n" for task in range(4)))
+    array = submit(tmp_path, "A/x/seed$SLURM_ARRAY_TASK_ID", "--array=1-3%1")
+    record(tmp_path, array, cells="".join(f"A/x/seed{task}\n" for task in range(4)))
     try:
         testbed.wait_until(f"{array}_1", "COMPLETED", timeout=PATIENCE)
         lines = blocks(capsys, [str(tmp_path)])[array].splitlines()
@@ -537,21 +531,18 @@ def configure(folder: Path, rounds: int) -> None:
     (folder / "config.yaml").write_text(dump(raw))
 
 
-def submit(
-    folder: Path, run: str, *options: str, ranks: int = 2, rounds: int | None = None, comment: Path | None = None
-) -> str:
+def submit(folder: Path, run: str, *options: str, ranks: int = 2, rounds: int | None = None) -> str:
     """Submit a run below the folder, and return the job's id."""
     words = [f"{folder}/config.yaml --out {folder}/{run} --ranks {ranks} --quiet"]
     words += [f"-s training.rounds={rounds}"] if rounds else []
     command = " ".join(["srun", sys.executable, "-m", "pflmpi", "run", *words])
-    return testbed.sbatch(
-        f"--ntasks={ranks}",
-        f"--comment={jobs.comment_of(comment or folder / run)}",
-        f"--output={folder / run}.log" if comment is None else f"--output={folder}/%A_%a.log",
-        *options,
-        f"--wrap={command}",
-        env=processes.ENVIRONMENT,
-    )
+    array = any(option.startswith("--array") for option in options)
+    output = f"--output={folder}/%A_%a.log" if array else f"--output={folder / run}.log"
+    wrap = f"--wrap={command}"
+    job = testbed.sbatch(f"--chdir={folder}", f"--ntasks={ranks}", output, *options, wrap, env=processes.ENVIRONMENT)
+    if not array:
+        record(folder / run, job)
+    return job
 
 
 def blocks(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> dict[str, str]:

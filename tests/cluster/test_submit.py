@@ -2,6 +2,7 @@
 
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
-from pflmpi.cluster.jobs import cells_file
+from pflmpi.cluster.folders import cells_file
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.table import load
 
@@ -46,10 +47,19 @@ def test_the_script_of_a_dry_run_is_what_sbatch_gets(folder: Path, capfd: pytest
     words = (folder / "words").read_text().splitlines()
     assert words == ["--parsable", *directives(shown.out)]  # SBATCH_ variables come before the script, words do not
     assert set(words) >= {"--nodes=2", "--time=1:00:00", "--job-name=small", f"--chdir={folder}"}
-    assert set(words) >= {f"--comment=pflmpi:{folder}/runs/small", "--output=runs/small.%j.log"}
+    assert "--output=runs/small.%j.log" in words and not any(word.startswith("--comment") for word in words)
     rank = ["run", "small.yaml", "-s", "seed=4", "--out", "runs/small", "--continue"]
-    assert last_line(shown.out) == ["srun", "--mpi=pmix", "--kill-on-bad-exit=1", sys.executable, "-m", "pflmpi", *rank]
-    assert (folder / "runs").is_dir()
+    assert last_line(shown.out) == [
+        "srun",
+        "--mpi=pmix",
+        "--kill-on-bad-exit=1",
+        sys.executable,
+        "-P",
+        "-m",
+        "pflmpi",
+        *rank,
+    ]
+    assert (folder / "runs" / "small" / "jobs.txt").read_text() == f"42 - {socket.gethostname()}\n"
 
 
 def test_submit_says_what_was_submitted_and_how_to_watch_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -61,12 +71,15 @@ def test_submit_says_what_was_submitted_and_how_to_watch_it(folder: Path, capfd:
     ]
 
 
-def test_options_of_sbatch_override_ours(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options = ["-o", "logs/%j.txt", "-J", "mine", "--requeue", "--signal=USR2@300", "--open-mode=truncate"]
-    assert main(["submit", *options, "small.yaml"]) == 0
-    found = directives((folder / "script").read_text())
-    assert set(found) >= {"--output=logs/%j.txt", "--job-name=mine", "--signal=USR2@300", "--open-mode=truncate"}
-    assert len({option.partition("=")[0] for option in found}) == len(found)
+def test_options_after_two_dashes_reach_sbatch_as_they_are_and_last(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    others = ["-J", "mine", "--comment=night shift", "--gres", "gpu:2", "--signal=USR2@300"]
+    assert main(["submit", "-o", "logs/%j.txt", "--requeue", "--time=2", "small.yaml", "--", *others]) == 0
+    lines = [line for line in (folder / "script").read_text().splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --output=logs/%j.txt" in lines and "#SBATCH --job-name=small" in lines
+    assert lines[-1] == "#SBATCH -J mine '--comment=night shift' --gres gpu:2 --signal=USR2@300"
+    assert (folder / "words").read_text().splitlines()[-len(others) :] == others
     assert "log: logs/42.txt" in capfd.readouterr().out and (folder / "logs").is_dir()
 
 
@@ -88,8 +101,8 @@ def test_a_requeueing_job_is_warned_and_requeues_itself(folder: Path) -> None:
 
 
 def test_a_warning_that_fits_the_time_limit_is_taken(folder: Path) -> None:
-    for time in ("--time=4", "--time=1-0", "--time=UNLIMITED", "--signal=USR1@20 --time=2"):
-        assert main(["submit", "small.yaml", "--requeue", "--dry-run", *time.split()]) == 0
+    for time in ("--time=4", "--time=1-0", "--time=UNLIMITED", "--time=2 -- --signal=USR1@20"):
+        assert main(["submit", "small.yaml", "--requeue", "--dry-run", *time.split()]) == 0, time
 
 
 def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder: Path) -> None:
@@ -98,7 +111,7 @@ def test_a_set_up_comes_before_the_run_and_may_choose_the_interpreter(folder: Pa
     fake_slurm.program("srun", 'echo "$@"')
     text = (folder / "script").read_text()
     shown = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert shown[0] == "loaded" and " /other/python -m pflmpi run small.yaml " in shown[1]
+    assert shown[0] == "loaded" and " /other/python -P -m pflmpi run small.yaml " in shown[1]
     (folder / "modules.sh").write_text("false")
     assert subprocess.run(["bash", "-c", text], capture_output=True).returncode == 2, "nothing starts without it"
 
@@ -117,22 +130,19 @@ def test_a_finished_run_is_not_submitted(folder: Path, capfd: pytest.CaptureFixt
     [
         (["small.yaml", "-s", "training.lr=-1"], "training.lr = -1"),
         (["nothing.yaml"], "cannot read nothing.yaml"),
-        (["small.yaml", "--nods=2"], "unknown option '--nods'; did you mean '--nodes'? known: --account"),
+        (["small.yaml", "--exclusive"], "unknown option '--exclusive'; `pflmpi submit --help` lists those that are"),
+        (["--gres", "gpu:2", "small.yaml"], "sbatch's own go after --, as they are: pflmpi submit ... -- --gres"),
         (["small.yaml", "other.yaml"], "unexpected argument 'other.yaml'"),
-        (["-a", "0-3", "small.yaml"], "-a: the task numbers of an array follow from its table"),
         ([], "give one of them"),
         (["small.yaml", "--array", "table.yaml"], "give one of them"),
         (["small.yaml", "--jobs", "2"], "--jobs is for --array TABLE"),
         (["small.yaml", "--only", "A/*"], "--only is for --array TABLE"),
         (["--array", "small.yaml", "--jobs", "0"], "--jobs 0: must be at least 1"),
-        (["small.yaml", "--requeue", "--no-requeue"], "both given"),
         (["small.yaml", "--restarts", "-1"], "--restarts -1: must be at least 0"),
         (["--array", "small.yaml", "--restarts", "2"], "--restarts is for one run"),
         (["small.yaml", "--requeue", "--time=1"], "120 s before the limit, or up to a minute earlier"),
         (["small.yaml", "--requeue", "--time=0:03:00"], "give a --time of more than 3 minutes"),
-        (["small.yaml", "--signal=USR1@600", "--time=0-0:10"], "a job of 600 s would be stopped as it starts"),
         (["small.yaml", "--setup", "nowhere.sh"], "--setup nowhere.sh: there is no such file"),
-        (["small.yaml", "--signal=B:USR1@60"], "write --signal=USR1@60"),
         (["small.yaml", "-s", "runtime.transport=mpi"], "every rank would be alone; give --mpi pmix"),
         (["small.yaml", "--out", "small.yaml/run"], "cannot make the folder small.yaml"),
     ],
@@ -145,6 +155,11 @@ def test_wrong_input_is_refused_and_nothing_submitted(
     assert not (folder / "script").exists() and not (folder / "runs").exists()
 
 
+def test_an_unknown_option_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "small.yaml", "--exclusive"]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
 def test_a_run_of_another_configuration_is_not_submitted(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     quick_run.run(quick_run.settings(), folder / "runs" / "small")
     assert main(["submit", "small.yaml", "-s", "training.lr=0.7"]) == 2
@@ -153,13 +168,13 @@ def test_a_run_of_another_configuration_is_not_submitted(folder: Path, capfd: py
 
 
 def test_a_second_job_for_a_folder_must_wait_for_the_first(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    comment = f"pflmpi:{folder}/runs/small"
-    fake_slurm.program("squeue", f'printf "7\\x1fa\\x1f{comment}\\n"')
-    fake_slurm.program("scontrol", f"cat <<'END'\n{fake_slurm.QUEUED.format(out=folder / 'runs' / 'small')}END")
+    assert main(["submit", "small.yaml"]) == 0
+    (folder / "script").unlink()
+    fake_slurm.queue(folder / "bin", fake_slurm.line("42", State="PENDING"))
     assert main(["submit", "small.yaml"]) == 2
-    assert "job 7 is PENDING and works in runs/small already" in capfd.readouterr().err
+    assert "job 42 is PENDING and works in runs/small already" in capfd.readouterr().err
     assert not (folder / "script").exists()
-    assert main(["submit", "small.yaml", "--dependency=afterany:7"]) == 0
+    assert main(["submit", "small.yaml", "--", "--dependency=afterany:42"]) == 0
     assert main(["submit", "small.yaml", "--out", "runs/other"]) == 0
 
 
@@ -169,6 +184,9 @@ def test_an_error_of_sbatch_is_shown(folder: Path, capfd: pytest.CaptureFixture[
     shown = capfd.readouterr()
     assert "sbatch refused the job: sbatch: error: invalid partition specified: none" in shown.err
     assert shown.out == ""
+    fake_slurm.program("sbatch", "echo slurm 22.05.8")
+    assert main(["submit", "small.yaml", "--", "--version"]) == 2
+    assert "it printed 'slurm 22.05.8' instead of the id of a job" in capfd.readouterr().err
 
 
 def test_a_machine_without_slurm_is_reported(
@@ -196,7 +214,7 @@ def test_an_array_has_the_cells_that_are_not_done(folder: Path, capfd: pytest.Ca
     (line,) = [line for line in text.splitlines() if "SLURM_ARRAY_TASK_ID" in line]
     launcher = "srun --mpi=pmi2 --kill-on-bad-exit=1"
     rest = ["sweep", "small.yaml", "--out", "sweeps/small", "--cell", "$SLURM_ARRAY_TASK_ID", "--launcher", launcher]
-    assert shlex.split(line) == [sys.executable, "-m", "pflmpi", *rest]
+    assert shlex.split(line) == [sys.executable, "-P", "-m", "pflmpi", *rest]
     shown = capfd.readouterr().out
     assert "job 42: sweeps/small, 6 of 8 cells" in shown and "tail -F sweeps/small.42_*.log" in shown
     names = cells_file(Path("sweeps/small"), "42").read_text().splitlines()

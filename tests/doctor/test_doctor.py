@@ -108,9 +108,9 @@ def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
     one_for_all = patch(
         tmp_path / "patch",
         "from pflmpi import machine\n"
-        "from pflmpi.doctor import device\n"
+        "from pflmpi.doctor import collect\n"
         "machine.gpus = lambda visible: (machine.Gpu('4-2', 'GPU of a test', 1 << 33),)\n"
-        "device.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
+        "collect.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
         "                             'memory': 1 << 33, 'memory_free': 1 << 32}\n",
     )
     config = write(tmp_path, runtime={"server": "shared", "device": "auto"})

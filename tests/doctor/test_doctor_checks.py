@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from pflmpi.doctor import table
-from pflmpi.doctor.facts import RankFacts
-from pflmpi.doctor.problems import Problem, line
-from pflmpi.doctor.run import find_problems
+from pflmpi.doctor import run
+from pflmpi.doctor.checks import CHECKS, Problem, find_problems, found
+from pflmpi.doctor.facts import PACKAGES, RankFacts
 
 GIB = 1 << 30
 GPU = {"name": "A100", "gpus": 1, "uuid": "GPU-1", "memory": 80 * GIB, "memory_free": 70 * GIB, "gloo": True}
@@ -36,7 +35,7 @@ def sound(rank: int = 0, size: int = 1, **changes: Any) -> dict[str, Any]:
 def told(everyone: list[dict[str, Any]]) -> list[str]:
     """The lines that are shown for these facts, which travel as text."""
     facts = [RankFacts.model_validate_json(json.dumps(one)) for one in everyone]
-    return [line(problem, facts) for problem in find_problems(facts)]
+    return [problem.line(facts) for problem in find_problems(facts)]
 
 
 def world(*changes: dict[str, Any], size: int = 4) -> list[dict[str, Any]]:
@@ -55,166 +54,145 @@ def test_sound_ranks_have_no_problems() -> None:
 
 
 MPICH = {"used": True, "library": "MPICH 5.0.2", "world": 1}
+CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "no MPI": (
+        [{"launcher": "mpi", "mpi": {"used": True, "error": "no library"}}],
+        "ranks 0-3 on node1, node2: MPI cannot be used (no library); load the cluster's MPI module",
+    ),
+    "worlds of size 1": (
+        [{"launcher": "mpi", "slurm": {"job": "7"}, "mpi": MPICH}],
+        "ranks 0-3 on node1, node2: mpirun or srun has started 4 ranks, but MPI sees 1: 4 worlds of size 1; start "
+        "with srun --mpi=pmi2",
+    ),
+    "no connection": (
+        [{}, {"connection": "refused"}, {}],
+        "rank 1 on node1: no connection to the other ranks (refused); see in the launcher's output",
+    ),
+    "no backend": ([{"device": {"gloo": False}}], "torch.distributed has neither gloo nor"),
+    "versions": (
+        [{}, {}, {"versions": {"torch": "2.10"}}, {}],
+        "rank 2 on node2: torch is 2.10 here, and 2.11 on ranks 0-1, 3; use one environment on all hosts",
+    ),
+    "missing": ([{}, {"versions": {"mpi4py": ""}}, {}], "rank 1 on node1: mpi4py is missing here, and 4.1"),
+    "broken package": ([{"broken": {"h5py": "no libhdf5"}}], "h5py cannot be imported (no libhdf5); install"),
+    "broken torch": (
+        [{}, {"broken": {"torch": "x"}, "device": {"name": "", "error": "torch cannot be imported (x)"}}, {}],
+        "rank 1 on node1: torch cannot be imported (x); install the package again",
+    ),
+    "libraries": (
+        [
+            {"launcher": "mpi", "mpi": {"used": True, "library": library, "world": 4}}
+            for library in ("Open MPI 5.0.11", "Open MPI 5.0.11", "Open MPI 4.1.4", "Open MPI 5.0.11")
+        ],
+        "rank 2 on node2: MPI is Open MPI 4.1.4 here, and Open MPI 5.0.11 on ranks 0-1, 3; use one",
+    ),
+    "configuration missing": (
+        [{}, {"settings": {"error": "cannot read x.yaml"}}, {}],
+        "rank 1 on node1: the configuration cannot be used here (cannot read x.yaml); keep it on",
+    ),
+    "configurations": (
+        [{"settings": {"digest": "a"}}, {"settings": {"digest": "b"}}, {"settings": {"digest": "a"}}],
+        "rank 1 on node1: the configuration is not that of ranks 0, 2-3; keep",
+    ),
+    "clock": (
+        [{}, {}, {"clock": {"ahead": -12.34, "within": 0.1}}],
+        "ranks 2-3 on node2: the clock is 12.3 s behind rank 0's; check the host's time service",
+    ),
+    "one GPU for two": (
+        [{"device": GPU}, {"device": GPU}, {"device": {**GPU, "uuid": "GPU-2"}}, {"device": {**GPU, "uuid": "3"}}],
+        "ranks 0-1 on node1: 2 ranks share one GPU (A100, GPU-1); give each its own",
+    ),
+    "one GPU for two needs MPS": (
+        [{"device": GPU}, {"device": GPU}, {"device": {**GPU, "uuid": "GPU-2"}}, {"device": {**GPU, "uuid": "3"}}],
+        "Where they must share it, start NVIDIA's MPS first (nvidia-cuda-mps-control -d)",
+    ),
+    "unlike devices": (
+        [{}, {"device": {**GPU, "uuid": "2"}}, {"device": {**GPU, "uuid": "3"}}, {}],
+        "rank 3 on node2: the device is CPU here, and A100 on ranks 1-2: results would depend on it; choose",
+    ),
+    "no CUDA": ([{"device": {"visible": "0,1"}}], "CUDA_VISIBLE_DEVICES = '0,1', but torch finds no GPU; see"),
+    "threads differ": (
+        [{}, {"machine": {"omp": "2"}}, {}],
+        "rank 1 on node1: OMP_NUM_THREADS is 2 here, and 1 on ranks 0, 2-3; export it in the batch script",
+    ),
+    "no number": ([{"machine": {"omp": "many"}}], "OMP_NUM_THREADS = 'many' is no number of threads; export"),
+    "too many threads": (
+        [{"machine": {"omp": "4"}}],
+        "ranks 0-3 on node1, node2: 2 ranks with 4 threads each on 4 cores; export OMP_NUM_THREADS=2, or",
+    ),
+    "threads not set": (
+        [{"machine": {"omp": None}}],
+        "2 ranks with 4 threads each (OMP_NUM_THREADS is not set) on 4 cores; export OMP_NUM_THREADS=2",
+    ),
+    "runtime.threads": ([{"settings": {"threads": 4}}], "export OMP_NUM_THREADS=2 and set runtime.threads=2, or"),
+    "more ranks than cores": (
+        [{"machine": {"cores": [0]}}],
+        "ranks 0-3 on node1, node2: 2 ranks on 1 core; start at most 1 on a host",
+    ),
+    "memory": (
+        [{"machine": {"memory_free": 300 << 20}}],
+        "300 MiB of memory are left for 2 ranks, and each needs 256 MiB; start fewer",
+    ),
+    "/dev/shm": ([{"machine": {"shared_free": 60 << 20}}], "/dev/shm has 60 MiB left for the messages of 2"),
+    "temporary": ([{"machine": {"temporary_free": 1 << 20}}], "/tmp: 1 MiB left; free space"),
+    "another folder": (
+        [{}, {"folder": {"seen": False, "lock_seen": None}}, {}],
+        "rank 1 on node1: /scratch/runs is not rank 0's run folder: a file that rank 0 made is not there; choose",
+    ),
+    "locks of one host": (
+        [{}, {}, {"folder": {"lock_seen": False}}],
+        "ranks 2-3 on node2: a lock that rank 0 holds in /scratch/runs is not seen here: locks hold on one host",
+    ),
+    "no flock": (
+        [{"folder": {"flock": "No locks available", "lock_seen": None}}],
+        "files in /scratch/runs cannot be locked (No locks available); keep sweeps",
+    ),
+    "no HDF5 locks": (
+        [{"folder": {"hdf5": "unable to lock file"}}],
+        "HDF5 cannot lock files in /scratch/runs (unable to lock file); export HDF5_USE_FILE_LOCKING=FALSE",
+    ),
+    "disk": ([{"folder": {"free": 100 << 20}}], "100 MiB are left on the file system of"),
+    "lock of a dead host": (
+        [{"folder": {"locked": {"/scratch/.lock": []}}}, {}],
+        "rank 0 on node1: stale: /scratch/.lock is locked, and no process on this host holds it; end the sweep",
+    ),
+    "data missing on one rank": (
+        [{}, {"data": {"error": "mnist was not found", "files": 0, "digest": ""}}, {}],
+        "rank 1 on node1: data: mnist was not found; ranks 0, 2-3 can read it: make the folder visible",
+    ),
+    "no data folder on one rank": (
+        [{}, {"data": {"root": ""}}, {}],
+        "rank 1 on node1: data: PFLMPI_DATA is not set here, and /data on ranks 0, 2-3; export",
+    ),
+    "unlike data": ([{}, {"data": {"digest": "e"}}, {}], "rank 1 on node1: data: the files have other sizes"),
+    "launcher": ([{"launcher": "unclear", "connection": "two"}], "it is unclear how this was started (two); unset"),
+    "Slurm's tasks": ([{"launcher": "alone", "slurm": {"tasks": "4"}}], "has given this job 4 tasks, but this is one"),
+    "device": ([{}, {"device": {"name": "", "error": "the GPU is lost"}}, {}], "the GPU is lost; see with nvidia-smi"),
+    "run folder": (
+        [{}, {"folder": {"error": "Read-only file system", "seen": None, "lock_seen": None}}, {}],
+        "the run folder /scratch/runs cannot be written (Read-only file system); choose a folder",
+    ),
+    "half-written": ([{"folder": {"unfinished": ["a", "b"]}}, {}], "stale: a, b, left half-written by a process that"),
+    "marked": ([{"folder": {"flagged": ["a"]}}, {}], "stale: a, marked as being written by a process that is gone; re"),
+    "lock": (
+        [{"folder": {"locked": {"a": [7, 8]}}}, {}],
+        "a is locked by a running sweep, or by processes that one has",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        pytest.param(
-            [{"launcher": "mpi", "mpi": {"used": True, "error": "no library"}}],
-            "ranks 0-3 on node1, node2: MPI cannot be used (no library); load the cluster's MPI module",
-            id="no MPI",
-        ),
-        pytest.param(
-            [{"launcher": "mpi", "slurm": {"job": "7"}, "mpi": MPICH}],
-            "ranks 0-3 on node1, node2: mpirun or srun has started 4 ranks, but MPI sees 1: 4 worlds of size 1; start "
-            "with srun --mpi=pmi2",
-            id="worlds of size 1",
-        ),
-        pytest.param(
-            [{}, {"connection": "refused"}, {}],
-            "rank 1 on node1: no connection to the other ranks (refused); see in the launcher's output",
-            id="no connection",
-        ),
-        pytest.param([{"device": {"gloo": False}}], "torch.distributed has neither gloo nor", id="no backend"),
-        pytest.param(
-            [{}, {}, {"versions": {"torch": "2.10"}}, {}],
-            "rank 2 on node2: torch is 2.10 here, and 2.11 on ranks 0-1, 3; use one environment on all hosts",
-            id="versions",
-        ),
-        pytest.param(
-            [{}, {"versions": {"mpi4py": ""}}, {}], "rank 1 on node1: mpi4py is missing here, and 4.1", id="missing"
-        ),
-        pytest.param(
-            [{"broken": {"h5py": "no libhdf5"}}], "h5py cannot be imported (no libhdf5); install", id="broken package"
-        ),
-        pytest.param(
-            [{}, {"broken": {"torch": "x"}, "device": {"name": "", "error": "torch cannot be imported (x)"}}, {}],
-            "rank 1 on node1: torch cannot be imported (x); install the package again",
-            id="broken torch",
-        ),
-        pytest.param(
-            [
-                {"launcher": "mpi", "mpi": {"used": True, "library": library, "world": 4}}
-                for library in ("Open MPI 5.0.11", "Open MPI 5.0.11", "Open MPI 4.1.4", "Open MPI 5.0.11")
-            ],
-            "rank 2 on node2: MPI is Open MPI 4.1.4 here, and Open MPI 5.0.11 on ranks 0-1, 3; use one",
-            id="libraries",
-        ),
-        pytest.param(
-            [{}, {"settings": {"error": "cannot read x.yaml"}}, {}],
-            "rank 1 on node1: the configuration cannot be used here (cannot read x.yaml); keep it on",
-            id="configuration missing",
-        ),
-        pytest.param(
-            [{"settings": {"digest": "a"}}, {"settings": {"digest": "b"}}, {"settings": {"digest": "a"}}],
-            "rank 1 on node1: the configuration is not that of ranks 0, 2-3; keep",
-            id="configurations",
-        ),
-        pytest.param(
-            [{}, {}, {"clock": {"ahead": -12.34, "within": 0.1}}],
-            "ranks 2-3 on node2: the clock is 12.3 s behind rank 0's; check the host's time service",
-            id="clock",
-        ),
-        pytest.param(
-            [{"device": GPU}, {"device": GPU}, {"device": {**GPU, "uuid": "GPU-2"}}, {"device": {**GPU, "uuid": "3"}}],
-            "ranks 0-1 on node1: 2 ranks share one GPU (A100, GPU-1); give each its own",
-            id="one GPU for two",
-        ),
-        pytest.param(
-            [{"device": GPU}, {"device": GPU}, {"device": {**GPU, "uuid": "GPU-2"}}, {"device": {**GPU, "uuid": "3"}}],
-            "Where they must share it, start NVIDIA's MPS first (nvidia-cuda-mps-control -d)",
-            id="one GPU for two needs MPS",
-        ),
-        pytest.param(
-            [{}, {"device": {**GPU, "uuid": "2"}}, {"device": {**GPU, "uuid": "3"}}, {}],
-            "rank 3 on node2: the device is CPU here, and A100 on ranks 1-2: results would depend on it; choose",
-            id="unlike devices",
-        ),
-        pytest.param(
-            [{"device": {"visible": "0,1"}}], "CUDA_VISIBLE_DEVICES = '0,1', but torch finds no GPU; see", id="no CUDA"
-        ),
-        pytest.param(
-            [{}, {"machine": {"omp": "2"}}, {}],
-            "rank 1 on node1: OMP_NUM_THREADS is 2 here, and 1 on ranks 0, 2-3; export it in the batch script",
-            id="threads differ",
-        ),
-        pytest.param(
-            [{"machine": {"omp": "many"}}], "OMP_NUM_THREADS = 'many' is no number of threads; export", id="no number"
-        ),
-        pytest.param(
-            [{"machine": {"omp": "4"}}],
-            "ranks 0-3 on node1, node2: 2 ranks with 4 threads each on 4 cores; export OMP_NUM_THREADS=2, or",
-            id="too many threads",
-        ),
-        pytest.param(
-            [{"machine": {"omp": None}}],
-            "2 ranks with 4 threads each (OMP_NUM_THREADS is not set) on 4 cores; export OMP_NUM_THREADS=2",
-            id="threads not set",
-        ),
-        pytest.param(
-            [{"settings": {"threads": 4}}],
-            "export OMP_NUM_THREADS=2 and set runtime.threads=2, or",
-            id="runtime.threads",
-        ),
-        pytest.param(
-            [{"machine": {"cores": [0]}}],
-            "ranks 0-3 on node1, node2: 2 ranks on 1 core; start at most 1 on a host",
-            id="more ranks than cores",
-        ),
-        pytest.param(
-            [{"machine": {"memory_free": 300 << 20}}],
-            "300 MiB of memory are left for 2 ranks, and each needs 256 MiB; start fewer",
-            id="memory",
-        ),
-        pytest.param(
-            [{"machine": {"shared_free": 60 << 20}}], "/dev/shm has 60 MiB left for the messages of 2", id="/dev/shm"
-        ),
-        pytest.param([{"machine": {"temporary_free": 1 << 20}}], "/tmp: 1 MiB left; free space", id="temporary"),
-        pytest.param(
-            [{}, {"folder": {"seen": False, "lock_seen": None}}, {}],
-            "rank 1 on node1: /scratch/runs is not rank 0's run folder: a file that rank 0 made is not there; choose",
-            id="another folder",
-        ),
-        pytest.param(
-            [{}, {}, {"folder": {"lock_seen": False}}],
-            "ranks 2-3 on node2: a lock that rank 0 holds in /scratch/runs is not seen here: locks hold on one host",
-            id="locks of one host",
-        ),
-        pytest.param(
-            [{"folder": {"flock": "No locks available", "lock_seen": None}}],
-            "files in /scratch/runs cannot be locked (No locks available); keep sweeps",
-            id="no flock",
-        ),
-        pytest.param(
-            [{"folder": {"hdf5": "unable to lock file"}}],
-            "HDF5 cannot lock files in /scratch/runs (unable to lock file); export HDF5_USE_FILE_LOCKING=FALSE",
-            id="no HDF5 locks",
-        ),
-        pytest.param([{"folder": {"free": 100 << 20}}], "100 MiB are left on the file system of", id="disk"),
-        pytest.param(
-            [{"folder": {"locked": {"/scratch/.lock": []}}}, {}],
-            "rank 0 on node1: stale: /scratch/.lock is locked, and no process on this host holds it; end the sweep",
-            id="lock of a dead host",
-        ),
-        pytest.param(
-            [{}, {"data": {"error": "mnist was not found", "files": 0, "digest": ""}}, {}],
-            "rank 1 on node1: data: mnist was not found; ranks 0, 2-3 can read it: make the folder visible",
-            id="data missing on one rank",
-        ),
-        pytest.param(
-            [{}, {"data": {"root": ""}}, {}],
-            "rank 1 on node1: data: PFLMPI_DATA is not set here, and /data on ranks 0, 2-3; export",
-            id="no data folder on one rank",
-        ),
-        pytest.param(
-            [{}, {"data": {"digest": "e"}}, {}], "rank 1 on node1: data: the files have other sizes", id="unlike data"
-        ),
-    ],
-)
-def test_a_problem_is_named_once_with_its_remedy_and_ranks(changes: list[dict[str, Any]], expected: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_problem_is_named_once_with_its_remedy_and_ranks(case: str) -> None:
+    changes, expected = CASES[case]
     found = told(world(*changes))
     assert len(found) == 1 and expected in found[0], found
+
+
+def test_each_check_has_a_case_in_which_it_finds_something() -> None:
+    others = {"versions": dict.fromkeys(("python", "pflmpi", *PACKAGES), "0")}
+    cases = [*(changes for changes, _ in CASES.values()), [{}, others]]
+    worlds = [[RankFacts.model_validate(one) for one in world(*changes)] for changes in cases]
+    assert [check.name for check in CHECKS if not any(found(check, everyone) for everyone in worlds)] == []
 
 
 def test_facts_of_another_version_are_read() -> None:
@@ -232,7 +210,7 @@ def show(capsys: pytest.CaptureFixture[str], everyone: list[dict[str, Any]]) -> 
     facts = [RankFacts.model_validate(one) for one in everyone]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")  # not as wide as the terminal in which the tests run
-        table.show(facts, [Problem("something is wrong", "put it right", (0, 1))])
+        run.show(facts, [Problem("something is wrong", "put it right", (0, 1))])
     return capsys.readouterr().out.splitlines()
 
 

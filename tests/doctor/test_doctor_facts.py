@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import thread_transport
-from pflmpi.doctor import collect, run_folder
+from pflmpi.doctor import collect
+from pflmpi.doctor.collect import existing, flock_error, hdf5_error, inspect_folder, probe_file
 from pflmpi.doctor.facts import Clock
-from pflmpi.doctor.run_folder import existing, flock_error, hdf5_error, inspect_folder, probe_file
 from pflmpi.transports.base import Transport
 
 
@@ -63,7 +63,7 @@ def test_a_file_that_is_being_written_is_not_left_behind(tmp_path: Path) -> None
     for path in (dead, growing, held):
         path.touch()
     with held.open("ab"):
-        before = run_folder.unfinished(tmp_path)
+        before = collect.unfinished(tmp_path)
         assert before.keys() == {str(dead), str(growing), str(held)}
         growing.write_bytes(b"more")
-        assert run_folder.stale_files(tmp_path, before)["unfinished"] == (str(dead),)
+        assert collect.stale_files(tmp_path, before)["unfinished"] == (str(dead),)

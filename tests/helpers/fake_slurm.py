@@ -1,16 +1,13 @@
-"""A Slurm whose queue is empty: programs that stand in for its own."""
+"""Programs that stand in for Slurm's, and what its squeue prints."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 import quick_run
-
-QUEUED = """JobId=7 JobName=a
-   JobState=PENDING Reason=Priority Dependency=(null)
-   Comment=pflmpi:{out}
-"""
+from pflmpi.cluster import jobs
 
 
 def enter(folder: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str) -> Path:
@@ -23,9 +20,36 @@ def enter(folder: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str) -> Path:
     return folder
 
 
-def program(name: str, text: str) -> None:
-    """Write a program of Slurm's into the folder that was entered."""
-    path = Path("bin") / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/bash\n{text}\n")
-    path.chmod(0o755)
+def program(name: str, text: str, folder: Path = Path("bin")) -> None:
+    """Write a program of Slurm's into a folder."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def line(id: str = "12", **changes: object) -> str:
+    """What squeue prints of a running job, with changes."""
+    values = {
+        "JobArrayID": id,
+        "JobID": re.split("_", id)[0],
+        "State": "RUNNING",
+        "Reason": "None",
+        "NumNodes": 2,
+        "NodeList": "node[1-2]",
+        "RestartCnt": 0,
+        "exit_code": 0,
+        "TimeUsed": "10:00",
+        "TimeLimit": "1:00:00",
+        "StartTime": "N/A",
+        "WorkDir": "/home/me",
+        "STDOUT": "/home/me/my logs/12.log",
+    }
+    assert changes.keys() <= values.keys()
+    return "".join(f"{value!s:{jobs._QUEUE[name]}}" for name, value in (values | changes).items()) + "\n"
+
+
+def queue(folder: Path, *lines: str) -> None:
+    """Make a squeue in the folder that prints these lines, and an sacct that answers nothing."""
+    (folder / "queue").write_text("".join(lines))
+    program("squeue", f"/bin/cat {folder}/queue", folder)
+    program("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1", folder)

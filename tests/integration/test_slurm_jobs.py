@@ -20,7 +20,7 @@ import quick_run
 import table_file
 import testbed
 from checkpoints import complete
-from pflmpi.store import run_folder
+from pflmpi.store import job_file, run_folder
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.table import load
 from project import ROOT
@@ -70,7 +70,7 @@ def sbatch(folder: Path, *words: str, **variables: str) -> str:
 
 def submit(folder: Path, *words: str) -> tuple[str, str]:
     """Submit with `pflmpi submit`; return the job's id and what was printed."""
-    done = processes.call([*processes.PFLMPI, "submit", *words, "--time=20"], PATIENCE, env=ENVIRONMENT, cwd=folder)
+    done = processes.call([*processes.PFLMPI, "submit", "--time=20", *words], PATIENCE, env=ENVIRONMENT, cwd=folder)
     assert done.returncode == 0, done.stderr
     return re.findall(r"^job (\d+)", done.stdout)[0], done.stdout
 
@@ -126,7 +126,7 @@ def test_train_gives_the_digest_of_a_plain_run(folder: Path) -> None:
     completed(job, folder / "log")
     assert quick_run.digest(folder / "run") == plain(folder)
     assert yaml.safe_load((folder / "run" / "config.yaml").read_text())["recorded"]["ranks"] == 2
-    assert testbed.fields(job)["Comment"] == f"pflmpi:{folder}/run", "by which status finds it"
+    assert job_file.read(folder / "run") == {job: 0}, "by which status finds it"
 
 
 def test_a_job_that_its_time_limit_strikes_stops_before_it_and_requeues_itself(folder: Path) -> None:
@@ -174,13 +174,14 @@ def test_an_array_runs_the_cells_that_are_not_done(folder: Path) -> None:
 
 
 def test_what_a_dry_run_shows_is_submitted_and_gives_the_digest_of_a_plain_run(folder: Path) -> None:
-    command = [write(folder), "--nodes=2", "--ntasks-per-node=1", "--mpi=pmix"]
-    shown = processes.call([*processes.PFLMPI, "submit", *command, "--time=20", "--dry-run"], PATIENCE, cwd=folder)
+    command = [write(folder), "--nodes=2", "--ntasks-per-node=1", "--mpi=pmix", "--", "--comment=mine", "--nice=5"]
+    shown = processes.call([*processes.PFLMPI, "submit", "--dry-run", "--time=20", *command], PATIENCE, cwd=folder)
     job, printed = submit(folder, *command)
     text = subprocess.run(["scontrol", "write", "batch_script", job, "-"], capture_output=True, text=True, timeout=30)
     assert text.stdout.strip() == shown.stdout.strip()
     log = folder / re.findall(r"^log: (.*)$", printed, re.MULTILINE)[0]
     completed(job, log)
+    assert testbed.fields(job)["Comment"] == "mine"
     assert "run: runs/small" in log.read_text()
     assert quick_run.digest(folder / "runs" / "small") == plain(folder)
 
@@ -308,7 +309,7 @@ def test_mpi_that_does_not_fit_srun_is_refused_with_the_flag(folder: Path) -> No
     assert testbed.wait_until(job, timeout=PATIENCE) == "FAILED"
     text = (folder / f"run.{job}.log").read_text()
     assert "has started 2 ranks, but MPI sees 1" in text and "srun --mpi=pmix (Open MPI)" in text
-    assert not (folder / "run").exists()
+    assert [path.name for path in (folder / "run").iterdir()] == ["jobs.txt"]
 
 
 # --- scale --------------------------------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ def test_scale_measures_points_in_jobs_of_their_own_and_then_in_one_allocation(f
     jobs = dict(re.findall(r"^ranks (\d): job (\d+), log", call(*submission), re.MULTILINE))
     assert list(jobs) == ["1", "2"]
     for ranks, job in jobs.items():
-        assert testbed.fields(job)["Comment"] == f"pflmpi:{folder}/s/ranks-000{ranks}", "by which status finds it"
+        assert job_file.read(folder / "s" / f"ranks-000{ranks}") == {job: 0}, "by which status finds it"
         completed(job, folder / "s" / f"ranks-000{ranks}.{job}.log")
     assert re.findall(r"^ranks .*", call(*submission), re.MULTILINE) == ["ranks 1: measured", "ranks 2: measured"]
     call("report", "s")

@@ -12,6 +12,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.points import runs
 from pflmpi.scaling.slurm import Allocation, allocation
+from pflmpi.store import job_file
 
 SUBMIT = ["scale", "small.yaml", "--ranks", "1,2,4", "--rounds", "4", "--repeats", "1", "--out", "s", "--submit"]
 
@@ -24,13 +25,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_point_is_a_job_with_as_many_tasks_as_ranks(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([*SUBMIT, "--time", "0:30:00", "--ntasks-per-node=2", "--mpi", "pmix"]) == 0
+    assert main([*SUBMIT, "--time", "0:30:00", "--ntasks-per-node=2", "--mpi", "pmix", "--", "--comment=a"]) == 0
     assert re.findall(r"^ranks .*", capfd.readouterr().out, re.MULTILINE) == [
         f"ranks {ranks}: job 4{n}, log s/ranks-000{ranks}.4{n}.log" for n, ranks in enumerate((1, 2, 4))
     ]
     words = (folder / "words2").read_text().splitlines()
-    assert {"--ntasks=4", "--ntasks-per-node=2", "--time=0:30:00"} <= set(words)
-    assert f"--comment=pflmpi:{folder}/s/ranks-0004" in words
+    assert {"--ntasks=4", "--ntasks-per-node=2", "--time=0:30:00", "--comment=a"} <= set(words)
+    assert (folder / "s" / "ranks-0004" / "jobs.txt").read_text().startswith("42 - ")
     command = (folder / "script2").read_text().splitlines()[-1]
     assert command.endswith(
         "-m pflmpi scale small.yaml --mpi pmix --ranks 1,2,4 --mode strong --out s --repeats 1 --rounds 4 --only 4"
@@ -44,9 +45,8 @@ def test_points_that_are_measured_or_have_a_job_are_not_submitted(
     scale_folder.measured(folder / "s", found)
     for one in runs(found)[1:]:
         records.failed(one, folder / "s", "no memory is left")
-    (folder / "job").write_text(fake_slurm.QUEUED.format(out=f"{folder}/s/ranks-0002"))
-    fake_slurm.program("squeue", f'printf "7\\x1fa\\x1fpflmpi:{folder}/s/ranks-0002\\n"')
-    fake_slurm.program("scontrol", f"cat {folder}/job")
+    job_file.append(folder / "s" / "ranks-0002", "7")
+    fake_slurm.queue(folder / "bin", fake_slurm.line("7", State="PENDING"))
     assert main(SUBMIT) == 0
     assert re.findall(r"^ranks .*", capfd.readouterr().out, re.MULTILINE) == [
         "ranks 1: measured",
@@ -65,7 +65,7 @@ def test_a_dry_run_changes_nothing(folder: Path, capfd: pytest.CaptureFixture[st
     ("words", "said"),
     [
         (["--ntasks=4"], "--ntasks=4 with --submit: each point is a job with as many tasks as ranks; leave it out"),
-        (["--patition=gpu"], "unknown option '--patition'; did you mean '--partition'?"),
+        (["--exclusive"], "sbatch's own go after --, as they are: pflmpi scale ... -- --exclusive"),
         (["--setup", "no.sh"], "--setup no.sh: there is no such file"),
         (["-s", "runtime.transport=mpi"], "with --mpi none every rank would be alone"),
     ],
@@ -78,10 +78,9 @@ def test_what_no_job_can_do_is_refused(
 
 
 def test_options_of_sbatch_need_submit(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*SUBMIT[:-1], "--time=30"])
-    assert ended.value.code == 2 and "unrecognized arguments: --time=30" in capfd.readouterr().err
-    assert main([*SUBMIT[:-1], "--dry-run"]) == 2 and "--dry-run is for --submit" in capfd.readouterr().err
+    for words, name in ((["--time=30"], "--time"), (["--", "--exclusive"], "--"), (["--dry-run"], "--dry-run")):
+        assert main([*SUBMIT[:-1], *words]) == 2
+        assert f"{name} is for --submit, which is not given; leave it out" in capfd.readouterr().err
 
 
 def test_a_step_takes_as_few_nodes_as_it_can_and_shares_the_cores_where_asked() -> None:

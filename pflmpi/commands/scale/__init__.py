@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from pflmpi import arguments
+from pflmpi.cluster import sbatch
 from pflmpi.errors import ConfigError
 
 
@@ -35,10 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--setup", type=Path, metavar="FILE", help="with --submit: shell commands that jobs run first")
     parser.add_argument("--dry-run", action="store_true", help="with --submit: print the batch scripts, submit nothing")
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # the ranks of the point that a job is for
-    parser.epilog = (
-        "inside a Slurm job each run is a step of it; with --submit any other --OPTION[=VALUE] is one of sbatch, such "
-        "as --time=30 --ntasks-per-node=4"
-    )
+    parser.epilog = "inside a Slurm job each run is a step of it"
+    sbatch.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--to with --submit, which ends before anything is measured; give it to `pflmpi report DIR`")
     if options.submit:
         return submit(options)
-    for name, value in (("--setup", options.setup), ("--dry-run", options.dry_run)):
+    of_slurm = {f"--{name}": value for name, value in sbatch.given(options).items()} | {"--": options.sbatch}
+    for name, value in {**of_slurm, "--setup": options.setup, "--dry-run": options.dry_run}.items():
         if value:
             raise ConfigError(f"{name} is for --submit, which is not given; leave it out")
     return measure(options)

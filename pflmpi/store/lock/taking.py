@@ -11,6 +11,7 @@ from pathlib import Path
 from pflmpi import regular_file
 from pflmpi.atomic import TEMPORARY, remedy
 from pflmpi.errors import CheckpointError, ConfigError
+from pflmpi.store import job_file
 from pflmpi.store.lock.owner import Owner, read, write
 from pflmpi.store.lock.run_lock import RunLock, path, token_of, touched
 
@@ -41,6 +42,7 @@ def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = loggi
         _take(run, me, take_over, level)
         lock = RunLock(run, me.token, made)
         lock.keep()
+        job_file.record_start(run, jobs)
     except OSError as error:
         cure = f"{remedy(error)}, or choose another folder"
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; {cure}") from error
