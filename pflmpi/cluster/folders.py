@@ -1,5 +1,6 @@
 """Which job works in which folder, by the jobs.txt of runs and sweeps."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ _CELL = "*/*/seed*"  # a run below its sweep
 _USUAL = ("*", "*/*", "scaling/*/ranks-*", f"sweeps/*/{_CELL}")
 
 
-def runs_below(sweep: Path) -> list[Path]:
-    """Folders of the runs of a sweep, sorted by name."""
-    return sorted(path.parent for path in sweep.glob(f"{_CELL}/config.yaml"))
+def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
+    """Folders of the runs of a sweep that have a file, sorted by name; a run, whose folders may be links, has none."""
+    cells = () if os.path.lexists(sweep / "config.yaml") else sweep.glob(f"{_CELL}/{file}")
+    return sorted(path.parent for path in cells)
 
 
 def cells_file(sweep: Path, array: str) -> Path:
@@ -71,7 +73,7 @@ def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     """Those of the jobs that work on a run, or on a sweep and its runs, with how often they have been restarted."""
     folder = folder.resolve()
     sweeps = [place for place in folder.parents[:3] if any(place.glob("array_*.txt"))]  # that it may be a cell of
-    folders = [*sweeps, *(path.parent for path in sorted(folder.glob(f"{_CELL}/jobs.txt"))), folder]
+    folders = [*sweeps, *runs_below(folder, "jobs.txt"), folder]
     restarts = job_file.read(folder)
     here = (job for job in located(jobs, folders) if job.folder not in sweeps or run_of(job) == folder)
     return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in here]
