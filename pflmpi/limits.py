@@ -8,6 +8,7 @@ from pflmpi.text import counted
 
 _OTHER_FILES = 64  # that a rank opens besides its connections to the other ranks
 _ADDRESS_SPACE = 4  # GB that PyTorch's libraries and a small run take
+_ADDRESSES_TO_DRAW = 80 << 30  # bytes; vl-convert 1.9 was seen to take 68 GB with this process
 
 _NO_MEMORY = re.compile(
     r"failed to map segment|annot allocate memory|an't allocate memory|not enough memory|std::bad_alloc"
@@ -45,6 +46,17 @@ def too_few_files(ranks: int = 1) -> str | None:
         allowed = f"`ulimit -n` allows {soft} open files"
         return f"{allowed}, and {counted(ranks, 'rank')} must be able to open {needed}; raise it"
     return None
+
+
+def too_few_addresses_to_draw() -> str | None:
+    """Why figures cannot be drawn; the JavaScript engine of vl-convert would end the process without an error."""
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if soft == resource.RLIM_INFINITY or soft >= _ADDRESSES_TO_DRAW:
+        return None
+    return (
+        f"`ulimit -v` allows {soft >> 10} kB, and what draws figures reserves 64 GB of addresses (not of memory); "
+        "raise it: `ulimit -v unlimited`"
+    )
 
 
 def _out_of_memory() -> str:

@@ -59,3 +59,11 @@ def test_an_error_of_a_library_that_is_out_of_memory_says_so() -> None:
     text = "[enforce fail at alloc_cpu.cpp] . DefaultCPUAllocator: can't allocate memory: you tried"
     assert (problem(RuntimeError(text)) or "").startswith("out of memory")
     assert problem(RuntimeError("another")) is None
+
+
+def test_figures_that_the_limit_of_addresses_forbids_are_one_error(tmp_path: Path) -> None:
+    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
+    words = " ".join([*processes.PFLMPI, "report", str(tmp_path / "run"), "--out", str(tmp_path / "page")])
+    done = processes.call(["bash", "-c", f"ulimit -v 16000000 && exec {words}"])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "`ulimit -v` allows 16000000 kB, and what draws figures reserves 64 GB of addresses" in done.stderr

@@ -127,8 +127,12 @@ def _over(good: Path, folder: Path, command: str, words: list[str], names: Itera
 
 
 def _names_for(command: str) -> list[str]:
-    """Hostile files that a command is tried over; every third for those that take seconds."""
-    return list(HOSTILE)[:: 3 if command in ("report", "plan", "evaluate") else 1]
+    """Hostile files that a command is tried over; every third for those that take seconds.
+
+    A CONFIG that a user types may be a pipe, which `plan` waits for as any program does.
+    """
+    names = list(HOSTILE)[:: 3 if command in ("report", "plan", "evaluate") else 1]
+    return [name for name in names if command != "plan" or not re.fullmatch("(fifo|link_to_fifo) config.yaml", name)]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +154,7 @@ def check(found: dict[str, Any]) -> None:
     place = found["place"]
     assert not [path for path in found["opened"] if path.startswith(f"{place}/outside")], found["opened"]
     assert not found["written"], found["written"]
-    ours = re.compile(rf"(open|os\.\w+) ({re.escape(place)}/out\b|\d+$|/dev/null|/tmp/|None)")
+    ours = re.compile(rf"(open|os\.\w+) ({re.escape(place)}/out\b|\d+$|/dev/null|/tmp/|/proc/self/clear_refs|None)")
     theirs = [line for line in found["python"] if f"{place}/run" in line or f"{place}/outside" in line]
     assert not theirs and all(ours.match(line) for line in found["python"]), found["python"]
 

@@ -109,8 +109,8 @@ def _text(file: Any) -> str:
 def _command(words: list[str], hook: int) -> int:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(SECONDS)  # ends a process that waits inside of a library, too
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    data = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, data + MEMORY))  # not of addresses: drawing reserves many
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _WRITES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):

@@ -11,10 +11,11 @@ from typing import Any
 
 import vl_convert
 
-from pflmpi import atomic
+from pflmpi import atomic, limits
 from pflmpi.analysis.drawing.charts import COLOURS, CONFIG, HOVER, INK, Spec, chart
 from pflmpi.analysis.drawing.thinning import thinned
 from pflmpi.analysis.plots import Plot
+from pflmpi.errors import UserError
 from pflmpi.machine import private_folder
 
 PICTURES = ("png", "pdf")
@@ -73,6 +74,8 @@ def draw(plot: Plot, folder: Path, pictures: Sequence[str] = ()) -> Drawn:
 
 def svg(spec: Spec) -> str:
     """The drawing of a chart, without what only answers a pointer; numbers with two digits."""
+    if problem := limits.too_few_addresses_to_draw():
+        raise UserError(problem)
     text: str = vl_convert.vegalite_to_svg(_without_hover(spec))
     text = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
     text = _RGB.sub(lambda colour: "#{:02x}{:02x}{:02x}".format(*map(int, colour.groups())), text)
