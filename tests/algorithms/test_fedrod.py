@@ -91,8 +91,8 @@ def test_the_loss_is_finite_where_the_counts_have_none(in_lane: bool, monkeypatc
     """A defect of public code: log 0, from counts that leave out the last minibatch."""
     losses = []
 
-    def look(task: Task, params: tree.Tree, batches: list[Batch], loss: Loss, lr: float) -> tree.Tree:
-        losses.extend(loss(params, one) for one in batches)
+    def look(task: Task, params: tree.Tree, batches: list[Batch], loss: Loss, lr: float, fixed: tree.Tree) -> tree.Tree:
+        losses.extend(loss({**params, **fixed}, one) for one in batches)
         return params
 
     monkeypatch.setattr("pflmpi.algorithms.fedrod.train", look)

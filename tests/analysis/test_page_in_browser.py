@@ -135,16 +135,24 @@ def test_a_client_that_one_of_the_runs_does_not_have_is_shown_of_the_others(runs
     quick_run.run(quick_run.settings(evaluation={"unseen": 0.4}, seed=9), tmp_path / "fewer")
     assert main(["report", str(runs[0]), str(tmp_path / "fewer"), "--out", str(tmp_path)]) == 0
     chosen = """<script>
-    const choice = document.querySelector("#client select"), errors = [];
-    onerror = (said) => errors.push(said);
-    choice.value = "6";
-    choice.dispatchEvent(new Event("change"));
-    parent.postMessage(JSON.stringify({errors, text: document.getElementById("client").innerText}), "*");
+    const errors = [];
+    addEventListener("error", ({message}) => errors.push(message));
+    addEventListener("load", async () => {
+      const choice = document.getElementById("client"), wait = (time) => new Promise((done) => setTimeout(done, time));
+      const all = [...document.querySelectorAll("[data-chart]")];
+      for (let turn = 0; turn < 600 && !all.every((one) => one.querySelector(".marks")); turn += 1) await wait(50);
+      choice.value = "6";
+      choice.dispatchEvent(new Event("change"));
+      await wait(400);
+      const figure = all.find((one) => one.closest("figure").textContent.includes("Accuracy of a client"));
+      const points = [...figure.querySelectorAll(".hover_marks > *")].map((item) => item.__data__.datum);
+      parent.postMessage(JSON.stringify({errors, clients: points.map(({client}) => client)}), "*");
+    });
     </script></body>"""
-    (tmp_path / "page.html").write_text((tmp_path / "report.html").read_text().replace("</body>", chosen))
+    (tmp_path / "page.html").write_text(with_script((tmp_path / "report.html").read_text(), chosen))
     (tmp_path / "around.html").write_text(AROUND)
     found = opened(tmp_path / "around.html", tmp_path)
-    assert found["errors"] == [] and "Samples" in found["text"] and "Layers: mean cosine" in found["text"]
+    assert found["errors"] == [] and found["clients"] and set(found["clients"]) == {6}, found
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"needs a browser, one of {', '.join(NAMES)}")
