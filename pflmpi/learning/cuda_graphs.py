@@ -102,6 +102,10 @@ class StaticBuffers:
         _copy(self._changed, self._state[: len(self._changed)])
         self._changed = ()
 
+    def abandon(self) -> None:
+        """Forget a pass that is under way; it gets nothing back."""
+        self._changed = ()
+
     def _load(self, state: Sequence[Tensor], num_changed: int) -> None:
         if not self._changed:
             self._state = self._state or [_like(one, int(one.storage_offset())) for one in state]
@@ -132,7 +136,7 @@ class StaticBuffers:
         if captured is not None and not _same_bits(self._state[:num_changed], state[:num_changed]):
             captured, reason = None, "the captured step has other bits"
         if captured is None:
-            self._changed = ()
+            self.abandon()
         if reason:
             say_why_not(reason)
         return captured

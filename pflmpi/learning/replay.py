@@ -122,7 +122,9 @@ class Steps:
     def _run(self, program: Program, key: Hashable, batch: list[Tensor]) -> None:
         capture = capture_on(batch[0].device)
         if capture is not None:
-            self._static = self._static or _static(self._kind)
+            if self._static is None:
+                self._static = _static(self._kind)
+                self._static.abandon()  # a pass that an error has ended
             if self._static.run(program, key, batch, self._state, self._num_changed, capture):
                 return
         bound = self._bound.get(id(program))

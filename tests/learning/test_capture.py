@@ -97,6 +97,15 @@ def test_steps_are_captured_once_for_all_passes_which_go_on_from_their_own_state
     assert (graph.captures, graph.launches) == (1, 30 - TRACED + 20 + 1)
 
 
+def test_a_pass_that_an_error_has_ended_leaves_nothing_to_the_next(graph: Recorder) -> None:
+    passes([(Weights(), batches(5))])
+    ended = Weights(9.0)
+    steps = replay.Steps(ended.step, "step", [ended.weight, ended.sums, ended.read], 2, ())
+    steps.take(batches(1)[0])  # and no end
+    passes([(Weights(2.0), batches(5, 50))])
+    assert graph.captures == 1
+
+
 def test_batches_of_two_forms_share_the_state(graph: Recorder) -> None:
     mixed = [batch for pair in zip(batches(10), batches(10, 50, size=4), strict=True) for batch in pair]
     passes([(Weights(), mixed), (Weights(2.0), mixed)])
