@@ -16,6 +16,7 @@ from pflmpi.learning.client import Batch, model_loss
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import TrainingConfig
+from pflmpi.models.built_module import equal
 from pflmpi.models.module_parts import nested
 from pflmpi.models.module_trial import first_line
 from pflmpi.models.torch_module import ModuleArchitecture
@@ -195,8 +196,8 @@ def _difference(initial: Tree, expected: Sequence[Tree], results: Sequence[Tree]
         for path, value in tree.leaves(tree.part(one, "model")):
             mine, start = tree.at(tree.part(other, "model"), path), tree.at(initial, path)
             moved, apart = _apart(value, start), _apart(mine, value)
-            if not apart <= _ABSOLUTE + _SHARE * moved and not _same(mine, value):
-                what = "does not move" if _same(mine, start) else f"is off by {apart:.2g}"
+            if not apart <= _ABSOLUTE + _SHARE * moved and not equal(mine, value):
+                what = "does not move" if equal(mine, start) else f"is off by {apart:.2g}"
                 cause = _CAUSES[path.partition("/")[0]]
                 return f"after {_STEPS} steps {path} of client {client} {what}, where it moves by {moved:.2g}; {cause}"
         if "scores" in other and not _alike(mine := tree.leaf(other, "scores"), scores := tree.leaf(one, "scores")):
@@ -222,11 +223,7 @@ def _check_company(task: Task, model: Tree, x: Tensor) -> None:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    return _apart(one, other) <= 10 * _ABSOLUTE + _SHARE * _apart(other, 0 * other) or _same(one, other)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return _apart(one, other) <= 10 * _ABSOLUTE + _SHARE * _apart(other, 0 * other) or equal(one, other)
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
