@@ -62,8 +62,7 @@ def _counts(paper: str, results: Path, papers: Path) -> list[int]:
 def _lines(path: Path) -> list[dict[str, str]]:
     """The cells of a table's CSV file that were run; none where there is no such file."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    lines = csv.DictReader(text.splitlines() if text.startswith("row,column,") else [])  # or else of rounds
-    return [line for line in lines if line["ours"]]
+    return [line for line in csv.DictReader(text.splitlines()) if line["ours"]]
 
 
 def _fit(line: dict[str, str]) -> str:
