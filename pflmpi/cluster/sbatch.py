@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pflmpi.errors import ConfigError
 
 # With the letters that sbatch has for them; `--requeue` is ours. Others are given after `--`.
-_KNOWN = {
+KNOWN = {
     "nodes": "N",
     "ntasks": "n",
     "ntasks-per-node": "",
@@ -27,13 +27,13 @@ Options = Mapping[str, str | None]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Registers the options of sbatch that `submit` knows; those after `--` are in `options.sbatch`."""
     group = parser.add_argument_group("options of sbatch", "others go after --, such as: -- --exclusive --comment=A")
-    for name, letter in _KNOWN.items():
+    for name, letter in KNOWN.items():
         group.add_argument(*([f"-{letter}"] if letter else []), f"--{name}", metavar="X")
 
 
 def given(options: argparse.Namespace) -> Options:
     """The known ones that were given, by their long names."""
-    values = {name: getattr(options, name.replace("-", "_")) for name in _KNOWN}
+    values = {name: getattr(options, name.replace("-", "_")) for name in KNOWN}
     return {name: value for name, value in values.items() if value is not None}
 
 
