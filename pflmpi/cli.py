@@ -12,7 +12,7 @@ from importlib import import_module
 from types import ModuleType
 
 from pflmpi import __version__, early_signals, limits, outside, terminal
-from pflmpi.cluster.sbatch import refuse_unknown
+from pflmpi.cluster.batch_script import refuse_unknown
 from pflmpi.commands.display.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
 from pflmpi.text import first_line, printable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
+from pflmpi.cluster.batch_script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 

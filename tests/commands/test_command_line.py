@@ -15,7 +15,7 @@ import processes
 import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main, parser
-from pflmpi.cluster import sbatch
+from pflmpi.cluster import batch_script
 from pflmpi.commands import described
 from pflmpi.commands.display.progress import RunProgress, TimeLeft
 from pflmpi.config import load as configuration
@@ -48,7 +48,7 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "status": "",
     "scale": "--dry-run --mode --mpi --out --ranks --repeats --rounds --set --setup --submit --to",
 }
-SBATCH = {f"--{name}" for name in sbatch.KNOWN}
+SBATCH = {f"--{name}" for name in batch_script.KNOWN}
 HEAVY = ("torch", "numpy", "pydantic", "rich", "yaml", "h5py", "sklearn")
 
 

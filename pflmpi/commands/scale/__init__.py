@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from pflmpi import arguments
-from pflmpi.cluster import sbatch
+from pflmpi.cluster import batch_script
 from pflmpi.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="with --submit: print the batch scripts, submit nothing")
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)  # the ranks of the point that a job is for
     parser.epilog = "inside a Slurm job each run is a step of it"
-    sbatch.add_arguments(parser)
+    batch_script.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--to with --submit, which ends before anything is measured; give it to `pflmpi report DIR`")
     if options.submit:
         return submit(options)
-    of_slurm = {f"--{name}": value for name, value in sbatch.given(options).items()} | {"--": options.sbatch}
+    of_slurm = {f"--{name}": value for name, value in batch_script.given(options).items()} | {"--": options.sbatch}
     for name, value in {**of_slurm, "--setup": options.setup, "--dry-run": options.dry_run}.items():
         if value:
             raise ConfigError(f"{name} is for --submit, which is not given; leave it out")

@@ -6,9 +6,8 @@ import shlex
 from pathlib import Path
 
 from pflmpi import arguments
-from pflmpi.cluster import sbatch, submission
+from pflmpi.cluster import batch_script, submission
 from pflmpi.cluster.jobs import queue
-from pflmpi.cluster.script import script
 from pflmpi.commands.scale.requested import requested_experiment
 from pflmpi.config.load import load
 from pflmpi.scaling import experiment, slurm
@@ -19,14 +18,14 @@ from pflmpi.terminal import print_surely
 
 def submit(options: argparse.Namespace) -> int:
     """Submit a job for each point that is not measured yet."""
-    given, others = sbatch.given(options), options.sbatch
+    given, others = batch_script.given(options), options.sbatch
     slurm.check(given, options.setup)
     arguments.check_config(options.config)
     config = load(options.config, options.overrides)
     scaling, out = requested_experiment(options, config, slurm.asks_for_gpus(given, others), None)
     jobs = slurm.jobs(scaling, out, _words(options, scaling, out), given, others, options.mpi, options.setup)
     if options.dry_run:
-        print("\n".join(script(job) for job in jobs.values()), end="")
+        print("\n".join(batch_script.script(job) for job in jobs.values()), end="")
         return 0
     submission.refuse_without_slurm()
     experiment.write(scaling, out)
