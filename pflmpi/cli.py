@@ -43,9 +43,10 @@ class _Printable(logging.Formatter):
         return printable(super().format(record))
 
 
-def parser() -> argparse.ArgumentParser:
-    """Parser of the command line."""
-    modules = {name: import_module(f"pflmpi.commands.{name}") for names in _GROUPS.values() for name in names}
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """Parser of the command line; with a name, of that command alone."""
+    names = [name for names in _GROUPS.values() for name in names]
+    modules = {name: import_module(f"pflmpi.commands.{name}") for name in ([command] if command in names else names)}
     summaries = {name: _summary(module) for name, module in modules.items()}
     top = argparse.ArgumentParser(
         prog="pflmpi",
@@ -55,12 +56,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"pflmpi {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    commands = top.add_subparsers(
+        prog="pflmpi", dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS
+    )
     for name, module in modules.items():
-        command = commands.add_parser(name, description=summaries[name])
-        command.set_defaults(function=module.run, parser=command, log_level=logging.WARNING)
-        module.add_arguments(command)
-        command.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
+        one = commands.add_parser(name, description=summaries[name])
+        one.set_defaults(function=module.run, parser=one, log_level=logging.WARNING)
+        module.add_arguments(one)
+        one.add_argument("--debug", action="store_true", help="show tracebacks and debug messages")
     return top
 
 
@@ -76,7 +79,7 @@ def _epilog(summaries: Mapping[str, str]) -> str:
     lines = []
     for group, names in _GROUPS.items():
         lines.append(f"{group}:")
-        for name in names:
+        for name in filter(summaries.__contains__, names):
             lines += textwrap.wrap(summaries[name], width, initial_indent=f"  {name:<10}", subsequent_indent=12 * " ")
     return "\n".join([*lines, "", *textwrap.wrap(_EXIT_CODES, width)])
 
@@ -92,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ConfigError(low)
             early_signals.watch(os.environ)  # before what takes seconds to import
             os.environ.setdefault("OMP_NUM_THREADS", "1")  # `runtime.threads` says how many; a rank may be a fork
-        whole = parser()
+        whole = parser(*words[:1])
     except (UserError, OSError, RuntimeError, MemoryError) as caught:
         show(error := explained(caught), "--debug" in words)
         return error.exit_code if isinstance(error, PflmpiError) else RunError.exit_code
