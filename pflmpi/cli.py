@@ -13,7 +13,7 @@ from types import ModuleType
 
 from pflmpi import __version__, early_signals, limits, outside, terminal
 from pflmpi.cluster.batch_script import refuse_unknown
-from pflmpi.commands.display.completion import complete
+from pflmpi.commands.completion import complete
 from pflmpi.errors import ConfigError, PflmpiError, RunError, UserError, explained, show
 from pflmpi.text import first_line, printable
 

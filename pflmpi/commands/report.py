@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.scaling.page import PAGE, write_page
     from pflmpi.scaling.results import results
     from pflmpi.scaling.tables import write_tables
@@ -95,7 +95,7 @@ def _refuse_for_tables(options: argparse.Namespace, what: str) -> None:
 def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.page.report import PAGE, write_report
     from pflmpi.analysis.series.target import check_target
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
 
     _refuse_for_tables(options, "runs")
     for target in options.target:

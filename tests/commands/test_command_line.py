@@ -17,7 +17,7 @@ from pflmpi.algorithms import ALGORITHMS
 from pflmpi.cli import main, parser
 from pflmpi.cluster import batch_script
 from pflmpi.commands import described
-from pflmpi.commands.display.progress import RunProgress, TimeLeft
+from pflmpi.commands.progress import RunProgress, TimeLeft
 from pflmpi.config import load as configuration
 from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS

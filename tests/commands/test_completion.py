@@ -9,7 +9,7 @@ import pytest
 
 import processes
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.commands.display import completion
+from pflmpi.commands import completion
 from pflmpi.config.load import SECTIONS
 from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS
