@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from pflmpi import machine
-from pflmpi.scaling.environment import hardware
+from pflmpi.scaling.records import hardware
 from pflmpi.scaling.results import Results, results
 
 WORK: dict[str, dict[str, Any]] = {

@@ -82,24 +82,19 @@ def _measure(options: argparse.Namespace) -> int:
     from pflmpi.commands.launch import num_gpus
     from pflmpi.config.load import load
     from pflmpi.scaling import experiment, slurm
+    from pflmpi.scaling.experiment import folder, runs
     from pflmpi.scaling.extrapolation import check
-    from pflmpi.scaling.points import folder, runs
-    from pflmpi.scaling.prediction import Machines
     from pflmpi.scaling.running import measure
     from pflmpi.sweep.lock import cell_locked, locked
 
     config, only = load(options.config, options.overrides), options.only
-    gpus, job = num_gpus(config.runtime) or 0, slurm.allocation(os.environ, options.mpi)
-    scaling, out = _requested(options, config, bool(gpus), None if job else len(machine.cores()))
+    on_gpus, job = bool(num_gpus(config.runtime)), slurm.allocation(os.environ, options.mpi)
+    scaling, out = _requested(options, config, on_gpus, None if job else len(machine.cores()))
     if options.to is not None:
         check(scaling.mode, scaling.ranks, options.to)
     if job:
         for ranks in scaling.ranks if only is None else (only,):
             job.check(scaling.cores, ranks)
-        nodes_of, transport = partial(job.nodes_of, scaling.cores), "torch" if options.mpi == "none" else "mpi"
-        machines = Machines(nodes_of, gpus, transport)
-    else:
-        machines = Machines(lambda _: 1, gpus, "torch")
     some = [one for one in runs(scaling) if only in (None, one.ranks)]
     with ExitStack() as stack:
         held = [stack.enter_context(locked(out, shared=only is not None))]
@@ -108,7 +103,8 @@ def _measure(options: argparse.Namespace) -> int:
         else:
             held.append(stack.enter_context(cell_locked(folder(out, only))))
         launcher = partial(job.launcher, scaling.cores) if job else lambda _: ()
-        outcome = measure(some, scaling, out, machines, launcher, os.environ, held)
+        nodes = partial(job.nodes_of, scaling.cores) if job else lambda _: 1
+        outcome = measure(some, scaling, out, nodes, launcher, os.environ, held)
     return _conclude(out, outcome, only is None, options.to)
 
 
@@ -116,13 +112,12 @@ def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None) -
     """Show what was measured, and write it unless other jobs may do so too; the exit code."""
     from pflmpi.scaling.extrapolation import fit, summary
     from pflmpi.scaling.page import PAGE, write_page
-    from pflmpi.scaling.results import results
-    from pflmpi.scaling.tables import write_tables
+    from pflmpi.scaling.results import results, write_table
 
     found = results(out)
     _show(found)
     if whole:
-        write_tables(found)
+        write_table(found)
         print(out / "scale.csv")
     if whole and found.measured:
         write_page([found], out, to)
@@ -142,9 +137,9 @@ def _show(found: "Results") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from pflmpi.scaling.environment import hardware
     from pflmpi.scaling.experiment import WARM_UP
-    from pflmpi.scaling.tables import TITLES, readable
+    from pflmpi.scaling.records import hardware
+    from pflmpi.scaling.results import TITLES, readable
     from pflmpi.terminal import table_console
 
     mode, rounds = found.scaling.mode, found.scaling.rounds - WARM_UP
@@ -169,7 +164,7 @@ def _submit(options: argparse.Namespace) -> int:
     from pflmpi.cluster.jobs import queue
     from pflmpi.config.load import load
     from pflmpi.scaling import experiment, slurm
-    from pflmpi.scaling.points import folder
+    from pflmpi.scaling.experiment import folder
     from pflmpi.terminal import print_surely
 
     given, others = batch_script.given(options), options.sbatch
@@ -215,18 +210,18 @@ def _requested(
         cores: of this machine; None in a Slurm job, which has as many as the largest point has ranks.
     """
     from pflmpi.cluster.submission import refuse_transport
-    from pflmpi.scaling import experiment, requested
+    from pflmpi.scaling import experiment, running
 
     if cores is None:
         refuse_transport(config, options.mpi)
     elif config.runtime.transport == "mpi":
         raise ConfigError("runtime.transport = 'mpi', and processes of one machine use torch.distributed; set auto")
-    numbers = requested.numbers(options.ranks)
+    numbers = running.parse_ranks(options.ranks)
     shared = 0 if on_gpus else cores or numbers[-1]
-    new, remark = requested.scaling_of(config, numbers, options.mode, options.repeats, options.rounds, shared)
+    new, remark = running.scaling_of(config, numbers, options.mode, options.repeats, options.rounds, shared)
     out = options.out or Path("scaling") / f"{options.config.stem}-{options.mode}"
     scaling = experiment.join(new, out)
-    requested.check(scaling)
+    running.check_points(scaling)
     if remark and options.only is None:
         print(remark)
     return scaling, out

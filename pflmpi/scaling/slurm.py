@@ -9,8 +9,7 @@ from pathlib import Path
 from pflmpi.cluster.batch_script import BatchScript, Options, check_setup
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
-from pflmpi.scaling.experiment import Scaling
-from pflmpi.scaling.points import folder, runs
+from pflmpi.scaling.experiment import Scaling, folder, runs
 
 _OF_POINTS = ("ntasks", "nodes", "cpus-per-task")
 
