@@ -134,7 +134,7 @@ def _show_difference(run: Path, before: int, after: int) -> None:
 
     from pflmpi.analysis.difference import difference
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
 
     opened = open_run(run)
     with bar("leaves") as update:
@@ -169,7 +169,7 @@ def _verify(run: Path) -> None:
     """Read every byte of every file of a run, and name each problem."""
     from pflmpi.analysis import integrity
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.store import run_folder
 
     opened = open_run(run)  # raises if it is none

@@ -63,10 +63,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.scaling.page import PAGE, write_page
-    from pflmpi.scaling.results import results
-    from pflmpi.scaling.tables import write_tables
+    from pflmpi.scaling.results import results, write_table
 
     if others := [path for path in options.paths if path not in scaled]:
         raise ConfigError(f"{scaled[0]} is a scaling experiment, and {others[0]} is not; report them one by one")
@@ -78,7 +77,7 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
     with bar("report") as update:
         problems = write_page(found, out, options.to, update)
     for one in found:
-        write_tables(one)
+        write_table(one)
     for problem in problems:
         show(PflmpiError(problem))
     print(printable(out / PAGE))
@@ -95,7 +94,7 @@ def _refuse_for_tables(options: argparse.Namespace, what: str) -> None:
 def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.page.report import PAGE, write_report
     from pflmpi.analysis.series.target import check_target
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
 
     _refuse_for_tables(options, "runs")
     for target in options.target:

@@ -6,7 +6,7 @@ from pflmpi.store import run_folder
 from pflmpi.store.records.recovery import recover_records
 from pflmpi.sweep.pending import CellTask
 
-LIMIT = 5  # as of a job with one run, see `cluster.script`
+LIMIT = 5  # as of a job with one run, see `cluster.batch_script`
 
 
 def too_many(task: CellTask, out: Path) -> bool:

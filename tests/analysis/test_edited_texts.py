@@ -17,7 +17,7 @@ from pflmpi.analysis.comparison import results
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.cli import main
-from pflmpi.cluster.run_status import run_status
+from pflmpi.cluster.status import run_status
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file

@@ -11,8 +11,8 @@ import torch
 import quick_run
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
-from pflmpi.cluster.run_status import run_status
-from pflmpi.commands.display.start_line import start_line
+from pflmpi.cluster.status import run_status
+from pflmpi.commands.rank import start_line
 from pflmpi.config.load import parse
 from pflmpi.experiment import start
 from pflmpi.experiment.execute import RankContext

@@ -315,5 +315,5 @@ def test_the_section_is_checked_like_the_others(capfd: pytest.CaptureFixture[str
         configuration.parse(quick_run.settings(output={"tensorboard": "often"}))
     with pytest.raises(ConfigError, match="unknown key in output: 'comet'; known: mlflow, tensorboard, wandb"):
         configuration.parse(quick_run.settings(output={"comet": True}))
-    assert main(["schema"]) == 0
+    assert main(["list", "output"]) == 0
     assert "tensorboard" in capfd.readouterr().out

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from pflmpi import early_signals, limits, outside
-from pflmpi.commands.display.progress import RunProgress, show_summary
-from pflmpi.commands.display.start_line import start_line
-from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
-from pflmpi.commands.ranks.launch import check_ranks, check_restarts, num_gpus, num_ranks, start_ranks
+from pflmpi.commands.context import connect, context_of, end_of_jobs
+from pflmpi.commands.launch import check_ranks, check_restarts, num_gpus, num_ranks, start_ranks
+from pflmpi.commands.progress import RunProgress, show_summary
 from pflmpi.config.load import Config
 from pflmpi.errors import (
     ConfigError,
@@ -37,8 +36,10 @@ from pflmpi.experiment.execute import RankContext
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
+from pflmpi.store import run_folder
 from pflmpi.store.names import rounds
-from pflmpi.text import for_shell
+from pflmpi.store.records.recovery import recover_records
+from pflmpi.text import counted, for_shell, short_name, some
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
 from pflmpi.transports.peers import ended
@@ -135,6 +136,22 @@ def run_rank(options: argparse.Namespace, prepare: Callable[[Launch], Prepared])
         if code or launch.rank == 0:
             show(fault, options.debug, launch.rank, options.error_file)
         return _abort(transport, code, lost=isinstance(fault, TransportError))
+
+
+def start_line(config: Config, folder: Path, ranks: int) -> str:
+    """The run in one line; a folder with checkpoints is one that goes on."""
+    sections = config.resolved()
+    models = sections["model"] if isinstance(sections["model"], list) else [sections["model"]]
+    algorithm, *names = (short_name(section["name"]) for section in (sections["algorithm"], *models))
+    clients = [counted(config.partition.clients, "client")] if config.partition.clients else []
+    what = [f"{algorithm} with {some(list(dict.fromkeys(names)))} on {short_name(config.data.name)}", *clients]
+    what.append(counted(config.training.rounds, "round"))
+    recover_records(folder)
+    if done := run_folder.rounds(folder)[-1:]:
+        what.append(f"goes on after round {done[0]}")
+    gpus = num_gpus(config.runtime)
+    where = f"with {counted(gpus, 'GPU')} on this node" if gpus else "on CPU"
+    return f"{', '.join(what)}; {counted(ranks, 'rank')}, {where}; writes {folder}"
 
 
 def _stop_at_eof() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pflmpi.cluster.status_text import clock
+from pflmpi.cluster.status import clock
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store.metrics import metrics_file
 from pflmpi.terminal import console

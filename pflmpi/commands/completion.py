@@ -66,7 +66,7 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
 
 
 def _every_name(**_: object) -> list[str]:
-    return [name for section in _NAMES for name in names(section)]
+    return [*(name for section in _NAMES for name in names(section)), *_KEYS]
 
 
 def _overrides(prefix: str, **others: object) -> list[str]:
