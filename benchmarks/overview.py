@@ -3,7 +3,7 @@
     python benchmarks/overview.py            # the table
     python benchmarks/overview.py --write    # and in results/README.md
 
-Counted from results/*.csv of the form that `pflmpi report TABLE` writes, and the table files in configs/papers. Runs
+Counted from results/*.csv of the form that `pflmpi table TABLE` writes, and the table files in configs/papers. Runs
 with another reading than the table file has are in results/*_readings.csv, whose columns are COLUMN; READING, and
 counted apart: so are the cells outside that at least one of them brings within a point.
 """
@@ -62,7 +62,7 @@ def _counts(paper: str, results: Path, papers: Path) -> list[int]:
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
-    """The cells that were run, of a file as `pflmpi report` writes it; none of another file, or where there is none."""
+    """The cells that were run, of a file as `pflmpi table` writes it; none of another file, or where there is none."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     lines = csv.DictReader(text.splitlines() if text.startswith("row,column,") else [])  # or else of rounds
     return [line for line in lines if line["ours"]]

@@ -27,6 +27,7 @@ _COMMANDS = (
     "data",
     "partition",
     "sweep",
+    "table",
     "scale",
     "report",
     "compare",

@@ -243,7 +243,7 @@ def vars_of(entry: Entry) -> dict[str, Any]:
 def test_the_report_prints_the_table_and_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, among = small(tmp_path, published={"FedAvg": {"few": 80}}, notes=["a [note]"])
     made(among[0], tmp_path / "out", [0.8, 0.7])
-    words = ["report", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    words = ["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert main([*words, "--write", str(tmp_path / "written")]) == 0
     shown = capsys.readouterr().out
     ours = "80.00, 1 seed (80.00, +0.00, within a point)"
@@ -258,7 +258,7 @@ def test_the_report_prints_the_table_and_writes_three_files(tmp_path: Path, caps
 
 def test_only_leaves_the_other_rows_and_columns_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table_file.write(tmp_path)
-    words = ["report", str(path), "--out", str(tmp_path / "out")]
+    words = ["table", str(path), "--out", str(tmp_path / "out")]
     assert main([*words, "--only", "FedAvg/few", "--only", "Local/many*"]) == 0
     rows = [line for line in (tmp_path / "out" / "small.md").read_text().splitlines() if line.startswith("|")]
     assert rows[0] == "|  | few | many (M) |" and rows[2:4] == ["| FedAvg | missing | - |", "| Local | - | missing |"]
@@ -277,7 +277,7 @@ def test_another_figure_of_the_same_runs_is_reported_from_them(
     made(among[0], tmp_path / "sweeps" / "small", [0.8, 0.7])
     figure = {"title": "The spread", "source": "nobody 2024, figure 4", "metric": "spread", "runs_of": "small.yaml"}
     (tmp_path / "figure.yaml").write_text(yaml.safe_dump(figure))
-    assert main(["report", "figure.yaml", "--seeds", "1"]) == 0
+    assert main(["table", "figure.yaml", "--seeds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "The spread" in shown and "25.00" in shown and (tmp_path / "sweeps" / "small" / "figure.md").exists()
 
@@ -297,7 +297,7 @@ def test_a_figure_of_other_runs_decides_nothing_about_them(
     table_file.write(tmp_path)
     figure = {"title": "t", "source": "nobody 2024, figure 4", "runs_of": "small.yaml", **changes}
     (tmp_path / "figure.yaml").write_text(yaml.safe_dump(figure))
-    assert main(["report", str(tmp_path / "figure.yaml")]) == 2
+    assert main(["table", str(tmp_path / "figure.yaml")]) == 2
     shown = capfd.readouterr().err
     assert all(word in shown for word in words), shown
 
@@ -310,15 +310,9 @@ def test_overrides_choose_the_runs_that_were_made_with_them(
     quick = ["training.rounds=1", "training.lr=0.5"]
     made(cells(table, quick, None)[0], tmp_path / "sweeps" / "small", [0.8])
     overrides = [word for text in quick for word in ("-s", text)]
-    assert main(["report", "small.yaml", "--seeds", "1", *overrides]) == 0
+    assert main(["table", "small.yaml", "--seeds", "1", *overrides]) == 0
     assert "80.00" in capsys.readouterr().out
     assert (tmp_path / "sweeps" / "small" / "small.tex").exists()
-    assert main(["report", "small.yaml", "--seeds", "1"]) == 0
+    assert main(["table", "small.yaml", "--seeds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "80.00" not in shown and "other configuration" in shown
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    shown = capfd.readouterr()
-    assert shown.out == "" and f"{tmp_path} is not a run" in shown.err and not (tmp_path / "out").exists()
