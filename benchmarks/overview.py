@@ -14,8 +14,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from pflmpi.analysis.formats import closeness
-from pflmpi.analysis.table import METRICS
+from pflmpi.analysis.table import METRICS, closeness
 from pflmpi.sweep.table import load
 
 ROOT = Path(__file__).parent.parent

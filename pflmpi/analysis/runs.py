@@ -18,7 +18,7 @@ from pflmpi.store.metrics import metrics_file
 from pflmpi.store.names import SHARDS
 
 if TYPE_CHECKING:
-    from pflmpi.analysis.drawing.figures import Figures
+    from pflmpi.analysis.figures import Figures
 
 _ALWAYS = ("algorithm.name", "data.name", "seed")
 
@@ -80,7 +80,7 @@ class Runs(Sequence[Run]):
     @property
     def figures(self) -> "Figures":
         """The figures that compare these runs, as Altair charts, such as `runs.figures.accuracy()`."""
-        from pflmpi.analysis.drawing.figures import Figures
+        from pflmpi.analysis.figures import Figures
 
         return Figures(self)
 

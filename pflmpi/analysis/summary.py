@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pflmpi.analysis.columns import best, last
-from pflmpi.analysis.comparison import compared_options
+from pflmpi.analysis.comparable import compared_options
+from pflmpi.analysis.metrics import best, cost_to, last
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun
 from pflmpi.analysis.series.clients import Final, against
-from pflmpi.analysis.series.target import cost_to
 
 Line = dict[str, str | int | float]
 

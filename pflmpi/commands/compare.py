@@ -19,8 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table with a column for each run; return the exit code."""
-    from pflmpi.analysis.comparable import unlike
-    from pflmpi.analysis.comparison import differing, results
+    from pflmpi.analysis.comparable import differing, results, unlike
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.selection import named
     from pflmpi.terminal import console

@@ -78,9 +78,9 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
 
 
 def _report_runs(options: argparse.Namespace) -> int:
-    from pflmpi.analysis.page.report import PAGE, write_report
+    from pflmpi.analysis.metrics import check_target
+    from pflmpi.analysis.report import PAGE, write_report
     from pflmpi.analysis.runs import runs_in
-    from pflmpi.analysis.series.target import check_target
     from pflmpi.commands.display.progress import bar
 
     for target in options.target:

@@ -25,8 +25,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the table and write it in three formats; return the exit code."""
     from rich.table import Table
 
-    from pflmpi.analysis import formats
-    from pflmpi.analysis.table import entries
+    from pflmpi.analysis.table import comma_separated, entries, latex, markdown, printed
     from pflmpi.sweep import cells as listing
     from pflmpi.sweep import table as tables
     from pflmpi.terminal import console
@@ -38,14 +37,14 @@ def run(options: argparse.Namespace) -> int:
     words = arguments.words_of_cells(options.table, options.out, options)
     commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "table")]
     texts = {
-        "md": formats.markdown(table, filled, commands),
-        "csv": formats.comma_separated(table, filled),
-        "tex": formats.latex(table, filled, commands),
+        "md": markdown(table, filled, commands),
+        "csv": comma_separated(table, filled),
+        "tex": latex(table, filled, commands),
     }
     written = _write(options.write or out, options.table.stem, texts)
     terminal = console(highlight=False)
     terminal.print(table.title)
-    for matrix in formats.printed(table, filled):
+    for matrix in printed(table, filled):
         grid = Table("", *matrix.columns, title=matrix.caption, title_justify="left", title_style="")
         for row in matrix.rows:
             grid.add_row(*row)

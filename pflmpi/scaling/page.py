@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pflmpi.analysis.drawing import html
+from pflmpi.analysis.drawing.html import PageTable, Section, draw_figures
 from pflmpi.analysis.drawing.rendering import PICTURES
-from pflmpi.analysis.formats import tabular
-from pflmpi.analysis.page import html
-from pflmpi.analysis.page.figures import draw_figures
-from pflmpi.analysis.page.html import PageTable, Section
+from pflmpi.analysis.table import tabular
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling.environment import hardware
 from pflmpi.scaling.experiment import WARM_UP

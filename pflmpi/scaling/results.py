@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflmpi.analysis.columns import columns
+from pflmpi.analysis.metrics import columns
 from pflmpi.errors import CheckpointError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, Scaling, read

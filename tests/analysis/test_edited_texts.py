@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import quick_run
-from pflmpi.analysis.comparison import results
+from pflmpi.analysis.comparable import results
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.cli import main

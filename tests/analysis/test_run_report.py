@@ -18,9 +18,9 @@ import quick_run
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing.charts import COLOURS, INK
+from pflmpi.analysis.drawing.html import Section, page
 from pflmpi.analysis.drawing.rendering import ON_DARK
-from pflmpi.analysis.page.contents import detailed
-from pflmpi.analysis.page.html import Section, page
+from pflmpi.analysis.figures import detailed
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
@@ -194,7 +194,7 @@ def test_a_run_that_has_just_begun_is_reported(runs: Path, tmp_path: Path) -> No
 def test_many_runs_are_compared_and_the_first_shown_one_by_one(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pflmpi.analysis.page.contents.MOST_DETAILED", 1)
+    monkeypatch.setattr("pflmpi.analysis.figures.MOST_DETAILED", 1)
     assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
     assert "Only the first 1 runs are shown one by one" in (tmp_path / "report.html").read_text()
     assert [path.name for path in (tmp_path / "figures").iterdir() if path.is_dir()] == ["01-fedgmh"]

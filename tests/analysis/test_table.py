@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 import table_file
-from pflmpi.analysis import formats
-from pflmpi.analysis.table import Entry, Value, entries, pick
+from pflmpi.analysis.table import Entry, Value, comma_separated, entries, latex, markdown, pick, printed
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file
@@ -172,7 +171,7 @@ ENTRIES = [
 
 def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_last_ten(tmp_path: Path) -> None:
     table, _ = small(tmp_path, notes=["first note"])
-    text = formats.markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
+    text = markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
     assert [line for line in text.splitlines() if line.startswith(("|", "#", "-", "pflmpi"))] == [
         "# A small table",
         "pflmpi sweep small.yaml",
@@ -191,7 +190,7 @@ def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_
 
 def test_csv_has_a_line_with_everything_for_each_cell(tmp_path: Path) -> None:
     table, _ = small(tmp_path)
-    first, second = csv.DictReader(formats.comma_separated(table, ENTRIES).splitlines())
+    first, second = csv.DictReader(comma_separated(table, ENTRIES).splitlines())
     assert first == {
         "row": "FedAvg", "column": "few", "metric": "mean", "figure": "best", "ours": "98.63", "ours_std": "0.10",
         "published": "98.66", "published_spread": "0.30", "difference": "-0.03", "fit": "inside", "last10": "98.50",
@@ -217,17 +216,17 @@ def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(
 ) -> None:
     one = an_entry("FedAvg", ours=Value(ours, 0.1), published=published)
     table, _ = small(tmp_path)
-    (line,) = csv.DictReader(formats.comma_separated(table, [one]).splitlines())
+    (line,) = csv.DictReader(comma_separated(table, [one]).splitlines())
     assert line["fit"] == expected
-    assert formats.printed(table, [one])[0].rows[0][1].endswith(f", {expected})")
+    assert printed(table, [one])[0].rows[0][1].endswith(f", {expected})")
     losses, _ = small(tmp_path, metric="train_loss")
-    (line,) = csv.DictReader(formats.comma_separated(losses, [one]).splitlines())
-    assert line["fit"] == "" and expected not in formats.printed(losses, [one])[0].rows[0][1]  # no points
+    (line,) = csv.DictReader(comma_separated(losses, [one]).splitlines())
+    assert line["fit"] == "" and expected not in printed(losses, [one])[0].rows[0][1]  # no points
 
 
 def test_latex_escapes_text_and_sets_signs(tmp_path: Path) -> None:
     table, _ = small(tmp_path, rows={"A & B_1 #50% {x}": {}}, title="100 %\nsure")
-    lines = formats.latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
+    lines = latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
     assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10, 2 seeds (98.66 $\pm$ 0.30, $-$0.03, inside) \\" in lines
     assert lines.count(r"\begin{tabular}{lr}") == lines.count(r"\bottomrule") == 2
     assert lines[:2] == ["% 100 %", "% sure"]
