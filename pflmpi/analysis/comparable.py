@@ -1,19 +1,16 @@
 """Runs beside one another: which can be compared, and in which options they differ."""
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.metrics import best, last
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import spread_over
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.names import round_path
-from pflmpi.text import size
 
 NOT_COMPARED = ("recorded", "runtime", "output", "checkpoint")  # sections that results do not depend on
 WHERE_ONLY = ("data.root", "data.download")  # these do not change what a run learns from
@@ -120,15 +117,6 @@ def compared_options(runs: Sequence[Run]) -> TextsByName:
     }
 
 
-def results(runs: Sequence[Run]) -> TextsByName:
-    """What the metrics of runs say of accuracy, losses, seconds and bytes; "-" where one has no such figure.
-
-    Raises:
-        CheckpointError: a metrics file is damaged.
-    """
-    return {name: [each[name] for each in map(_results, runs)] for name in _results(runs[0])}
-
-
 def _options(run: Run) -> dict[str, Any]:
     options = by_key({key: value for key, value in run.config.items() if key not in NOT_COMPARED})
     return {key: value for key, value in options.items() if key not in WHERE_ONLY}
@@ -137,37 +125,3 @@ def _options(run: Run) -> dict[str, Any]:
 def _text(value: object) -> str:
     """A value as YAML has it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _results(run: Run) -> dict[str, str]:
-    columns = run.columns
-    mean, seconds = columns["accuracy_mean"], columns["seconds"]
-    highest = best(mean)
-    of = run.config.get("training", {}).get("rounds", "?")
-    newest = {name: last(values) for name, values in columns.items()}
-    found = {
-        "rounds": f"{len(mean)} of {of}",
-        "accuracy, mean (%)": _percent(newest["accuracy_mean"]),
-        "  std over clients (%)": _percent(newest["accuracy_std"]),
-        "  lowest 10 % of clients (%)": _percent(newest.get("accuracy_bottom", math.nan)),
-        "  unseen clients (%)": _percent(newest.get("unseen_accuracy_mean", math.nan)),
-        "best accuracy, mean (%)": _UNKNOWN if highest is None else _percent(mean[highest]),
-        "  in round": _UNKNOWN if highest is None else str(columns["round"][highest]),
-        "macro F1 (%)": _percent(newest.get("f1_macro", math.nan)),
-        "training loss": _number(newest.get("train_loss", math.nan)),
-        "test loss": _number(newest.get("test_loss", math.nan)),
-        "seconds": f"{seconds.sum():.1f}",
-        "  per round": f"{seconds.mean():.3f}" if len(seconds) else _UNKNOWN,
-    }
-    for way in ("up", "down"):
-        found[f"bytes {way}"] = size(int(columns[f"{way}_bytes"].sum()))
-        found[f"  {way} on the wire"] = size(int(columns[f"wire_{way}_bytes"].sum()))
-    return found
-
-
-def _percent(share: float) -> str:
-    return _UNKNOWN if math.isnan(share) else f"{100 * share:.2f}"
-
-
-def _number(value: float) -> str:
-    return _UNKNOWN if math.isnan(value) else f"{value:.4f}"

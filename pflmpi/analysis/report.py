@@ -1,6 +1,5 @@
 """A report over some runs, written to a folder: the page, its figures and their tables."""
 
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,9 @@ from pflmpi.analysis.figures import Plots
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.selection import NamedRun, named
 from pflmpi.analysis.series.clients import Final, final, single_clients
-from pflmpi.analysis.summary import EXPLAINED, Line, cells, summaries, targets_of
+from pflmpi.analysis.summary import EXPLAINED, Line, for_readers, summaries, targets_of, texts
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.text import comma_separated, scaled_bytes
+from pflmpi.text import comma_separated
 
 PAGE, _FIGURES = "report.html", "figures"
 _LINK = re.compile(rf'href="({_FIGURES}/[^"]+)"')
@@ -59,7 +58,8 @@ def write_report(
         former = (out / PAGE).read_text("utf-8", "replace") if (out / PAGE).exists() else ""
         ends = [final(named_run.run) for named_run in runs]
         lines = summaries(runs, ends, targets or targets_of(readable_runs))
-        (out / "runs.csv").write_text(comma_separated([list(lines[0]), *map(cells, lines)]), encoding="utf-8")
+        table = [list(lines[0]), *(list(texts(line).values()) for line in lines)]
+        (out / "runs.csv").write_text(comma_separated(table), encoding="utf-8")
         details = []
         for named_run in runs[: figures.MOST_DETAILED]:
             plots, unread = figures.detailed(named_run)
@@ -157,18 +157,18 @@ def _about(runs: Sequence[NamedRun]) -> str:
 # --- the table of runs
 
 
+_NOT_ON_PAGE = (  # but in runs.csv
+    *("std over clients (%)", "training loss", "test loss", "time per round (s)"),
+    *("up, wire (bytes)", "down, wire (bytes)"),
+)
+
+
 def runs_table(lines: Sequence[Line]) -> PageTable:
-    """The lines of runs for readers; `runs.csv` has them in plain bytes, and the whole paths of the folders."""
-    columns: dict[str, list[str | int | float]] = {}
-    for name in [*(name for name in lines[0] if name != "folder"), "folder"]:
-        values = [line[name] for line in lines]
-        if "bytes" in name:
-            name, values = _in_one_unit(name, values)
-        elif name == "folder":
-            values = list(_below_common_folder([str(value) for value in values]))
-        columns[name] = values
-    rows = [cells(dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
-    return PageTable(list(columns), rows, long=1)
+    """The lines of runs for readers; `runs.csv` has more, in plain bytes, and the whole paths of the folders."""
+    rows = for_readers([{name: line[name] for name in line if name not in _NOT_ON_PAGE} for line in lines])
+    folders = _below_common_folder([row.pop("folder") for row in rows])
+    cells = [[*row.values(), folder] for row, folder in zip(rows, folders, strict=True)]
+    return PageTable([*rows[0], "folder"], cells, long=1)
 
 
 def _below_common_folder(folders: Sequence[str]) -> Sequence[str]:
@@ -177,12 +177,3 @@ def _below_common_folder(folders: Sequence[str]) -> Sequence[str]:
         return folders
     shared = os.path.commonpath([os.path.dirname(folder) for folder in folders])
     return [os.path.relpath(folder, shared) for folder in folders]
-
-
-def _in_one_unit(name: str, values: Sequence[str | int | float]) -> tuple[str, list[str | int | float]]:
-    """A column of bytes in one unit for all runs, which its name says."""
-    divisor, unit = scaled_bytes(max((value for value in values if not isinstance(value, str)), default=0))
-    scaled = [math.nan if isinstance(value, str) else value / divisor for value in values]
-    if name.startswith("bytes to"):
-        return f"sent {name.removeprefix('bytes ')} ({unit})", list(scaled)
-    return name.replace("(bytes)", f"({unit})"), list(scaled)
