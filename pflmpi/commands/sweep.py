@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
         outcome.stopped = [work.cell.name for work in left]
         _conclude(planned, outcome, out, f"left, {budget(works()).needed(left)}")
     words = arguments.words_of_cells(options.table, options.out, options)
-    print(f"table: {shlex.join(['pflmpi', 'report', *words])}")
+    print(f"table: {shlex.join(['pflmpi', 'table', *words])}")
     if outcome.failed:
         return _FAILED
     if options.cell is not None and outcome.stopped and too_many(planned[0], out):
