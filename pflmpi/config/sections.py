@@ -23,6 +23,8 @@ _NAMED = ("data", "partition", "model", "algorithm")
 _REMOVED = {
     "runtime.faults": "a lost rank ends the run; `--restarts N` of pflmpi run, launch/mpirun, launch/srun and "
     "launch/torchrun starts all ranks again from the newest checkpoint; leave the key out",
+    "runtime.balance": "clients are spread over ranks by their samples and the operations of their models; leave the "
+    "key out",
     "runtime.lane_convolutions": "convolutions in lanes are one grouped convolution; leave the key out",
 }
 

@@ -15,7 +15,7 @@ from pflmpi.errors import Stopped
 from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.agreement import check_same_setup
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.restore import client_seconds, restore
+from pflmpi.experiment.restore import restore
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.runtime import idle_ranks, rounds
 from pflmpi.runtime.checkpoints import Checkpoints
@@ -80,8 +80,7 @@ def run_rounds(
     """
     transport = context.transport
     transport.counter.take("data")
-    seconds = client_seconds(run, transport, done)
-    setup = build.setup(experiment, transport.size, context.slots, seconds, transport.rank)
+    setup = build.setup(experiment, transport.size, context.slots, transport.rank)
     check_same_setup(experiment, setup, transport)
     if transport.rank == 0 and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
         _log.warning("%s", advice)

@@ -109,12 +109,6 @@ class RuntimeConfig(BaseModel):
         Literal["auto", "shared", "dedicated"],
         Field(description="whether rank 0 computes clients too; auto: dedicated with one client per rank"),
     ] = "auto"
-    balance: Annotated[
-        Literal["measured", "samples"],
-        Field(
-            description="by what clients are spread over ranks: the seconds they take, once measured, or local steps"
-        ),
-    ] = "measured"
     client_errors: Annotated[
         Literal["stop", "skip"],
         Field(description="a client's update raises or is not finite; skip counts the client as absent in that round"),
@@ -129,7 +123,6 @@ FREE_ON_RESUME = {
         f"runtime.{key}"
         for key in ("transport", "device", "gpus", "gpu_memory", "mixed_gpus", "timeout", "spare", "server")
     ),
-    "runtime.balance",
     "runtime.state",
     "runtime.scratch",
     "runtime.cache",

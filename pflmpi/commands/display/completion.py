@@ -31,7 +31,7 @@ _KEYS = {
     "output": "tensorboard wandb mlflow".split(),
     "runtime": """
         transport device gpus gpu_memory mixed_gpus executor lanes state scratch threads timeout
-        spare server balance client_errors cache
+        spare server client_errors cache
     """.split(),
 }
 
