@@ -28,8 +28,7 @@ from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.state.storage import folder_of
 from pflmpi.runtime.stopping import Stop
-from pflmpi.runtime.trackers.base import Tracked
-from pflmpi.runtime.trackers.tracking import tracked
+from pflmpi.runtime.trackers import TrackedRun, tracked
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.metrics import metrics_file
@@ -94,7 +93,7 @@ def run_rounds(
     checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock)
     output = experiment.config.output if transport.rank == 0 else OutputConfig()
     try:
-        with tracked(Tracked(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:
+        with tracked(TrackedRun(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:
             if not _has_ended(run, experiment.config, context):
                 rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop)
     except Stopped:
