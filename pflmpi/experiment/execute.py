@@ -34,7 +34,7 @@ from pflmpi.runtime.trackers.base import Tracked
 from pflmpi.runtime.trackers.tracking import tracked
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
-from pflmpi.store.metrics import history, metrics_file
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.segments import clear
 from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
@@ -115,7 +115,7 @@ def run_rounds(
             check_same_setup(experiment, setup, transport)
             if context.speaks and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
                 _log.warning("%s", advice)
-            here = setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run)
+            here = (setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run))
             population = all_or_none(transport, partial(allocate, experiment.cohort, *here))
             if done is None:
                 server, layout = _begin(setup, population, transport)
@@ -197,5 +197,5 @@ def _recover(run: Path, transport: Transport, checkpoints: Checkpoints | None) -
         _log.warning("the run goes on from round %d", done or 0)
         if done is None:
             clear(run)
-            history.restart(run, 0)
+            metrics_file.restart(run, 0)
     return done

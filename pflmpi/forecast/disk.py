@@ -21,7 +21,6 @@ from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import NOWHERE, Layout
-from pflmpi.store.metrics.history import LONGEST, History
 from pflmpi.store.names import round_path, shard_name, shard_path
 from pflmpi.store.records import sharing
 from pflmpi.store.records.content import Checkpoint, pack
@@ -30,7 +29,6 @@ from pflmpi.store.round_file import ReceivedMessage, RoundContent, write_round
 from pflmpi.store.shard import ID_BYTES, write_shard
 from pflmpi.transports.inprocess import InProcessTransport
 
-_HISTORY_LINE = 158  # bytes of a line of metrics.csv, about
 _LOOKED_AT = 200  # checkpoints; later ones are taken to be like these
 _WRITTEN = 6  # round files
 _RUN = "0" * 16  # in place of the id of the run
@@ -106,7 +104,7 @@ def _shards(
     found = _Shards(np.zeros((len(saves), ranks), np.int64), *np.full((2, len(saves), n), NOWHERE, np.int64))
     for number, save in enumerate(saves):
         if number:
-            found.newest[number], found.row[number] = found.newest[number - 1], found.row[number - 1]
+            found.newest[number], found.row[number] = (found.newest[number - 1], found.row[number - 1])
         changed = save.unsaved
         home = sharing.first_ranks(np.bincount(hosts[changed], whole[changed], ranks).tolist())[hosts]
         part = home[changed] * len(experiment.tasks) + cohort[changed]  # rows are counted within a cohort of a shard
@@ -152,7 +150,7 @@ def _round_files(
 
     A few are written, with a small server's state; between them the sizes change evenly.
     """
-    described, cohort = attributes(experiment, InProcessTransport(), _RUN), experiment.cohort
+    described, cohort = (attributes(experiment, InProcessTransport(), _RUN), experiment.cohort)
     templates = row_kinds(experiment.templates)
     server, messages = _stand_in(sizes.server), _stand_in(sizes.received)
     links = {path: server[target] for path, target in sizes.links.items()}
@@ -160,7 +158,7 @@ def _round_files(
     left_out = sizes.server_bytes + leaf_bytes(sizes.received) - written
 
     def write(index: int) -> tuple[int, float]:
-        content, layout = _content(saves[index], server, messages | links), shards.layout(index, saves, cohort)
+        content, layout = (_content(saves[index], server, messages | links), shards.layout(index, saves, cohort))
         checksums = dict.fromkeys(layout.files, Checksum(0, 0))
         with tempfile.TemporaryDirectory() as folder:
             records = RecordFile(run := Path(folder), 0)
@@ -181,14 +179,12 @@ def _stand_in(leaves: Leaves) -> dict[str, np.ndarray]:
 def _content(save: RoundSchedule, server: dict[str, np.ndarray], messages: dict[str, np.ndarray]) -> RoundContent:
     """What a checkpoint holds of its round, in size; without what algorithms measure, which is little."""
     zero = np.zeros(save.setup.task.num_clients, np.int64)
-    lines = min(_HISTORY_LINE * save.round, LONGEST // 2)  # the mean of later ones
     content = RoundContent(
         save.round,
         server,
         received={"all": ReceivedMessage(messages, own=False)} if messages else {},
         partition={"train_samples": zero, "test_samples": zero},
         normalisation=save.setup.task.normalisation,
-        history=History(np.zeros(lines, np.uint8), Checksum(0, 0)),
     )
     if save.opening:
         return content
