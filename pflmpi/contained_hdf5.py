@@ -21,11 +21,12 @@ _FILTERS = {getattr(h5py.h5z, f"FILTER_{name}") for name in ("SHUFFLE", "FLETCHE
 def refuse_external_links(file: Any) -> None:
     """Raise `ValueError` for an open file with a link to another file."""
 
-    def check(path: bytes, link: Any) -> None:
-        if link.type not in (h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT):
-            raise ValueError(f"/{path.decode(errors='replace')} in it is a link to another file, which is not followed")
+    def outside(path: bytes, link: Any) -> bytes | None:
+        return None if link.type in (h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT) else path
 
-    file.id.links.visit(check, info=True)
+    # An error must not be raised within the visit: h5py 3.16 turns it into a `SystemError`.
+    if (path := file.id.links.visit(outside, info=True)) is not None:
+        raise ValueError(f"/{path.decode(errors='replace')} in it is a link to another file, which is not followed")
 
 
 def refuse_unstored(dataset: Any) -> None:
