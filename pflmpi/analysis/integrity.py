@@ -8,7 +8,7 @@ from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file, partition_file, probe_file, verify
 from pflmpi.store.checked_hdf5 import damage, damaged_arrays
-from pflmpi.store.metrics import history, metrics_file
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_checksums, read_layout
 from pflmpi.store.run_identity import exchanged, foreign
@@ -44,7 +44,7 @@ def check(run: Path) -> Iterator[Checked]:
     A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
     """
     good: set[Path] = set()
-    texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run), history.path(run)]
+    texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run)]
     for path in [*texts, *files(run)]:
         try:
             problems = _problems(run, path, good)
@@ -74,9 +74,6 @@ def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
         return ()
     if path == metrics_file.path(run):
         verify.metrics(run, stored.last_round(stored.read(run)))
-        return ()
-    if path == history.path(run):
-        verify.metrics_copy(run)
         return ()
     if path.is_symlink() and not path.exists():
         return (f"{path} is a link to nothing; put the file there, or delete the link",)

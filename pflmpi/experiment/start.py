@@ -27,7 +27,7 @@ from pflmpi.runtime.trackers.tracking import check_installed
 from pflmpi.store import config_file, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import history
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.records.conversion import pending
 from pflmpi.store.records.recovery import recover_records
 from pflmpi.store.records.segments import clear
@@ -197,6 +197,6 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
         clear(run)
         (run / "shards").mkdir(exist_ok=True)
         stored_config.write(run, experiment, transport, run_id)
-        history.restart(run, 0)
+        metrics_file.restart(run, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error

@@ -17,10 +17,10 @@ from pflmpi.runtime.client_state import Population, received, received_by_all, r
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
-from pflmpi.store.metrics import history, metrics_file
-from pflmpi.store.metrics.history import History
+from pflmpi.store.metrics import metrics_file
 from pflmpi.store.names import shard_path
 from pflmpi.store.records import content, sharing
 from pflmpi.store.records.background import Background
@@ -65,15 +65,9 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        run: Path,
-        setup: Setup,
-        rank: int,
-        attributes: Mapping[str, str | int],
-        layout: Layout,
-        lock: RunLock,
+        self, run: Path, setup: Setup, rank: int, attributes: Mapping[str, str | int], layout: Layout, lock: RunLock
     ) -> None:
-        self._run, self._setup, self._rank, self._attributes = run, setup, rank, attributes
+        self._run, self._setup, self._rank, self._attributes = (run, setup, rank, attributes)
         self._layout = layout
         self._lock = lock
         self._kinds = row_kinds(setup.templates)
@@ -81,7 +75,7 @@ class Checkpoints:
         self._writer = Writer(run)
         self._records = RecordFile(run, rank)
         self._background = Background(run, lock)
-        self._history = history.Recorder(run) if rank == 0 else None
+        self._metrics = metrics_file.checksum(metrics_file.text(run)) if rank == 0 else None  # of metrics.csv so far
         self._seconds = 0.0
         self._last: int | None = None  # round that was handed over
 
@@ -95,8 +89,9 @@ class Checkpoints:
         with self._timed():
             self._lock.check()
             self._background.check()
-            assert self._history is not None
-            self._history.add(metrics_file.append(self._run, list(progress.columns.values())))
+            assert self._metrics is not None
+            line = metrics_file.append(self._run, list(progress.columns.values()))
+            self._metrics = metrics_file.checksum(line.encode(), self._metrics)
 
     def save(self, now: RoundSchedule, seen: ServerRound, population: Population, progress: Progress | None) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
@@ -110,12 +105,10 @@ class Checkpoints:
         with self._timed():
             rows = population.flat(now.rows[self._rank])
             rest: Checkpoint | None = None
-            moved: History | None = None
-            if self._history is not None:
-                lines, moved = self._history.take()
-                rest = self._checkpoint(now, seen, progress, lines)
+            if self._metrics is not None:
+                rest = self._checkpoint(now, seen, progress, self._metrics)
             own = self._row_bytes[now.rows[self._rank]].sum() > sharing.OWN
-            self._writer.submit(lambda: self._write(now.round, rows, rest, own, moved))
+            self._writer.submit(lambda: self._write(now.round, rows, rest, own))
             self._last = now.round
 
     def finish(self, transport: Transport) -> None:
@@ -142,14 +135,14 @@ class Checkpoints:
         self._seconds += time.perf_counter() - began
 
     def _checkpoint(
-        self, now: RoundSchedule, seen: ServerRound, progress: Progress | None, lines: History
+        self, now: RoundSchedule, seen: ServerRound, progress: Progress | None, metrics: Checksum
     ) -> Checkpoint:
         """What rank 0 has of a checkpoint, and which ranks have the rest."""
         cohort = self._setup.executor.cohort
         layout, ranks = sharing.shared(self._layout, now.round, now.rows, self._row_bytes, cohort)
         self._layout = layout.only([cohort for cohort, kinds in self._kinds.items() if kinds])
         return Checkpoint(
-            self._content(now.round, seen, progress, lines),
+            self._content(now.round, seen, progress, metrics),
             self._layout,
             self._kinds,
             self._attributes,
@@ -157,10 +150,10 @@ class Checkpoints:
             self._setup.checkpoint.keep,
         )
 
-    def _content(self, round: int, seen: ServerRound, progress: Progress | None, lines: History) -> RoundContent:
+    def _content(self, round: int, seen: ServerRound, progress: Progress | None, metrics: Checksum) -> RoundContent:
         """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
         setup, arrays = self._setup, dict[int, np.ndarray]()
-        names, published = received(setup.algorithm, setup.task, setup.templates), seen.published or {}
+        names, published = (received(setup.algorithm, setup.task, setup.templates), seen.published or {})
         in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(seen.server)}
 
         def stored(state: Tree) -> Arrays:
@@ -178,13 +171,13 @@ class Checkpoints:
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
             partition={"train_samples": setup.declared.num_train, "test_samples": setup.num_test},
             normalisation=setup.task.normalisation,
-            history=lines,
+            metrics_file=metrics,
         )
 
-    def _write(self, round: int, rows: ClientRows, rest: Checkpoint | None, own: bool, moved: History | None) -> None:
+    def _write(self, round: int, rows: ClientRows, rest: Checkpoint | None, own: bool) -> None:
         self._lock.check()
-        if moved is not None:
-            history.extend(self._run, moved)
+        if rest is not None:
+            metrics_file.flush(self._run)
         if own:
             attributes = {"run": self._attributes["run"], "round": round, "rank": self._rank}
             write_shard(shard_path(self._run, round, self._rank), rows, attributes)

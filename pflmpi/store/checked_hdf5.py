@@ -2,15 +2,19 @@
 
 A file starts with an HDF5 user block of 512 bytes, which every HDF5 program skips. It holds one line of text with the
 length and the CRC-32 of the rest. So a damaged file is detected before the HDF5 library, which may crash on one, reads
-it.
+it. The attribute `about` is JSON: what there is to say of the file, and below `arrays`, for each of its arrays by path,
+`crc32` (zlib's, over its bytes in C order), `unit` and `description`. Each attribute of HDF5 costs as much as a small
+array; in one text they cost nothing.
 """
 
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from zlib_ng import zlib_ng as zlib
@@ -19,13 +23,21 @@ from pflmpi import atomic, regular_file
 from pflmpi.contained_hdf5 import is_virtual, refuse_external_links, refuse_other_sources, refuse_unstored
 from pflmpi.errors import CheckpointError, PflmpiError
 from pflmpi.store.checksums import Part, crc32, crc32_of_file
-from pflmpi.store.hdf5 import Dataset, File, Group, Identifier, h5py, write_array, write_attribute
+from pflmpi.store.hdf5 import (
+    Dataset,
+    File,
+    Group,
+    Identifier,
+    h5py,
+    name_axes,
+    write_array,
+    write_attribute,
+    write_scale,
+)
 from pflmpi.store.large_files.target import Target
 from pflmpi.store.names import SHARD_NAME
 
-# 1: without `received`, `diagnostics` and descriptions; 2: booleans of clients are not known to be missing;
-# 3: `history` is the whole of metrics.csv.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
@@ -48,11 +60,75 @@ class NewerFormatError(CheckpointError):
     """A file in a format of a newer pflmpi."""
 
 
-def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int | None = None) -> None:
+class Writing:
+    """An HDF5 file that is being written.
+
+    Attributes:
+        file: of h5py.
+        about: what its attribute `about` will say.
+        parts: parts of the file whose checksums are known; they are not read again.
+    """
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.about: dict[str, Any] = {"arrays": {}}
+        self.parts: list[Part] = []
+        self._scales: dict[str, tuple[Identifier, int]] = {}
+
+    def put(
+        self,
+        path: str,
+        array: np.ndarray,
+        checksum: int | None = None,
+        *,
+        axes: Sequence[str] = (),
+        unit: str = "",
+        description: str = "",
+    ) -> Identifier:
+        """Store an array, with its CRC-32, which is `checksum` if that is known; its identifier.
+
+        Args:
+            axes: names of the first axes; a dimension scale that is not there yet counts from 0.
+        """
+        array = np.asarray(array, order="C")
+        assert array.dtype.kind in _KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
+        for name, extent in zip(axes, array.shape, strict=False):
+            if name not in self._scales:
+                self.scale(name, name, np.arange(extent), f"{name}, from 0 on")
+        dataset = write_array(self.file.id, path, array)
+        self.describe(path, crc32(array) if checksum is None else checksum, unit, description)
+        self.name_axes(dataset, array.shape, axes)
+        return dataset
+
+    def describe(self, path: str, checksum: int | None, unit: str = "", description: str = "") -> None:
+        """Say of an array what it is; None for the checksum of one that shows values that lie elsewhere."""
+        described = {"crc32": checksum, "unit": unit, "description": description}
+        self.about["arrays"].setdefault(path, {}).update(
+            {key: value for key, value in described.items() if value not in (None, "")}
+        )
+
+    def scale(self, name: str, path: str, values: np.ndarray, description: str = "") -> None:
+        """Store the coordinates [m] of an axis as a dimension scale of HDF5, by which later arrays name theirs."""
+        dataset = self.put(path, values, description=description)
+        h5py.h5ds.set_scale(dataset, name.encode())
+        self._scales[name] = dataset, len(values)
+
+    def name_axes(self, dataset: Identifier, shape: Sequence[int], axes: Sequence[str]) -> None:
+        """Name the axes of a dataset by scales, where those named have its extents; the others by their extents."""
+        extents = [self._scales[name][1] for name in axes]
+        if axes and extents == list(shape[: len(axes)]):
+            names = [*axes, *(f"size_{extent}" for extent in shape[len(axes) :])]
+            for name, extent in zip(names, shape, strict=True):
+                if name not in self._scales:
+                    self._scales[name] = write_scale(self.file.id, name, extent), extent
+            name_axes(dataset, [self._scales[name][0] for name in names])
+
+
+def write(path: Path, fill: Callable[[Writing], None], size: int | None = None) -> None:
     """Write an HDF5 file atomically.
 
     Args:
-        fill: writes the content; may return parts of the file whose checksums it knows, which are not read again.
+        fill: writes the content.
         size: bytes of the arrays, if known. A small file is made in memory, which takes less of the processor.
 
     Raises:
@@ -61,8 +137,7 @@ def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int |
     if size is not None and size <= _SMALL:
         memory = {"driver": "core", "backing_store": False}
         with h5py.File(path, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY, **memory) as file:
-            write_attribute(file.id, "format_version", FORMAT_VERSION)
-            fill(file)
+            _fill(file, fill)
             file.flush()
             content = file.id.get_file_image()  # without the user block
         atomic.write(path, (_WRITTEN % (len(content), zlib.crc32(content))).ljust(_HEAD_BYTES, b"\0") + content)
@@ -71,20 +146,50 @@ def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int |
         target = Target(descriptor)
         try:
             with h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file:
-                write_attribute(file.id, "format_version", FORMAT_VERSION)
-                known = fill(file) or ()
+                known = _fill(file, fill)
         finally:
             target.finish()  # raises a disk error rather than what followed from it
         atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, known), 0)
 
 
-def put(group: Group, path: str, array: np.ndarray, checksum: int | None = None) -> Identifier:
-    """Store an array with the CRC-32 of its bytes, which is `checksum` if that is known; its identifier."""
-    array = np.asarray(array, order="C")
-    assert array.dtype.kind in _KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
-    dataset = write_array(group.id, path, array)
-    write_attribute(dataset, "crc32", np.uint32(crc32(array) if checksum is None else checksum))
-    return dataset
+def _fill(file: File, fill: Callable[[Writing], None]) -> list[Part]:
+    write_attribute(file.id, "format_version", FORMAT_VERSION)
+    writing = Writing(file)
+    fill(writing)
+    write_attribute(file.id, "about", json.dumps(writing.about))
+    return writing.parts
+
+
+def about(file: File) -> dict[str, Any]:
+    """What a file says of itself: its attribute `about`.
+
+    Raises:
+        ValueError: it is not what pflmpi writes.
+    """
+    text = file.attrs["about"]
+    if not isinstance(text, str):
+        raise ValueError("its attribute 'about' is no text")
+    found = _parsed(text)
+    if not isinstance(found, dict) or not isinstance(found.get("arrays"), dict):
+        raise ValueError("its attribute 'about' does not describe its arrays")
+    return found
+
+
+def numbers(file: File, section: str) -> dict[str, np.ndarray]:
+    """The numbers, and lists of numbers, that a file says in a section of `about`, by name."""
+    found = {}
+    for name, value in about(file).get(section, {}).items():
+        values = value if isinstance(value, list) else [value]
+        if not all(each is None or isinstance(each, int | float) for each in values):
+            raise ValueError(f"{section}/{name} in its attribute 'about' is no number")
+        read = [np.nan if each is None else each for each in values]
+        found[str(name)] = np.array(read if isinstance(value, list) else read[0])
+    return found
+
+
+@lru_cache(maxsize=4)  # several arrays of a file are read one after the other
+def _parsed(text: str) -> Any:
+    return json.loads(text)
 
 
 def get(group: Group, path: str) -> np.ndarray:
@@ -100,6 +205,12 @@ def get(group: Group, path: str) -> np.ndarray:
     return array
 
 
+def recorded_crc32(dataset: Dataset) -> int | None:
+    """The CRC-32 of an array that was written; None where a file does not say."""
+    described = about(dataset.file)["arrays"].get(dataset.name.lstrip("/"), {})
+    return int(described["crc32"]) if "crc32" in described else None
+
+
 def damaged_arrays(path: Path) -> list[str]:
     """Problems with the arrays of a file that have a checksum of their own; a piece at a time is in memory.
 
@@ -107,7 +218,7 @@ def damaged_arrays(path: Path) -> list[str]:
         CheckpointError: see `reading`.
     """
     with reading(path) as file:
-        arrays = [file[name] for name in names(file) if "crc32" in file[name].attrs]
+        arrays = [file[name] for name in names(file) if recorded_crc32(file[name]) is not None]
         return [problem for array in arrays if (problem := _other(array, _crc32_in_pieces(array)))]
 
 
@@ -122,9 +233,11 @@ def _crc32_in_pieces(dataset: Dataset) -> int:
 
 def _other(dataset: Dataset, found: int) -> str | None:
     """Says that an array has another CRC-32 than was written; None if it has not."""
-    if found == (expected := int(dataset.attrs["crc32"])):
+    if found == (expected := recorded_crc32(dataset)):
         return None
     where = f"{dataset.name} in {dataset.file.filename}"
+    if expected is None:
+        return f"{where} has no CRC-32, with which every array is written"
     return f"{where} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
 
 
@@ -161,7 +274,7 @@ def _opened(path: Path) -> File:
 
 
 # What h5py raises, and what a file of another form leads to.
-_OF_A_FILE = OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError
+_OF_A_FILE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError)
 
 
 @contextmanager
@@ -169,7 +282,7 @@ def reading(path: Path) -> Iterator[File]:
     """Open a file for reading.
 
     Raises:
-        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also if what the block reads
+        CheckpointError: it is missing, unreadable, or in another format; also if what the block reads
             is not there, or of another form.
     """
     try:
@@ -180,6 +293,11 @@ def reading(path: Path) -> Iterator[File]:
                 raise NewerFormatError(
                     f"{path} was written by a newer pflmpi: its format version is {version}, this one reads up to "
                     f"{FORMAT_VERSION}; update pflmpi"
+                )
+            if version < FORMAT_VERSION:
+                raise CheckpointError(
+                    f"{path} was written by a pflmpi before its first release: its format version is {version}, this "
+                    f"one reads {FORMAT_VERSION}; use the version that wrote it, or run it again"
                 )
             yield file
     except PflmpiError:

@@ -6,6 +6,7 @@ are made once.
 The names below stand in for h5py's types. What is written is the same to the byte as by `create_dataset` and `attrs`.
 """
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -40,6 +41,31 @@ def write_attribute(where: Identifier, name: str, value: str | int | float | np.
     stored = np.asarray(value, _TEXT if text else None)
     kind, in_memory = _text_kinds() if text else (_kind(stored.dtype),) * 2
     h5py.h5a.create(where, name.encode(), kind, _space(())).write(stored, in_memory)
+
+
+def write_scale(file: Identifier, name: str, extent: int) -> Identifier:
+    """Create a dimension scale without coordinates, as netCDF has them; its identifier."""
+    creation = _untimed(h5py.h5p.DATASET_CREATE)
+    creation = _untimed(h5py.h5p.DATASET_CREATE)
+    scale = h5py.h5d.create(file, name.encode(), _kind(np.dtype("f4")), _space((extent,)), creation)
+    h5py.h5ds.set_scale(scale, b"This is a netCDF dimension but not a netCDF variable.%10d" % extent)
+    return scale
+
+
+def name_axes(dataset: Identifier, scales: Sequence[Identifier]) -> None:
+    """Name all axes of a dataset by dimension scales; HDF5's own function also lists the datasets in the scales."""
+    named = np.empty(len(scales), h5py.vlen_dtype(h5py.ref_dtype))
+    for axis, scale in enumerate(scales):
+        named[axis] = np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
+    kind, in_memory = _references()
+    h5py.h5a.create(dataset, b"DIMENSION_LIST", kind, _space((len(scales),))).write(named, in_memory)
+
+
+@cache
+def _references() -> tuple[Any, Any]:
+    """HDF5's type of the scales of one axis in a file, and in Python."""
+    dtype = h5py.vlen_dtype(h5py.ref_dtype)
+    return h5py.h5t.py_create(dtype, logical=True), h5py.h5t.py_create(dtype)
 
 
 @cache

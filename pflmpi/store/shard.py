@@ -11,8 +11,9 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.checksums import Part, crc32_combine, crc32_join, crc32_of_rows, crc32_repeat
-from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute, write_group
+from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checksums import crc32_combine, crc32_join, crc32_of_rows, crc32_repeat
+from pflmpi.store.hdf5 import Dataset, Group, write_group
 from pflmpi.store.once import leaf as once
 
 Arrays = dict[str, np.ndarray]
@@ -39,23 +40,17 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for leaf, array in leaves.items():
             assert len(array) == len(clients), f"{cohort}/{leaf}: {len(array)} rows of {len(clients)} clients"
 
-    def fill(file: File) -> list[Part]:
-        parts = list[Part]()
-        for name, value in (attributes or {}).items():
-            write_attribute(file.id, name, value)
+    def fill(writing: Writing) -> None:
+        writing.about |= attributes or {}
         for cohort, (clients, leaves) in sorted(rows.items()):
-            group = write_group(file.id, cohort)
-            write_group(group.id, "rows")
+            write_group(writing.file.id, f"{cohort}/rows")
             ids = clients.astype(np.int64)
             known = _known_rows(leaves)
-            checked_hdf5.put(group, "client", ids)
-            checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves, known))
+            writing.put(f"{cohort}/client", ids)
+            writing.put(f"{cohort}/row_crc32", _row_checksums(ids, leaves, known))
             for leaf in sorted(leaves):
                 whole = _leaf_checksum(leaves[leaf], known[leaf]) if leaf in known else None
-                dataset = once.put(group, leaf, leaves[leaf], whole)
-                if dataset is not None and whole is not None:
-                    parts.append(Part(dataset.get_offset(), leaves[leaf].nbytes, whole))
-        return parts
+                once.put(writing, cohort, leaf, leaves[leaf], whole)
 
     checked_hdf5.write(path, fill, sum(array.nbytes for _, leaves in rows.values() for array in leaves.values()))
 

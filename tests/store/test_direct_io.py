@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
@@ -65,9 +64,9 @@ def test_whole_blocks_of_a_large_array_are_written_by_direct_io_and_a_small_arra
     monkeypatch.setattr(os, "pwrite", counted)
     array = np.arange(1 << 20, dtype=np.float64)
 
-    def fill(file: h5py.File) -> None:
-        checked_hdf5.put(file, "large", array)
-        checked_hdf5.put(file, "small", array[: 1 << 16])
+    def fill(writing: checked_hdf5.Writing) -> None:
+        writing.put("large", array)
+        writing.put("small", array[: 1 << 16])
 
     checked_hdf5.write(tmp_path / "file.h5", fill)
     assert array.nbytes - 2 * BLOCK < direct[0] <= array.nbytes

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.page.side_by_side import Figures
 from pflmpi.analysis.plots import Missing, Plot
 from pflmpi.analysis.run import Run
@@ -49,8 +49,6 @@ def detailed(one: NamedRun) -> tuple[Figures, list[str]]:
     for title, make in makers.items():
         try:
             found += [by_class(without_single_class(figure, one.run), one.run) for figure in make()]
-        except OlderFormatError as error:
-            found.append(Missing(title, str(error)))
         except CheckpointError as error:
             problems.append(str(error))
             found.append(Missing(title, str(error)))
@@ -58,7 +56,7 @@ def detailed(one: NamedRun) -> tuple[Figures, list[str]]:
 
 
 def _good(run: Run) -> list[Checkpoint]:
-    """Some checkpoints whose files can be opened, ascending; of format 1 only where there are no others."""
+    """Some checkpoints whose files can be opened, ascending."""
     found = []
     for number in spread_over(run.rounds):
         try:
@@ -67,4 +65,4 @@ def _good(run: Run) -> list[Checkpoint]:
         except CheckpointError:
             continue  # `comparable.damaged` has reported it
         found.append(checkpoint)
-    return [one for one in found if one.describes_itself] or found
+    return found

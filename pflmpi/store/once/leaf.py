@@ -12,7 +12,9 @@ import math
 import numpy as np
 
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Group, Identifier, h5py, untimed, with_groups, write_attribute
+from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checksums import Part
+from pflmpi.store.hdf5 import Group, h5py, untimed, with_groups
 
 _WORTH = 1 << 20  # bytes; of fewer, every row is stored
 
@@ -22,17 +24,20 @@ def is_repeated(array: np.ndarray) -> bool:
     return len(array) > 1 and array.strides[0] == 0 and array.size > 0
 
 
-def put(cohort: Group, path: str, array: np.ndarray, checksum: int | None) -> Identifier | None:
-    """Store a leaf [m, ...], once if it is repeated, with a known CRC-32, and large: None then, else its identifier."""
+def put(writing: Writing, cohort: str, path: str, array: np.ndarray, checksum: int | None) -> None:
+    """Store a leaf [m, ...] of a cohort; once if it is repeated, with a known CRC-32, and large."""
     if checksum is None or not is_repeated(array) or array.nbytes < _WORTH:
-        return checked_hdf5.put(cohort, f"rows/{path}", array, checksum)
+        dataset = writing.put(f"{cohort}/rows/{path}", array, checksum)
+        if checksum is not None and array.nbytes:
+            writing.parts.append(Part(dataset.get_offset(), array.nbytes, checksum))
+        return
     rows, row = len(array), np.ascontiguousarray(array[:1])
-    checked_hdf5.put(cohort, f"once/{path}", row)
+    writing.put(f"{cohort}/once/{path}", row)
     several = math.isqrt(rows - 1) + 1
-    _show(cohort, f"once/{path}", f"several/{path}", row, 1, several)
-    shown = _show(cohort, f"several/{path}", f"rows/{path}", row, several, rows)
-    write_attribute(shown, "crc32", np.uint32(checksum))
-    return None
+    group = writing.file[cohort]
+    _show(group, f"once/{path}", f"several/{path}", row, 1, several)
+    _show(group, f"several/{path}", f"rows/{path}", row, several, rows)
+    writing.describe(f"{cohort}/rows/{path}", checksum)
 
 
 def get(cohort: Group, path: str, rows: int) -> np.ndarray | None:
@@ -47,11 +52,11 @@ def get(cohort: Group, path: str, rows: int) -> np.ndarray | None:
     return np.broadcast_to(row, (rows, *row.shape[1:]))
 
 
-def _show(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> Identifier:
-    """Create a virtual dataset of so many rows, of pieces of a source that has `piece` rows; its identifier."""
+def _show(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> None:
+    """Create a virtual dataset of so many rows, of pieces of a source that has `piece` rows."""
     shape = row.shape[1:]
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
-    whole, part = h5py.h5s.create_simple((rows, *shape)), h5py.h5s.create_simple((piece, *shape))
+    whole, part = (h5py.h5s.create_simple((rows, *shape)), h5py.h5s.create_simple((piece, *shape)))
     creation = untimed(h5py.h5p.DATASET_CREATE)
     for start in range(0, rows, piece):
         block = (min(piece, rows - start), *shape)
@@ -60,4 +65,4 @@ def _show(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, ro
         creation.set_virtual(whole, b".", f"{cohort.name}/{source}".encode(), part)
     whole.select_all()
     kind = h5py.h5t.py_create(row.dtype, logical=True)
-    return h5py.h5d.create(cohort.id, path.encode(), kind, whole, creation, lcpl=with_groups())
+    h5py.h5d.create(cohort.id, path.encode(), kind, whole, creation, lcpl=with_groups())

@@ -9,7 +9,6 @@ from pflmpi.errors import CheckpointError
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
-from pflmpi.store.metrics.history import History
 from pflmpi.store.records.record import Record
 from pflmpi.store.round_file import ReceivedMessage, RoundContent, Templates
 from pflmpi.store.shard import Arrays, ClientRows
@@ -64,14 +63,16 @@ def pack(round: int, rows: ClientRows, checkpoint: Checkpoint | None = None) -> 
         "received": {name: message.own for name, message in content.received.items()},
         "ranks": {name: list(ranks) for name, ranks in checkpoint.ranks.items()},
         "keep": checkpoint.keep,
-        "before": list(content.history.before),
+        "metrics_csv": list(content.metrics_file),
+        "shards": list(checkpoint.layout.files),
+        "cohorts": list(checkpoint.layout.cohorts),
         "attributes": dict(checkpoint.attributes),
         "templates": {
             cohort: {path: [shape, dtype.str] for path, (shape, dtype) in leaves.items()}
             for cohort, leaves in checkpoint.templates.items()
         },
     }
-    return Record(round, about, {**arrays, "history": content.history.lines})
+    return Record(round, about, arrays)
 
 
 def rows_of(record: Record) -> ClientRows:
@@ -90,20 +91,18 @@ def checkpoint_of(record: Record) -> Checkpoint:
         for name, own in about["received"].items()
     }
     sections = {section: _below(record, f"{section}/") for section in _SECTIONS}
-    before = Checksum(*about.get("before", (0, 0)))  # older records hold all lines
-    history = History(record.arrays["history"], before)
     places = _below(record, "layout/")
     try:
-        files = layouts.names_of_shards(places["files"])
+        files = layouts.names_of_shards(dict.fromkeys(about["shards"]))
     except ValueError as error:
         raise CheckpointError(f"the record of round {record.round} cannot be read: {error}; delete it") from error
-    cohorts = {path.removeprefix("cohorts/"): places[path] for path in places if path.startswith("cohorts/")}
+    cohorts = {name: np.flatnonzero(places["cohort"] == number) for number, name in enumerate(about["cohorts"])}
     templates = {
         cohort: {path: (tuple(shape), np.dtype(kind)) for path, (shape, kind) in leaves.items()}
         for cohort, leaves in about["templates"].items()
     }
     return Checkpoint(
-        RoundContent(record.round, received=received, history=history, **sections),
+        RoundContent(record.round, received=received, metrics_file=Checksum(*about["metrics_csv"]), **sections),
         Layout(cohorts, places["file"], places["row"], files),
         templates,
         about["attributes"],
