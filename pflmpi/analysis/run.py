@@ -21,7 +21,6 @@ from pflmpi.store import run_folder, verify
 from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.store.one_file.reading import elsewhere
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.store.records.recovery import recover_records
 from pflmpi.store.verify import Metrics
 from pflmpi.text import short_name, spans
 
@@ -216,7 +215,6 @@ def open_run(path: str | PathLike[str]) -> Run:
         regular_file.check_folders(folder)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
-    recover_records(folder)
     _check_format(folder)
     config, notes = stored.verified(folder)
     section = config.get("algorithm")

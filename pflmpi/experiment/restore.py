@@ -19,7 +19,6 @@ from pflmpi.runtime.setup import Setup
 from pflmpi.store import config_file, partition_file, run_folder, verify
 from pflmpi.store.layout import Layout
 from pflmpi.store.metrics import metrics_file
-from pflmpi.store.records.conversion import convert
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -27,13 +26,11 @@ _log = logging.getLogger(__name__)
 
 
 def newest(run: Path) -> int:
-    """Newest good round of a run, once all that is recorded is HDF5; damaged ones are reported.
+    """Newest good round of a run; damaged ones are reported.
 
     Raises:
-        CheckpointError: there is none, or a file cannot be written.
+        CheckpointError: there is none.
     """
-    with continuing(run):
-        convert(run)
     done, problems = run_folder.newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)

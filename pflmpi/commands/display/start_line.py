@@ -5,7 +5,6 @@ from pathlib import Path
 from pflmpi.commands.ranks.launch import num_gpus
 from pflmpi.config.load import Config
 from pflmpi.store import run_folder
-from pflmpi.store.records.recovery import recover_records
 from pflmpi.text import counted, short_name, some
 
 
@@ -17,7 +16,6 @@ def start_line(config: Config, folder: Path, ranks: int) -> str:
     clients = [counted(config.partition.clients, "client")] if config.partition.clients else []
     what = [f"{algorithm} with {some(list(dict.fromkeys(names)))} on {short_name(config.data.name)}", *clients]
     what.append(counted(config.training.rounds, "round"))
-    recover_records(folder)
     if done := run_folder.rounds(folder)[-1:]:
         what.append(f"goes on after round {done[0]}")
     gpus = num_gpus(config.runtime)
