@@ -12,7 +12,7 @@
         /<cohort>/client                  [m] ascending ids
         /<cohort>/rows/<path>             [m, ...]
         /<cohort>/row_crc32               [m] see `shard`
-        /<cohort>/once/<path>             [1, ...] a row that all m have; `rows` shows it; see `once.leaf`
+        /<cohort>/once/<path>             [1, ...] a row that all m have; `rows` shows it; see `shard`
 
 A cohort is a set of clients that keep the same leaves. A run with several cohorts stores them separately, as
 /clients/<cohort>/<path> [m, ...] beside the ids in /clients/<cohort>/client [m], even where leaves are the same.

@@ -30,11 +30,11 @@ from pflmpi.store.hdf5 import (
     Identifier,
     h5py,
     name_axes,
+    reserve_array,
     write_array,
     write_attribute,
     write_scale,
 )
-from pflmpi.store.large_files.target import Target
 from pflmpi.store.names import SHARD_NAME
 
 FORMAT_VERSION = 5
@@ -45,7 +45,7 @@ _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
 _PIECE = 1 << 25  # bytes of an array in memory while it is checked
 _KINDS = "biufcS"  # of arrays
 _SOURCE = re.compile(rf"\.|{SHARD_NAME.pattern}")  # of virtual datasets: the file itself, or a shard
-_SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory
+_SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory; of an array that HDF5 itself writes
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 
 
@@ -66,13 +66,15 @@ class Writing:
     Attributes:
         file: of h5py.
         about: what its attribute `about` will say.
-        parts: parts of the file whose checksums are known; they are not read again.
+        large: arrays that are written once HDF5 has closed the file, with where they belong and their CRC-32: HDF5
+            would hold the interpreter's lock meanwhile.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, in_memory: bool) -> None:
         self.file = file
         self.about: dict[str, Any] = {"arrays": {}}
-        self.parts: list[Part] = []
+        self.large: list[tuple[Part, np.ndarray]] = []
+        self._in_memory = in_memory
         self._scales: dict[str, tuple[Identifier, int]] = {}
 
     def put(
@@ -95,8 +97,12 @@ class Writing:
         for name, extent in zip(axes, array.shape, strict=False):
             if name not in self._scales:
                 self.scale(name, name, np.arange(extent), f"{name}, from 0 on")
-        dataset = write_array(self.file.id, path, array)
-        self.describe(path, crc32(array) if checksum is None else checksum, unit, description)
+        checksum = crc32(array) if checksum is None else checksum
+        large = not self._in_memory and array.nbytes > _SMALL
+        dataset = (reserve_array if large else write_array)(self.file.id, path, array)
+        if large:
+            self.large.append((Part(dataset.get_offset(), array.nbytes, checksum), array))
+        self.describe(path, checksum, unit, description)
         self.name_axes(dataset, array.shape, axes)
         return dataset
 
@@ -137,27 +143,83 @@ def write(path: Path, fill: Callable[[Writing], None], size: int | None = None) 
     if size is not None and size <= _SMALL:
         memory = {"driver": "core", "backing_store": False}
         with h5py.File(path, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY, **memory) as file:
-            _fill(file, fill)
+            _fill(Writing(file, in_memory=True), fill)
             file.flush()
             content = file.id.get_file_image()  # without the user block
         atomic.write(path, (_WRITTEN % (len(content), zlib.crc32(content))).ljust(_HEAD_BYTES, b"\0") + content)
         return
     with atomic.replacing(path) as descriptor:
-        target = Target(descriptor)
+        target = _Target(descriptor)
         try:
             with h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file:
-                known = _fill(file, fill)
+                writing = Writing(file, in_memory=False)
+                _fill(writing, fill)
         finally:
-            target.finish()  # raises a disk error rather than what followed from it
-        atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, known), 0)
+            target.check()  # a disk error rather than what followed from it
+        for part, array in writing.large:
+            atomic.write_at(descriptor, array.reshape(-1).view(np.uint8).data, part.start)
+        parts = [part for part, _ in writing.large]
+        atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, parts), 0)
 
 
-def _fill(file: File, fill: Callable[[Writing], None]) -> list[Part]:
-    write_attribute(file.id, "format_version", FORMAT_VERSION)
-    writing = Writing(file)
+def _fill(writing: Writing, fill: Callable[[Writing], None]) -> None:
+    write_attribute(writing.file.id, "format_version", FORMAT_VERSION)
     fill(writing)
-    write_attribute(file.id, "about", json.dumps(writing.about))
-    return writing.parts
+    write_attribute(writing.file.id, "about", json.dumps(writing.about))
+
+
+class _Target:
+    """The file that h5py writes, by its descriptor.
+
+    Errors are hidden from HDF5, because it cannot close a file that it cannot write, and crashes on it at exit. After
+    the first error nothing more is written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._position = descriptor, 0
+        self._error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the first error."""
+        if self._error is not None:
+            raise self._error
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to an offset from the beginning or the end of the file."""
+        assert whence in (os.SEEK_SET, os.SEEK_END)
+        self._position = offset + (os.fstat(self._descriptor).st_size if whence == os.SEEK_END else 0)
+        return self._position
+
+    def tell(self) -> int:
+        """Current position."""
+        return self._position
+
+    def write(self, content: memoryview) -> int:
+        """Write at the position and advance."""
+        self._attempt(lambda: atomic.write_at(self._descriptor, content, self._position))
+        self._position += len(content)
+        return len(content)
+
+    def read(self, size: int) -> bytes:
+        """Read at the position and advance; h5py requires a readable object."""
+        content = os.pread(self._descriptor, size, self._position)
+        self._position += len(content)
+        return content
+
+    def truncate(self, size: int) -> int:
+        """Set the length of the file."""
+        self._attempt(lambda: os.ftruncate(self._descriptor, size))
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed once, when complete."""
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        if self._error is None:
+            try:
+                step()
+            except BaseException as error:
+                self._error = error
 
 
 def about(file: File) -> dict[str, Any]:

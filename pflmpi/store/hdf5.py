@@ -30,6 +30,12 @@ def write_array(where: Identifier, path: str, array: np.ndarray) -> Identifier:
     return dataset
 
 
+def reserve_array(where: Identifier, path: str, array: np.ndarray) -> Identifier:
+    """`write_array` without the values: they have their place in the file, where they can be written later."""
+    kind, space = _kind(array.dtype), _space(array.shape)
+    return h5py.h5d.create(where, path.encode(), kind, space, _reserved(), lcpl=with_groups())
+
+
 def write_group(where: Identifier, path: str) -> Group:
     """Create a group, with those on its path."""
     return h5py.Group(h5py.h5g.create(where, path.encode(), lcpl=with_groups(), gcpl=_untimed(h5py.h5p.GROUP_CREATE)))
@@ -45,7 +51,6 @@ def write_attribute(where: Identifier, name: str, value: str | int | float | np.
 
 def write_scale(file: Identifier, name: str, extent: int) -> Identifier:
     """Create a dimension scale without coordinates, as netCDF has them; its identifier."""
-    creation = _untimed(h5py.h5p.DATASET_CREATE)
     creation = _untimed(h5py.h5p.DATASET_CREATE)
     scale = h5py.h5d.create(file, name.encode(), _kind(np.dtype("f4")), _space((extent,)), creation)
     h5py.h5ds.set_scale(scale, b"This is a netCDF dimension but not a netCDF variable.%10d" % extent)
@@ -74,6 +79,14 @@ def with_groups() -> Any:
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     links.set_create_intermediate_group(True)
     return links
+
+
+@cache
+def _reserved() -> Any:
+    creation = untimed(h5py.h5p.DATASET_CREATE)
+    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return creation
 
 
 def _kind(dtype: np.dtype) -> Any:

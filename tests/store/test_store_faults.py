@@ -13,7 +13,6 @@ import pytest
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
-from pflmpi.store.large_files import direct_io
 from store_world import Dying, Killed, World
 
 COHORTS = [0, 1, 1, 0, 2, 0, 1, 0]
@@ -36,8 +35,7 @@ def files(world: World) -> list[str]:
 @pytest.fixture
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are written as large ones are: in pieces."""
-    monkeypatch.setattr(checked_hdf5, "_SMALL", -1)
-    monkeypatch.setattr(direct_io, "_LEAST", 1)
+    monkeypatch.setattr(checked_hdf5, "_SMALL", 0)
 
 
 @pytest.mark.parametrize("small", [True, False])
