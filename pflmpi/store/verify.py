@@ -1,10 +1,11 @@
-"""The text files of a run, held against its newest round file: what that vouches for, and what nothing vouches for.
+"""Whether a run is as it was written: what every command asks before it shows or continues anything of it.
 
-Every command that shows a number asks here (`config.stored.verified` for config.yaml). A round file holds length and
-CRC-32 of metrics.csv up to its round, the CRC-32 of partition.csv, and the configuration.
+`checkpoint` is asked for the files of a round, `metrics` and `partition` for the text files (`config.stored.verified`
+for config.yaml). A round file holds the checksums of its shards, length and CRC-32 of metrics.csv up to its round, the
+CRC-32 of partition.csv, and the configuration.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import NamedTuple
 
 from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
-from pflmpi.store import partition_file
+from pflmpi.store import checked_hdf5, partition_file
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.metrics import metrics_file
-from pflmpi.store.names import rounds
+from pflmpi.store.names import round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.store.reading import read_attributes, read_metrics_checksum
-from pflmpi.store.run_identity import foreign_by
+from pflmpi.store.reading import read_attributes, read_checksums, read_layout, read_metrics_checksum
+from pflmpi.store.run_identity import foreign, foreign_by
+from pflmpi.store.shard import rows_problem
 from pflmpi.text import for_shell, spans
 
 
@@ -63,6 +65,34 @@ class Metrics:
         later = spans(range(self.vouched + 1, len(self.texts) + 1))
         notes = [f"metrics of round {later} are not vouched for by a checkpoint"] if later else []
         return [*notes, f"metrics.csv ends in half a line after round {len(self.texts)}"] if self.torn else notes
+
+
+def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] = ()) -> dict[Path, str]:
+    """What is wrong with the files of a round, by path: damage, or a file of another round or run in the place of one.
+
+    Args:
+        whole: every byte is read, and which clients the shards hold; otherwise only heads and lengths are.
+        intact: shards whose bytes have been read, which are not read again.
+    """
+    path = round_path(run, round)
+    check = checked_hdf5.damage if whole else checked_hdf5.cut_short
+    if problem := check(path) or foreign(run, round):
+        return {path: problem}
+    try:
+        layout, recorded = read_layout(run, round), read_checksums(run, round)
+    except CheckpointError as error:
+        return {path: str(error)}
+    problems: dict[Path, str] = {}
+    for shard, expected in ((run / name, expected) for name, expected in sorted(recorded.items())):
+        if shard not in intact and (problem := check(shard)):
+            problems[shard] = problem
+        elif checked_hdf5.recorded_checksum(shard) != expected:
+            problems[shard] = f"{shard} is not the file that the checkpoint was made of; restore that one"
+    for cohort in sorted(layout.cohorts) if whole else ():
+        for shard, clients in ((run / name, clients) for name, clients in layout.shards(cohort)):
+            if shard not in problems and (problem := rows_problem(shard, cohort, clients, layout.row[clients])):
+                problems[shard] = problem
+    return dict(sorted(problems.items()))
 
 
 def newest_index(run: Path) -> Index | None:

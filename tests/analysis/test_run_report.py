@@ -15,7 +15,6 @@ import h5py
 import pytest
 
 import quick_run
-from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing.charts import COLOURS, INK
 from pflmpi.analysis.drawing.rendering import ON_DARK
@@ -26,7 +25,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series.accuracy import client_accuracy
 from pflmpi.cli import main
-from pflmpi.store import checked_hdf5, config_file
+from pflmpi.store import checked_hdf5, config_file, verify
 from pflmpi.store.metrics import metrics_file
 
 NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}
@@ -319,22 +318,22 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked, read = Counter[Path](), list[str]()
-    mistaken, get = Checkpoint.mistaken, checked_hdf5.get
+    check, get = verify.checkpoint, checked_hdf5.get
 
-    def look(checkpoint: Checkpoint) -> list[str]:
-        looked[checkpoint.path] += 1
-        return mistaken(checkpoint)
+    def look(run: Path, round: int, **options: Any) -> dict[Path, str]:
+        looked[run / str(round)] += 1
+        return check(run, round, **options)
 
     def note(group: Any, path: str) -> Any:
         if group.name == "/metrics":
             read.append(path)
         return get(group, path)
 
-    monkeypatch.setattr(Checkpoint, "mistaken", look)
+    monkeypatch.setattr(verify, "checkpoint", look)
     monkeypatch.setattr(checked_hdf5, "get", note)
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for one in among:
         assert damaged(one) == []
         assert client_accuracy(one, one.rounds) and detailed(named([one])[0])
-    assert len(looked) >= 6 and sum(looked.values()) == len(looked) + len(among), "twice at the newest, for its shards"
+    assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read
