@@ -221,7 +221,7 @@ def run(experiment: Experiment, ready: Setup, ranks: int, folder: Path) -> tuple
         initialise(population, ready.algorithm, experiment.tasks)
         server = ready.algorithm.init_server(ready.task) if number == 0 else {}
         layout = Layout.unwritten(experiment.cohort)
-        checkpoints = Checkpoints(folder, ready, number, described, layout, lock)
+        checkpoints = Checkpoints(folder, ready, transport, described, layout, lock)
         rounds.run(ready, transport, checkpoints, server, population, None, progress.append, Noting(transport))
 
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(ranks)]

@@ -97,7 +97,7 @@ def run_rounds(
     else:
         server, layout = restore(run, setup, population, transport, done)
     attributes = stored_config.attributes(experiment, transport, run_id)
-    checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock)
+    checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock)
     output = experiment.config.output if transport.rank == 0 else OutputConfig()
     try:
         with tracked(TrackedRun(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:

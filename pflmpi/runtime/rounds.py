@@ -105,9 +105,9 @@ def run(
         if asked == "end":
             break
         if asked and now.round < setup.task.training.rounds:
-            checkpoints.finish(transport)
+            checkpoints.finish()
             raise stop.interruption(now.round)
-    checkpoints.finish(transport)
+    checkpoints.finish()
     return server
 
 
