@@ -19,13 +19,8 @@ from pflmpi.store.checked_hdf5 import cut_short
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.run_identity import exchanged, foreign
-from pflmpi.text import for_shell
 
 T = TypeVar("T")
-
-
-class OlderFormatError(CheckpointError):
-    """A file that does not say how personal models are put together, nor what diagnostics it has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +97,7 @@ class Checkpoint:
 
     @cached_property
     def normalisation(self) -> Mapping[str, np.ndarray]:
-        """Mean and deviation of the samples, `mean` and `std` [C] as models take them; empty in older files."""
+        """Mean and deviation of the samples, `mean` and `std` [C] as models take them."""
         return run_folder.read_normalisation(self.run, self.number)
 
     @cached_property
@@ -110,17 +105,12 @@ class Checkpoint:
         """Attributes of the round file: the configuration, the algorithm, what describes the arrays."""
         return run_folder.read_attributes(self.run, self.number)
 
-    @property
-    def describes_itself(self) -> bool:
-        """Whether the file says how personal models are put together, which files of format 1 do not."""
-        return "personal" in self.attributes
-
     @cached_property
     def personal(self) -> Personal:
         """How the model that a client predicts with is put together.
 
         Raises:
-            OlderFormatError: the file does not say, being of format 1; what to do is said.
+            CheckpointError: the file does not say.
         """
         return self._described("personal", personal.from_json)
 
@@ -172,11 +162,6 @@ class Checkpoint:
             return checked_hdf5.get(group, path) if path in group else None
 
     def _described(self, name: str, read: Callable[[Any], T]) -> T:
-        if not self.describes_itself:
-            raise OlderFormatError(
-                f"{self.path} was written by pflmpi before checkpoints described themselves (format 1); "
-                f"run `pflmpi resume {for_shell(self.run)}` with a later training.rounds"
-            )
         try:
             return read(json.loads(str(self.attributes[name])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.drawing.charts import chart
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, thinned
 from pflmpi.analysis.run import Run
@@ -16,16 +16,15 @@ from pflmpi.errors import CheckpointError
 Plots = Sequence[Plot | Missing]
 
 MOST_DETAILED = 8  # runs whose checkpoints are looked into
-_MOST_OF_MODELS = 12  # checkpoints from which the models of all clients are read
+_MOST_OF_MODELS = 8  # checkpoints from which the models of all clients are read
 
 
 def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Plots:
     """The figures that show all runs."""
-    over_rounds = [*accuracy.measures_over_rounds(runs), *accuracy.losses_over_rounds(runs)]
     return [
         accuracy.merged(accuracy.accuracy_over_rounds(runs), runs),
         *(accuracy.bands_over_rounds(runs[:MOST_DETAILED]) if len(runs) > 1 else []),
-        *(accuracy.merged(plot, runs) for plot in over_rounds),
+        *(accuracy.merged(plot, runs) for plot in accuracy.measures_over_rounds(runs)),
         accuracy.merged(cost.accuracy_against_bytes(runs), runs),
         accuracy.merged(cost.accuracy_against_seconds(runs), runs),
         accuracy.merged(clients.distribution(runs, ends), runs),
@@ -53,15 +52,15 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
     }
     for title, make in makers.items():
         try:
-            plots += [partition.by_class(partition.without_single_class(plot, run), run) for plot in make()]
+            plots += [partition.by_class(plot, run) for plot in make()]
         except CheckpointError as error:
-            problems += [] if isinstance(error, OlderFormatError) else [str(error)]
+            problems.append(str(error))
             plots.append(Missing(title, str(error)))
     return plots, problems
 
 
 def _good(run: Run) -> list[Checkpoint]:
-    """Some checkpoints whose files can be opened, ascending; of format 1 only where there are no others."""
+    """Some checkpoints whose files can be opened, ascending."""
     checkpoints = []
     for number in spread_over(run.rounds):
         try:
@@ -70,7 +69,7 @@ def _good(run: Run) -> list[Checkpoint]:
         except CheckpointError:
             continue  # `comparable.damaged` has reported it
         checkpoints.append(checkpoint)
-    return [checkpoint for checkpoint in checkpoints if checkpoint.describes_itself] or checkpoints
+    return checkpoints
 
 
 # --- several runs side by side
@@ -155,7 +154,7 @@ class Figures:
 
     def measures(self) -> dict[str, Any]:
         """Further measures and losses by round, by name."""
-        return _charts([*accuracy.measures_over_rounds(self._runs), *accuracy.losses_over_rounds(self._runs)])
+        return _charts(accuracy.measures_over_rounds(self._runs))
 
     def accuracy_against_bytes(self) -> Any:
         """Accuracy against the bytes that were sent so far."""

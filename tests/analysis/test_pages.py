@@ -13,7 +13,7 @@ from pflmpi.analysis.report import _missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, named
 from pflmpi.analysis.series import accuracy, diagnostics
-from pflmpi.analysis.series.partition import by_class, partitions, without_single_class
+from pflmpi.analysis.series.partition import by_class, partitions
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
 from pflmpi.store.partition_file import SampleCounts
@@ -80,9 +80,9 @@ def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread: floa
     values = 0.01 + spread * np.arange(9.0).reshape(3, 3)
     values[np.diag_indices(3)] = 0.9
     panel = Panel("round 3", values, range(3), range(3))
-    found = diagnostics._only_value((panel,), hide_diagonal=True)
+    found = diagnostics.only_value((panel,), hide_diagonal=True)
     assert (found is not None) == equal and (not equal or found == pytest.approx(0.01))
-    assert diagnostics._only_value((panel,), hide_diagonal=False) is None
+    assert diagnostics.only_value((panel,), hide_diagonal=False) is None
 
 
 @pytest.mark.parametrize(("count", "figures"), [(49, 1), (50, 2)])
@@ -119,11 +119,11 @@ def test_clients_of_a_single_class_are_no_part_of_the_overlap_of_choices(tmp_pat
     train = np.array([[0, 9], [9, 1], [1, 9]])
     partition_file.write(tmp_path, SampleCounts(train, train))
     matrix = replace(pairs("critical", np.arange(9.0).reshape(3, 3)), choices=True)
-    found = without_single_class(matrix, Run(tmp_path, {}, "a"))
+    found = by_class(matrix, Run(tmp_path, {}, "a"))
     assert isinstance(found, Matrices) and found.panels[0].rows == [1, 2]
     assert found.panels[0].values.tolist() == [[4, 5], [7, 8]] and "are left out (0)" in found.caption
-    other = replace(matrix, choices=False)
-    assert without_single_class(other, Run(tmp_path, {}, "a")) is other
+    other = by_class(replace(matrix, choices=False), Run(tmp_path, {}, "a"))
+    assert isinstance(other, Matrices) and other.panels[0].rows == [1, 0, 2]
 
 
 def test_the_same_figures_of_several_runs_have_one_scale_and_one_colour_for_each_label() -> None:

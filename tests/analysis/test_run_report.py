@@ -320,19 +320,6 @@ def test_bad_input_is_refused(
     assert re.search(message, " ".join(capfd.readouterr().err.split()))
 
 
-def test_of_a_run_that_was_resumed_from_files_of_format_1_the_newer_ones_are_shown(
-    older_run: Path, tmp_path: Path
-) -> None:
-    assert main(["report", str(older_run), "--out", str(tmp_path / "before")]) == 0
-    assert "before checkpoints described themselves (format 1)" in (tmp_path / "before" / "report.html").read_text()
-    shutil.copytree(older_run, tmp_path / "run")
-    quick_run.resume(tmp_path / "run", ("training.rounds=5",))
-    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "after")]) == 0
-    assert "format 1" not in (tmp_path / "after" / "report.html").read_text()
-    with open(tmp_path / "after" / "figures" / "01-fedgmh" / "critical_over_rounds.csv") as file:
-        assert {line["round"] for line in csv.DictReader(file)} == {"4", "5"}
-
-
 # --- files ---------------------------------------------------------------------------------------------------------
 
 

@@ -109,7 +109,8 @@ def test_further_measures_are_drawn_where_they_are(tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(evaluation={"when": "both"}), tmp_path / "run")
     run = open_run(tmp_path / "run")
     names = [figure.name for figure in accuracy.measures_over_rounds(named([run]))]
-    assert names == ["accuracy_bottom_over_rounds", "f1_macro_over_rounds", "trained_accuracy_mean_over_rounds"]
+    columns = ("accuracy_bottom", "f1_macro", "trained_accuracy_mean", "train_loss", "test_loss")
+    assert names == [f"{column}_over_rounds" for column in columns]
     (line,) = summaries(named([run]), [None])
     assert line["macro F1 (%)"] == 100 * run.columns["f1_macro"][-1]
     assert line["lowest 10 % (%)"] == 100 * run.columns["accuracy_bottom"][-1]
