@@ -1,6 +1,7 @@
 """The figures of a report over runs, in their order; for notebooks, as Altair charts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -60,15 +61,11 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
 
 
 def _good(run: Run) -> list[Checkpoint]:
-    """Some checkpoints whose files can be opened, ascending."""
+    """Some checkpoints whose files are the run's own, ascending."""
     checkpoints = []
     for number in spread_over(run.rounds):
-        try:
-            checkpoint = run.round(number)
-            checkpoint.attributes  # noqa: B018  the file is opened here
-        except CheckpointError:
-            continue  # `comparable.damaged` has reported it
-        checkpoints.append(checkpoint)
+        with suppress(CheckpointError):  # which `comparable.damaged` has reported
+            checkpoints.append(run.round(number))
     return checkpoints
 
 

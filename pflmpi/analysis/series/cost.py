@@ -69,7 +69,7 @@ def _against(
         x_label=x_label,
         y_label="accuracy, mean over clients (%)",
         curves=tuple(curves),
-        x_log=max(ends) > 20 * min(ends),
+        x_log=max(ends) > 10 * min(ends),
         percent=True,
     )
 

@@ -159,8 +159,8 @@ def _share_figures(
 def _shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic: EntryShare) -> Curves:
     """The share of chosen entries, and the overlaps from checkpoint to checkpoint and between clients."""
     curves: dict[str, list[float]] = {
-        "share of the entries that are chosen": [],
-        "overlap with the checkpoint before, of clients whose choice changed": [],
+        "share of the entries": [],
+        "overlap with the checkpoint before": [],
         "overlap between two clients": [],
     }
     before: ClientValues | None = None  # one at a time in memory
@@ -176,7 +176,10 @@ def _shares_over_rounds(checkpoints: Sequence[Checkpoint], name: str, diagnostic
     return Curves(
         name=f"{name}_over_rounds",
         title=f"{diagnostic.title} over rounds",
-        caption=_sentences(diagnostic.caption, "Means over clients, and pairs of clients, that have chosen any"),
+        caption=_sentences(
+            diagnostic.caption,
+            "Means over clients, and pairs of clients, that have chosen any",
+        ),
         x_label="round",
         y_label="share, overlap (%)",
         curves=tuple(Curve(label, rounds, np.array(y), style=i) for i, (label, y) in enumerate(curves.items())),
@@ -325,7 +328,7 @@ def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassV
     marks = "Colours: classes; stars: the server's" + (", other marks those of clients" if of_clients else "")
     caption = _sentences(diagnostic.caption, marks, "One projection for all rounds")
     points, shares = pca(values)
-    axes = [f"principal component {i} ({100 * share:.0f} % of the variance)" for i, share in enumerate(shares, 1)]
+    axes = [f"component {i} ({100 * share:.0f} % of variance)" for i, share in enumerate(shares, 1)]
     plots: list[Clouds | Missing] = [_clouds(f"{name}_pca", f"{title}, PCA", caption, axes, known, points)]
     if len(values) > _MOST_POINTS:
         plots.append(Missing(f"{title}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(values)}"))
