@@ -1,9 +1,7 @@
 """The overview of the results agrees with their files."""
 
 import csv
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,20 +13,20 @@ TABLES = [path for path in sorted(RESULTS.glob("*.csv")) if path.read_text().sta
 
 
 @pytest.fixture
-def overview() -> Any:
-    scope: dict[str, Any] = {"__file__": str(ROOT / "benchmarks" / "overview.py"), "__name__": "overview"}
+def overview():
+    scope = {"__file__": str(ROOT / "benchmarks" / "overview.py"), "__name__": "overview"}
     exec((ROOT / "benchmarks" / "overview.py").read_text(), scope)
     return SimpleNamespace(**scope)
 
 
-def test_the_page_has_the_overview_of_the_files_beside_it(overview: Any) -> None:
+def test_the_page_has_the_overview_of_the_files_beside_it(overview):
     page = (RESULTS / "README.md").read_text(encoding="utf-8")
     shown = page.split(overview.BEGIN)[1].split(overview.END)[0]
     assert shown == f"\n\n{overview.overview()}\n", "python benchmarks/overview.py --write"
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_the_fit_of_every_cell_is_that_of_its_figures(path: Path) -> None:
+def test_the_fit_of_every_cell_is_that_of_its_figures(path):
     for line in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
         expected = ""
         if line["published"] and line["ours"] and line["metric"] != "parameters":
@@ -37,7 +35,7 @@ def test_the_fit_of_every_cell_is_that_of_its_figures(path: Path) -> None:
         assert line["fit"] == expected, line
 
 
-def test_cells_are_counted_once_by_how_near_they_come(overview: Any, tmp_path: Path) -> None:
+def test_cells_are_counted_once_by_how_near_they_come(overview, tmp_path):
     head = "row,column,metric,figure,ours,published,published_spread\n"
     lines = ["a,c,mean,best,90,90.2,0.3", "b,c,mean,best,90,91.0,0.3", "c,c,mean,best,90,91.01,", "d,c,mean,best,90,,",
              "e,c,mean,best,,90,", "f,c,parameters,last,105.6,106,", "g,c,mean,best,90,90.5,"]  # fmt: skip
@@ -55,7 +53,7 @@ def test_cells_are_counted_once_by_how_near_they_come(overview: Any, tmp_path: P
     assert rows["FedFCD"][3:] == ["0"] * 7 and rows["all"][3:] == rows["FedGMH"][3:]
 
 
-def test_cells_that_only_a_far_reading_has_stay_unexplained(overview: Any, tmp_path: Path) -> None:
+def test_cells_that_only_a_far_reading_has_stay_unexplained(overview, tmp_path):
     head = "row,column,metric,figure,ours,published,published_spread\n"
     (tmp_path / "fedgmh_table2.csv").write_text(head + "c,c,mean,best,90,91.01,\n")
     (tmp_path / "fedgmh_table2_readings.csv").write_text(head + "c,c; a,mean,best,90,91.01,\n")
