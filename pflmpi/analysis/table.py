@@ -251,10 +251,9 @@ def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     metric = METRICS[table.metric]
     unit, points = metric.unit and f", {metric.unit}", metric.unit == "percent"
     fit = "; inside the published spread, within a point, or outside" if points else ""
+    first = f"{metric.name}, {_FIGURES[table.figure]} (published, difference{fit}){unit}"
     texts: dict[str, Callable[[Entry], str]] = {
-        f"{metric.name}, {_FIGURES[table.figure]} (published, difference{fit}){unit}": lambda entry: _beside(
-            entry, points
-        ),
+        first: lambda entry: _beside(entry, points),
         f"{metric.name}, {_FIGURES['last10']}{unit}": lambda entry: _joined(entry.last_ten, entry.state),
     }
     if table.target is not None:
