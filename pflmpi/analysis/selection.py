@@ -10,7 +10,7 @@ from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import Run
 
 MOST_STYLES = 12  # runs with a legend entry of their own; more share that of their algorithm
-MOST_ROUNDS = 40  # checkpoints that a figure over rounds reads
+MOST_ROUNDS = 20  # checkpoints that a figure over rounds reads
 
 
 @dataclass(frozen=True, eq=False)
