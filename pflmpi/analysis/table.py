@@ -18,8 +18,7 @@ from pflmpi.learning.early_stop import EarlyStop, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import verify
-from pflmpi.sweep.cells import Cell
-from pflmpi.sweep.table import SweepTable
+from pflmpi.sweep.table import Cell, SweepTable
 
 LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
 

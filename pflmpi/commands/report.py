@@ -115,14 +115,13 @@ def _report_table(options: argparse.Namespace) -> int:
 
     from pflmpi.analysis import formats
     from pflmpi.analysis.table import entries
-    from pflmpi.sweep import cells as listing
     from pflmpi.sweep import table as tables
     from pflmpi.terminal import console
 
     path = options.paths[0]
     table = tables.load(path)
-    out = listing.folder(path, options.out)
-    cells = listing.select(listing.cells(table, options.overrides, options.seeds), options.only)
+    out = tables.folder(path, options.out)
+    cells = tables.select(tables.cells(table, options.overrides, options.seeds), options.only)
     found = entries(table, cells, out)
     words = arguments.words_of_cells(path, options.out, options)
     commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "report")]

@@ -134,12 +134,12 @@ def _pending_run(options: argparse.Namespace) -> Pending | None:
 def _pending_sweep(options: argparse.Namespace) -> Pending | None:
     """Cells of a table that are still to do; None, and a line on the terminal, if all are done."""
     from pflmpi.cluster.submission import refuse_transport
-    from pflmpi.sweep import cells as listing
+    from pflmpi.sweep import table as tables
     from pflmpi.sweep.pending import cell_task
 
-    out = listing.folder(options.array, options.out)
+    out = tables.folder(options.array, options.out)
     works = []
-    for cell, config in listing.selected(options.array, options.overrides, options.seeds, options.only):
+    for cell, config in tables.selected(options.array, options.overrides, options.seeds, options.only):
         refuse_transport(config, options.mpi)
         works.append(cell_task(cell, config, out, None, options.changed_code))
         if works[-1].state == "other":

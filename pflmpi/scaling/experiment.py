@@ -11,7 +11,7 @@ from pflmpi import atomic
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.sweep.planned_run import PlannedRun
+from pflmpi.sweep.table import PlannedRun
 from pflmpi.text import counted, some
 
 Mode = Literal["strong", "weak", "packing"]

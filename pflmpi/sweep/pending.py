@@ -15,7 +15,7 @@ from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, verify
 from pflmpi.store.lock import run_lock
 from pflmpi.store.records.recovery import recover_records
-from pflmpi.sweep.planned_run import PlannedRun
+from pflmpi.sweep.table import PlannedRun
 
 State = Literal["start", "continue", "done", "other"]
 
@@ -137,3 +137,26 @@ def prepare(task: CellTask, out: Path) -> None:
         path.write_text(dump(task.cell.raw))
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or path}: {error.strerror}; choose another --out") from error
+
+
+LIMIT = 5  # as of a job with one run, see `cluster.batch_script`
+
+
+def too_many(task: CellTask, out: Path) -> bool:
+    """Count a start that was stopped; whether it was the last of so many that more of them would bring nothing.
+
+    Args:
+        task: the cell as it was before that start.
+    """
+    run = task.cell.run(out)
+    count = run.with_name(f".{run.name}.empty")
+    recover_records(run)
+    if max(run_folder.rounds(run), default=0) > task.done:
+        count.unlink(missing_ok=True)
+        return False
+    with count.open("a") as starts:
+        starts.write("x")
+    if count.stat().st_size < LIMIT:
+        return False
+    count.unlink()
+    return True

@@ -15,8 +15,7 @@ from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file
 from pflmpi.store.metrics import metrics_file
-from pflmpi.sweep.cells import Cell, cells
-from pflmpi.sweep.table import SweepTable, load
+from pflmpi.sweep.table import Cell, SweepTable, cells, load
 
 Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
 

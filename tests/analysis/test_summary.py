@@ -19,8 +19,8 @@ from pflmpi.analysis.summary import cells, common_target, summaries, targets_of
 from pflmpi.analysis.table import entries
 from pflmpi.errors import ConfigError
 from pflmpi.store.metrics import metrics_file
-from pflmpi.sweep.cells import cells as cells_of
 from pflmpi.sweep.table import SweepTable
+from pflmpi.sweep.table import cells as cells_of
 
 ACCURACY = ("0.5", "", "0.8", "0.7", "0.9")
 

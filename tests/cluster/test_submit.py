@@ -14,8 +14,7 @@ import quick_run
 import table_file
 from pflmpi.cli import main
 from pflmpi.cluster.jobs import cells_file
-from pflmpi.sweep.cells import cells
-from pflmpi.sweep.table import load
+from pflmpi.sweep.table import cells, load
 
 
 @pytest.fixture

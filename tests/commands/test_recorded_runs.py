@@ -22,8 +22,7 @@ from pflmpi.runtime.checkpoints import Background
 from pflmpi.store import run_folder
 from pflmpi.store.pruning import discard_after
 from pflmpi.store.records import segments
-from pflmpi.sweep.empty_starts import too_many
-from pflmpi.sweep.pending import run_state
+from pflmpi.sweep.pending import run_state, too_many
 from pflmpi.transports.inprocess import InProcessTransport
 
 RAW = quick_run.settings(training={"rounds": 2})

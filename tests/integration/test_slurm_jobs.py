@@ -21,8 +21,7 @@ import table_file
 import testbed
 from checkpoints import complete
 from pflmpi.store import job_file, run_folder
-from pflmpi.sweep.cells import cells
-from pflmpi.sweep.table import load
+from pflmpi.sweep.table import cells, load
 from project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]

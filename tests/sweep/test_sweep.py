@@ -24,12 +24,10 @@ from pflmpi.errors import ConfigError
 from pflmpi.store import run_folder
 from pflmpi.store.lock.taking import take
 from pflmpi.store.metrics import metrics_file
-from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.lock import locked
 from pflmpi.sweep.pending import CellTask, cell_task, prepare, unless_written
-from pflmpi.sweep.processes import LoggedCommand, run_all
-from pflmpi.sweep.runs import SweepProgress
-from pflmpi.sweep.table import load
+from pflmpi.sweep.runs import LoggedCommand, SweepProgress, run_all
+from pflmpi.sweep.table import Cell, cells, load
 
 MISSING = {"data": {"name": "mnist", "root": "nowhere"}}
 

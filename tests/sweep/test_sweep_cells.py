@@ -13,10 +13,10 @@ import table_file
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
 from pflmpi.store import run_folder
-from pflmpi.sweep.cells import Cell
 from pflmpi.sweep.lock import cell_locked, locked
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.runs import run_cells
+from pflmpi.sweep.table import Cell
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pflmpi.config.load import parse
 from pflmpi.config.sections import merge
 from pflmpi.errors import ConfigError
 from pflmpi.sweep import table as tables
-from pflmpi.sweep.cells import Cell, cells, select
+from pflmpi.sweep.table import Cell, cells, select
 
 
 def cell(all_cells: list[Cell], name: str) -> dict[str, Any]:
