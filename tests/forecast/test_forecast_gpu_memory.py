@@ -9,8 +9,8 @@ import quick_run
 from pflmpi import tree
 from pflmpi.forecast import memory
 from pflmpi.forecast.bytes import pool_bytes, state_sizes
+from pflmpi.forecast.measuring import ProcessMemory
 from pflmpi.forecast.memory import RankMemory, rank_memory
-from pflmpi.forecast.process import ProcessMemory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.executors.pool import Pool

@@ -5,9 +5,8 @@ import sys
 import quick_run
 from pflmpi.forecast.bytes import state_sizes, wire_bytes
 from pflmpi.forecast.disk import disk
-from pflmpi.forecast.measuring import CohortCost, Costs
+from pflmpi.forecast.measuring import CohortCost, Cost, Costs, ProcessMemory
 from pflmpi.forecast.memory import rank_memory
-from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.forecast.seconds import compute_seconds
 from pflmpi.runtime.schedule import schedule

@@ -11,8 +11,7 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.forecast import measuring
 from pflmpi.forecast.bytes import state_sizes
-from pflmpi.forecast.measuring import CohortCost, Costs, measured_steps
-from pflmpi.forecast.process import Cost, measure, resident, resident_files
+from pflmpi.forecast.measuring import CohortCost, Cost, Costs, measure, measured_steps, resident, resident_files
 from pflmpi.runtime.schedule import schedule
 from planned_run import planned
 
