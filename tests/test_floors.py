@@ -45,7 +45,7 @@ BLIND = {"algorithms", "transports", "store"}  # same floor, may not see each ot
 DOORS = {
     "mpi4py": {"transports/mpi_start.py"},
     "torch.distributed": {"transports/torchdist.py", "transports/gpu/group.py", "transports/start/spawn.py"},
-    "h5py": {"store", "analysis", "data/h5_file.py", "contained_hdf5.py"},
+    "h5py": {"store", "analysis", "data/array_files.py", "contained_hdf5.py"},
 }
 
 

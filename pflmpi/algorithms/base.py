@@ -28,14 +28,34 @@ from torch import Tensor
 from pflmpi import tree
 from pflmpi.learning.client import ClientData
 from pflmpi.learning.diagnostics import Diagnostic
-from pflmpi.learning.newcomer import CannotJoin as CannotJoin
-from pflmpi.learning.newcomer import Newcomer as Newcomer
 from pflmpi.learning.personal import NotAModel, Personal, assemble
 from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.training import Pass
 from pflmpi.messages.kinds import Downlink, Mean, Messages, Own, Uplink
 from pflmpi.rng import stream
 from pflmpi.tree import Tree
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """How a client that has never taken part joins; it predicts as the others do.
+
+    Attributes:
+        trains: whether it makes local updates; otherwise it predicts with what it receives.
+    """
+
+    trains: bool
+
+
+@dataclass(frozen=True)
+class CannotJoin:
+    """A client that has never taken part cannot predict.
+
+    Attributes:
+        why: for the user.
+    """
+
+    why: str
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ import small_task
 from mixed_rows import answers
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.critical import critical_entries
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedfcd import FedFCD
-from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.algorithms.fedgmh import FedGMH, critical_entries
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.fedproto import FedProto
 from pflmpi.algorithms.fedprox import FedProx

@@ -17,7 +17,7 @@ from pflmpi.analysis.state_dict import client_state
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models import MODELS
-from pflmpi.models.weights_file import read_weights
+from pflmpi.models.built_module import read_weights
 
 NET = '''
 import torch

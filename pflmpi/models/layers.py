@@ -1,12 +1,14 @@
-"""Initial weights: PyTorch's distributions, drawn from a NumPy generator instead of a global state."""
+"""Layers: initial weights of PyTorch's distributions, drawn from a NumPy generator, and the fully connected one."""
 
 import math
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from pflmpi.tree import Tree
+from pflmpi.tree import Tree, leaf
+from pflmpi.vmap_lanes import in_lane
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Tensor:
@@ -45,3 +47,13 @@ def kaiming_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     values = rng.standard_normal(shape, dtype=np.float32)
     values *= np.float32(math.sqrt(2 / fan_out))
     return torch.from_numpy(values)
+
+
+def affine(layer: Tree, x: Tensor) -> Tensor:
+    """x W^T + b, [B, d'], for x: [B, d] and a layer with "weight" [d', d] and "bias" [d']."""
+    weight, bias = leaf(layer, "weight"), leaf(layer, "bias")
+    if not in_lane(weight):
+        return F.linear(x, weight, bias)
+    # The same bits without the product of bias and one that `linear` has in a vmapped call (PyTorch 2.14).
+    product = x @ weight.mT
+    return product + bias.to(product.dtype)
