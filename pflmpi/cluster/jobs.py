@@ -136,22 +136,22 @@ def parse_queue(text: bytes) -> list[Job]:
         fields: dict[str, str] = {}
         for name, width in _QUEUE.items():
             fields[name], line = line[:width].decode(errors="replace").strip(), line[width:]
-        known = {name: "" if value in _UNKNOWN else value for name, value in fields.items()}
+        values = {name: "" if value in _UNKNOWN else value for name, value in fields.items()}
         jobs.append(
             Job(
-                id=known["JobArrayID"],
-                number=known["JobID"],
-                state=known["State"],
-                reason=known["Reason"],
-                nodes=known["NumNodes"] or "1",
-                node_list=known["NodeList"],
-                restarts=int(known["RestartCnt"] or 0),
-                exit_code=int(known["exit_code"] or 0) >> 8,  # a status as of wait
-                seconds=seconds(known["TimeUsed"]) or 0,
-                limit=seconds(known["TimeLimit"]),
-                start=known["StartTime"],
-                directory=known["WorkDir"],
-                log=Path(known["STDOUT"]) if known["STDOUT"] and "[" not in known["JobArrayID"] else None,
+                id=values["JobArrayID"],
+                number=values["JobID"],
+                state=values["State"],
+                reason=values["Reason"],
+                nodes=values["NumNodes"] or "1",
+                node_list=values["NodeList"],
+                restarts=int(values["RestartCnt"] or 0),
+                exit_code=int(values["exit_code"] or 0) >> 8,  # a status as of wait
+                seconds=seconds(values["TimeUsed"]) or 0,
+                limit=seconds(values["TimeLimit"]),
+                start=values["StartTime"],
+                directory=values["WorkDir"],
+                log=Path(values["STDOUT"]) if values["STDOUT"] and "[" not in values["JobArrayID"] else None,
             )
         )
     return sorted(jobs, key=_order)

@@ -96,7 +96,7 @@ def run_status(run: Path) -> RunStatus | None:
         round=int(lines[-1]["round"]) if lines else 0,
         rounds=rounds,
         accuracy=tested[-1][0] if tested else None,
-        best=max(tested, key=lambda one: (one[0], -one[1])) if tested else None,
+        best=max(tested, key=lambda test: (test[0], -test[1])) if tested else None,
         unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=_per_round(lines),
@@ -292,10 +292,10 @@ def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     if jobs:
         places = {job.id: job for job in located(jobs, folders)}
         yield from _blocks([places.get(job.id, job) for job in jobs])
-    elif known := located([here], folders):
-        assert known[0].folder is not None
-        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {known[0].folder}"
-        yield from one_folder(known[0].folder, environ)
+    elif recorded := located([here], folders):
+        assert recorded[0].folder is not None
+        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {recorded[0].folder}"
+        yield from one_folder(recorded[0].folder, environ)
     else:
         raise ConfigError(
             f"Slurm knows no job {name}: it never existed, or it has ended ({_FORGOTTEN}); "

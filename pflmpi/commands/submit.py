@@ -35,7 +35,7 @@ class Pending(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes besides the options of sbatch."""
+    """Registers the command-line arguments besides the options of sbatch."""
     arguments.add_overrides(parser)
     arguments.add_cells(parser)
     arguments.add_changed_code(parser)

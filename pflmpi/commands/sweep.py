@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     parser.add_argument("table", type=Path, help="a YAML file with rows, columns and seeds")
     parser.add_argument("--out", type=arguments.folder, metavar="DIR", help="folder of the runs (default: sweeps/NAME)")

@@ -67,14 +67,14 @@ def cell_task(
     """
     run, rounds = cell.run(out), config.training.rounds
     how = ("--quiet",) if ranks is None else ("--ranks", str(ranks), "--quiet")
-    found = run_state(run, config, code_may_change)
+    need = run_state(run, config, code_may_change)
     command: tuple[str, ...] = ()
-    if found.state == "start":
+    if need.state == "start":
         command = ("run", str(cell.config(out)), "--out", str(run), *how)
-    elif found.state == "continue":
-        overrides = [word for key, value in found.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
+    elif need.state == "continue":
+        overrides = [word for key, value in need.changes.items() for word in ("-s", f"{key}={json.dumps(value)}")]
         command = ("resume", str(run), *overrides, *how, *(["--changed-code"] if code_may_change else []))
-    return CellTask(cell, found.state, found.done, rounds, command, found.problem)
+    return CellTask(cell, need.state, need.done, rounds, command, need.problem)
 
 
 def unless_written(task: CellTask, out: Path) -> CellTask:

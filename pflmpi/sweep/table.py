@@ -111,10 +111,10 @@ def _runs_of(path: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{path}: runs_of = {name!r} is not in the folder of this file; name one that is")
     if own:
         raise ConfigError(f"{path}: {own[0]} is that of {other.name}, which runs_of names; leave one of the two out")
-    found = yaml_file.read(other)
-    if "runs_of" in found:
-        raise ConfigError(f"{path}: runs_of = {other.name!r} has no runs of its own; name {found['runs_of']!r}")
-    return {key: found[key] for key in _OF_RUNS if key in found}
+    sections = yaml_file.read(other)
+    if "runs_of" in sections:
+        raise ConfigError(f"{path}: runs_of = {other.name!r} has no runs of its own; name {sections['runs_of']!r}")
+    return {key: sections[key] for key in _OF_RUNS if key in sections}
 
 
 def safe(name: str) -> str:
@@ -137,7 +137,7 @@ def _located(table: SweepTable, folder: Path) -> SweepTable:
         "base": located(table.base, folder),
         "columns": {name: located(sections, folder) for name, sections in table.columns.items()},
         "rows": {name: located(sections, folder) for name, sections in table.rows.items()},
-        "exceptions": [one.model_copy(update={"set": located(one.set, folder)}) for one in table.exceptions],
+        "exceptions": [rule.model_copy(update={"set": located(rule.set, folder)}) for rule in table.exceptions],
     }
     return table.model_copy(update=changes)
 
@@ -148,13 +148,13 @@ def _check(table: SweepTable) -> None:
     layers = {"base": table.base}
     layers |= {f"columns.{name}": sections for name, sections in table.columns.items()}
     layers |= {f"rows.{name}": sections for name, sections in table.rows.items()}
-    layers |= {f"exceptions.{number}.set": one.set for number, one in enumerate(table.exceptions)}
+    layers |= {f"exceptions.{number}.set": rule.set for number, rule in enumerate(table.exceptions)}
     for where, sections in layers.items():
         _check_keys(where, sections)
     _check_names("rows", table.rows)
     _check_names("columns", table.columns)
-    for number, one in enumerate(table.exceptions):
-        for kind, pattern, names in (("row", one.row, table.rows), ("column", one.column, table.columns)):
+    for number, rule in enumerate(table.exceptions):
+        for kind, pattern, names in (("row", rule.row, table.rows), ("column", rule.column, table.columns)):
             if not any(like(name, pattern) for name in names):
                 raise ConfigError(f"exceptions.{number}.{kind} = {pattern!r} matches none of {', '.join(names)}")
     for row, columns in table.published.items():
@@ -267,7 +267,7 @@ def select(among: Sequence[Cell], patterns: Sequence[str]) -> list[Cell]:
     return [
         cell
         for cell in among
-        if not patterns or any(like(f"{cell.row}/{cell.column}".casefold(), one.casefold()) for one in patterns)
+        if not patterns or any(like(f"{cell.row}/{cell.column}".casefold(), pattern.casefold()) for pattern in patterns)
     ]
 
 
@@ -294,7 +294,7 @@ def selected(
 
 def _sections(table: SweepTable, row: str, column: str) -> dict[str, Any]:
     layers = [table.columns[column], table.rows[row]]
-    layers += [one.set for one in table.exceptions if like(row, one.row) and like(column, one.column)]
+    layers += [rule.set for rule in table.exceptions if like(row, rule.row) and like(column, rule.column)]
     raw = dict(table.base)
     try:
         for layer in layers:
