@@ -3,7 +3,7 @@
     python benchmarks/overview.py            # the table
     python benchmarks/overview.py --write    # and in results/README.md
 
-Counted from results/*.csv of the form that `pflmpi report TABLE` writes, and the table files in configs/papers. Runs
+Counted from results/*.csv of the form that `pflmpi table TABLE` writes, and the table files in configs/papers. Runs
 with another reading than the table file has are in results/*_readings.csv, whose columns are COLUMN; READING, and
 counted apart: so are the cells outside that at least one of them brings within a point.
 """
@@ -14,8 +14,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from pflmpi.analysis.formats import closeness
-from pflmpi.analysis.table import METRICS
+from pflmpi.analysis.table import METRICS, closeness
 from pflmpi.sweep.table import load
 
 ROOT = Path(__file__).parent.parent

@@ -28,10 +28,10 @@ _KEYS = {
     """.split(),
     "evaluation": "every absent when batch_size unseen unseen_updates".split(),
     "checkpoint": "every keep".split(),
-    "output": "tensorboard wandb mlflow".split(),
+    "output": ["trackers"],
     "runtime": """
         transport device gpus gpu_memory mixed_gpus executor lanes state scratch threads timeout
-        spare server balance client_errors cache
+        spare server client_errors cache
     """.split(),
 }
 

@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: no such run, round, client or part; an unknown suffix; a file that is in the way.
     """
+    from pflmpi.analysis.model import client_state, server_state
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.state_dict import client_state, server_state
 
     if options.all:
         return _run_all(options)

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         outcome.stopped = [task.cell.name for task in left]
         _conclude(planned, outcome, out, f"left, {budget(tasks()).needed(left)}")
     words = arguments.words_of_cells(options.table, options.out, options)
-    print(f"table: {shlex.join(['pflmpi', 'report', *words])}")
+    print(f"table: {shlex.join(['pflmpi', 'table', *words])}")
     return _exit_code(options, planned[0], outcome, out)
 
 

@@ -55,7 +55,7 @@ def check_same_setup(experiment: Experiment, setup: Setup, transport: Transport)
 
 def _parts(experiment: Experiment, setup: Setup) -> dict[str, str]:
     placement = setup.placement
-    homes = b"".join(each.tobytes() for each in (placement.home, placement.pace) if each is not None)
+    homes = b"" if placement.home is None else placement.home.tobytes()
     groups = b"".join(group.astype(np.int64).tobytes() for group in placement.groups)
     return {
         **parts(experiment.config, experiment.division.everyone, experiment.code),

@@ -26,7 +26,6 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.learning.transforms import Transform, transform_of
 from pflmpi.messages.declared import Declared
 from pflmpi.rng import stream
-from pflmpi.runtime.balance.client_seconds import unmeasured
 from pflmpi.runtime.client_state import client_templates
 from pflmpi.runtime.config import RuntimeConfig
 from pflmpi.runtime.contract import IN_LANES, check_cohorts, check_declarations, check_heads
@@ -206,16 +205,13 @@ def complete(drafted: Draft, executor: str) -> Experiment:
     return experiment
 
 
-def setup(
-    experiment: Experiment, ranks: int, slots: int, seconds: np.ndarray | None = None, rank: int | None = None
-) -> Setup:
+def setup(experiment: Experiment, ranks: int, slots: int, rank: int | None = None) -> Setup:
     """What the rounds of an experiment need on some ranks.
 
     Args:
         experiment: from `prepare`.
         ranks: how many.
         slots: how many of them can compute at once (cores or GPUs).
-        seconds: [N, 3] measured of each client so far, if any were; see `client_seconds`.
         rank: this one, whose GPU then has the samples of its own clients alone; None: any client may be computed.
     """
     config, federation, device = experiment.config, experiment.federation, experiment.tasks[0].device
@@ -225,8 +221,7 @@ def setup(
     )
     up, down = dict(algorithm.uplink(task)), dict(algorithm.downlink(task))
     declared = Declared(up, down, federation.class_counts > 0, federation.num_train)
-    seconds = unmeasured(federation.num_clients) if seconds is None else seconds
-    placement = place(executor, declared, experiment.templates, runtime, ranks, slots, seconds)
+    placement = place(executor, declared, experiment.templates, runtime, ranks, slots)
     ready = Setup(
         executor=executor,
         placement=placement,
@@ -236,8 +231,6 @@ def setup(
         checkpoint=config.checkpoint,
         timeout=runtime.timeout,
         skips=runtime.client_errors == "skip",
-        seconds=seconds,
-        balances=runtime.balance == "measured",
         unseen=_unseen(experiment, executor, declared, placement),
     )
     mine = None if rank is None or device.type == "cpu" else ready.samples(rank)  # on a CPU ranks share a mapped file

@@ -15,7 +15,7 @@ from pflmpi.errors import Stopped
 from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.agreement import check_same_setup
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.restore import client_seconds, restore
+from pflmpi.experiment.restore import restore
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.runtime import idle_ranks, rounds
 from pflmpi.runtime.checkpoints import Checkpoints
@@ -28,8 +28,7 @@ from pflmpi.runtime.schedule import schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.state.storage import folder_of
 from pflmpi.runtime.stopping import Stop
-from pflmpi.runtime.trackers.base import Tracked
-from pflmpi.runtime.trackers.tracking import tracked
+from pflmpi.runtime.trackers import TrackedRun, tracked
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.metrics import metrics_file
@@ -80,8 +79,7 @@ def run_rounds(
     """
     transport = context.transport
     transport.counter.take("data")
-    seconds = client_seconds(run, transport, done)
-    setup = build.setup(experiment, transport.size, context.slots, seconds, transport.rank)
+    setup = build.setup(experiment, transport.size, context.slots, transport.rank)
     check_same_setup(experiment, setup, transport)
     if transport.rank == 0 and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
         _log.warning("%s", advice)
@@ -95,7 +93,7 @@ def run_rounds(
     checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock)
     output = experiment.config.output if transport.rank == 0 else OutputConfig()
     try:
-        with tracked(Tracked(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:
+        with tracked(TrackedRun(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:
             if not _has_ended(run, experiment.config, context):
                 rounds.run(setup, transport, checkpoints, server, population, done, observer, context.stop)
     except Stopped:

@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from pflmpi import tree
 from pflmpi.atomic import remedy
 from pflmpi.errors import CheckpointError
@@ -87,13 +85,6 @@ def _other_server_array(run: Path, round: int, experiment: Experiment) -> str | 
     here = {path: tuple(leaf.shape) for path, leaf in tree.leaves(first)}
     there = {path: array.shape for path, array in run_folder.read_server(run, round).items()}
     return next((path for path in sorted(here.keys() | there.keys()) if here.get(path) != there.get(path)), None)
-
-
-def client_seconds(run: Path, transport: Transport, done: int | None) -> np.ndarray | None:
-    """[N, 3] what is known after a round of how long clients train; None before the first, and in older files."""
-    if done is None:
-        return None
-    return all_or_none(transport, lambda: run_folder.read_metrics(run, done).get("seconds_clients"))
 
 
 def restore(run: Path, setup: Setup, population: Population, transport: Transport, done: int) -> tuple[Tree, Layout]:

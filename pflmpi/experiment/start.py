@@ -23,7 +23,7 @@ from pflmpi.models import MODELS
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.state.storage import check_scratch
-from pflmpi.runtime.trackers.tracking import check_installed
+from pflmpi.runtime.trackers import check_trackers
 from pflmpi.store import config_file, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.lock.taking import take
@@ -120,7 +120,10 @@ def _prepare(config: Config, context: RankContext, run: Path | None = None) -> E
 
     def bound() -> Draft:
         if transport.rank == 0:
-            check_installed(config.output)
+            if run is not None:
+                stored_config.announce(run, [name for name, _ in config.output.named_trackers()])
+            with outside.as_config_error():
+                check_trackers(config.output)
         check_scratch(config.runtime)
         with outside.as_config_error():
             return draft(config, load_federation(config), context.device, context.gpu_models)

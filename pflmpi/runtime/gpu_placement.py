@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
 
 from pflmpi.errors import ConfigError
 from pflmpi.machine import SLICE, Gpu
@@ -138,37 +141,29 @@ def _is_apart(peers: Sequence[Peer], seen: Sequence[tuple[str, ...]], runtime: R
 
 
 def _spread(seen: dict[int, tuple[str, ...]]) -> dict[int, str]:
-    """One of the GPUs that it sees for each rank, so that as few as possible share one."""
-    chosen: dict[int, str] = {}
-    load: Counter[str] = Counter()
-    for rank in sorted(seen, key=lambda rank: (len(seen[rank]), rank)):
-        chosen[rank] = min(seen[rank], key=lambda gpu: (load[gpu], seen[rank].index(gpu)))
-        load[chosen[rank]] += 1
-    while moves := _relief(seen, chosen, load):
-        for rank, gpu in moves:
-            load[chosen[rank]] -= 1
-            load[gpu] += 1
-            chosen[rank] = gpu
-    return chosen
+    """One of the GPUs that it sees for each rank, so that as few as possible share one.
 
-
-def _relief(seen: dict[int, tuple[str, ...]], chosen: dict[int, str], load: Counter[str]) -> list[tuple[int, str]]:
-    """Moves of ranks, each to the GPU that the next one leaves, that take one from a GPU and give it to a free one."""
-    on: dict[str, list[int]] = {}
-    for rank in sorted(chosen):
-        on.setdefault(chosen[rank], []).append(rank)
-    for start in sorted(on, key=lambda gpu: (-load[gpu], gpu)):
-        reached: dict[str, list[tuple[int, str]]] = {start: []}
-        queue = [start]
-        for gpu in queue:
-            for rank in on.get(gpu, ()):
-                for other in seen[rank]:
-                    if other not in reached:
-                        reached[other] = [*reached[gpu], (rank, other)]
-                        queue.append(other)
-                        if load[other] <= load[start] - 2:
-                            return reached[other]
-    return []
+    A matching of ranks with places on GPUs. The n-th place of a GPU costs n, so that loads are even; among such
+    matchings, lower ranks get the first places of the GPUs that they see first.
+    """
+    if not seen:
+        return {}
+    csgraph: Any = import_module("scipy.sparse.csgraph")  # here: a run on CPUs does not need it
+    ranks = sorted(seen)
+    sharing = Counter(gpu for gpus in seen.values() for gpu in gpus)
+    places = [(gpu, number) for gpu, most in sharing.items() for number in range(most)]
+    column = {place: index for index, place in enumerate(places)}
+    edges = []
+    for row, rank in enumerate(ranks):
+        for order, gpu in enumerate(seen[rank]):
+            for number in range(sharing[gpu]):
+                preference = (number * len(seen[rank]) + order) * (len(ranks) - row)
+                edges.append((row, column[gpu, number], number, preference))
+    rows, columns, numbers, preferences = np.array(edges).T
+    weight = 1.0 + preferences + numbers * (1.0 + len(ranks) * preferences.max())  # 0 would be no edge
+    graph = import_module("scipy.sparse").coo_array((weight, (rows, columns)), shape=(len(ranks), len(places)))
+    _, chosen = csgraph.min_weight_full_bipartite_matching(graph.tocsr())
+    return {rank: places[place][0] for rank, place in zip(ranks, chosen.tolist(), strict=True)}
 
 
 def _number(peer: Peer, uuid: str | None) -> int | None:

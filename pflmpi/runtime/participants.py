@@ -16,7 +16,6 @@ from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.executors.transfers import device_message_limit, pipelined
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.stopwatch import Stopwatch
 from pflmpi.transports.base import Transport
 
 _log = logging.getLogger(__name__)
@@ -29,35 +28,29 @@ class Trained:
     Attributes:
         ups: of each group, the clients that succeeded and their messages.
         losses: mean training loss of each of them.
-        seconds: that each of them took; those of a call are its clients' by their local steps.
         failed: of the others, why; they keep their states.
     """
 
     ups: Updates = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
 
 def train(setup: Setup, population: Population, reply: Reply, groups: list[ClientGroup], round: int) -> Trained:
     """Train the participants of this rank."""
-    found, watch, room = Trained(), Stopwatch(), device_message_limit(setup.executor.device)
+    found, room = Trained(), device_message_limit(setup.executor.device)
 
     def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
         states, down = population.to_train(group), {**reply.for_clients(group), **population.mixed(group)}
         return client_errors.update(setup.executor, group, states, down, round, setup.skips)
 
-    for group, done in zip(groups, pipelined(map(begin, groups), setup.executor.ahead), strict=True):
+    for done in pipelined(map(begin, groups), setup.executor.ahead):
         found.failed.update(done.failed)
         if len(done.clients):
             population.put(done.clients, done.states)
             room -= tree.num_bytes({**done.up})
             found.ups.append((done.clients, done.up if room > 0 else on_host(done.up)))
             found.losses.update(zip(done.clients.tolist(), done.loss.tolist(), strict=True))
-        work = setup.placement.work[group]
-        seconds = watch.lap() * work / max(work.sum(), 1.0)
-        shares = dict(zip(group.tolist(), seconds.tolist(), strict=True))
-        found.seconds.update((client, shares[client]) for client in done.clients.tolist())
     return found
 
 

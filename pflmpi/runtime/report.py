@@ -22,7 +22,6 @@ class RoundReport:
         unseen: [U] what those kept out of training get right; None if there are none.
         trained: [P] what the participants get right after local training; None if they were not tested then.
         train_loss: [P] float64, mean training loss of the participants.
-        train_seconds: [P] float64, seconds that each participant trained.
         busiest: seconds that the slowest rank computed.
         waiting: seconds that the others waited for it, the mean of the ranks that compute.
         testing: seconds that those tested, their mean.
@@ -34,7 +33,6 @@ class RoundReport:
     unseen: Counts | None
     trained: Counts | None
     train_loss: np.ndarray
-    train_seconds: np.ndarray
     busiest: float
     waiting: float
     testing: float
@@ -49,14 +47,12 @@ class Measured:
     Attributes:
         tested: what the clients tested here get right, in ascending order of their ids, as `gather` numbers them.
         train_loss: mean training loss of each client trained here.
-        train_seconds: of each client trained here.
         training, testing: seconds of this rank.
         stop: what `Stop` says here.
     """
 
     tested: Counts
     train_loss: Mapping[int, float]
-    train_seconds: Mapping[int, float]
     training: float
     testing: float
     stop: tuple[float, float] = (0.0, 0.0)
@@ -82,16 +78,16 @@ def gather(
     tested = found.tested
     num_classes = totals.shape[1]
     rows = np.column_stack([tested.hits, tested.predicted, tested.loss])
-    here = [each[client] for each in (found.train_loss, found.train_seconds) for client in sorted(found.train_loss)]
+    losses = [found.train_loss[client] for client in sorted(found.train_loss)]
     head = [int(found.training * 1e6), int(found.testing * 1e6), own_memory("VmHWM"), *found.stop]
-    part = np.concatenate([head, rows.ravel(), here]).astype(np.float64)
+    part = np.concatenate([head, rows.ravel(), losses]).astype(np.float64)
     lengths = _lengths(testing, training, num_classes)
     parts = transport.gather(part.view(np.uint8), _sizes(lengths))
     if parts is None:
         return None
     of_part = np.repeat(np.tile(np.arange(lengths.shape[1]), len(lengths)), lengths.ravel())
     values = np.concatenate(parts).view(np.float64)
-    heads, scores, losses, train_seconds = (values[of_part == part] for part in range(lengths.shape[1]))
+    heads, scores, train_loss = (values[of_part == part] for part in range(lengths.shape[1]))
     heads, scores = heads.reshape(-1, _HEAD), scores.reshape(-1, 2 * num_classes + 1)
     (clients, order), (_, trained_order) = _ascending(testing), _ascending(training)
     hits, predicted, loss = np.split(scores[order], [num_classes, 2 * num_classes], axis=1)
@@ -106,8 +102,7 @@ def gather(
         tested=counts.rows(seen),
         unseen=counts.rows(unseen) if unseen.any() else None,
         trained=counts.rows(trained) if trained.any() else None,
-        train_loss=losses[trained_order],
-        train_seconds=train_seconds[trained_order],
+        train_loss=train_loss[trained_order],
         busiest=float(busy.max()),
         waiting=float(busy.max() - busy[computes].mean()) if computes.any() else 0.0,
         testing=float(tested_for[computes].mean()) / 1e6 if computes.any() else 0.0,
@@ -117,9 +112,9 @@ def gather(
 
 
 def _lengths(testing: list[list[ClientGroup]], training: list[list[ClientGroup]], num_classes: int) -> np.ndarray:
-    """[R, 4] numbers in the report of each rank: its head, the scores of its clients, their losses and seconds."""
+    """[R, 3] numbers in the report of each rank: its head, the scores of its clients, and their losses."""
     tested, trained = clients_per_rank(testing), clients_per_rank(training)
-    return np.column_stack([np.full_like(tested, _HEAD), (2 * num_classes + 1) * tested, trained, trained])
+    return np.column_stack([np.full_like(tested, _HEAD), (2 * num_classes + 1) * tested, trained])
 
 
 def _sizes(lengths: np.ndarray) -> list[int]:

@@ -25,8 +25,6 @@ class RoundSchedule:
         round: counts from 1; the opening has the number of the last round that is done.
         opening: whether it is the opening. Nobody trains in it; the participants introduce themselves.
         participants: [P] ascending ids.
-        tells: whether all ranks learn after it how long clients take, by which the next rounds are spread.
-        pace: [N] microseconds of each client for a unit of work, which a run measures; None as long as it has not.
         skipped: ascending ids of participants that failed, which a run learns in the round; not among `participants`.
         receivers: [R] ascending ids of the clients that the reply is for: who trains next, and who is tested with it.
         evaluates: whether personal models are tested.
@@ -44,8 +42,6 @@ class RoundSchedule:
     tested: np.ndarray
     saves: bool
     unsaved: np.ndarray
-    tells: bool = False
-    pace: np.ndarray | None = None
     skipped: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def without(self, failed: np.ndarray) -> "RoundSchedule":
@@ -55,7 +51,7 @@ class RoundSchedule:
     @cached_property
     def training(self) -> list[list[ClientGroup]]:
         """The groups of participants of each rank."""
-        drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped), pace=self.pace)
+        drawn = self.setup.placement.assign(np.union1d(self.participants, self.skipped))
         if not len(self.skipped):
             return drawn
         left = [[group[~np.isin(group, self.skipped)] for group in groups] for groups in drawn]
@@ -69,7 +65,7 @@ class RoundSchedule:
     @cached_property
     def testing(self) -> list[list[ClientGroup]]:
         """The groups that each rank tests."""
-        return self.setup.placement.assign(self.tested, self.setup.num_test.astype(np.float64), self.pace)
+        return self.setup.placement.assign(self.tested, tested=True)
 
     @property
     def tests_trained(self) -> bool:
@@ -138,11 +134,6 @@ class RoundSchedule:
         """The collective calls that move messages, those to unseen clients among them."""
         unseen = [*mean_calls(self.setup), *self.unseen.calls] if self.unseen else []
         return [*self.uplink, *self.downlink, *unseen]
-
-    @property
-    def num_told(self) -> int:
-        """How many numbers ranks are told beside whether to stop."""
-        return self.setup.task.num_clients if self.tells else 0
 
     def _bytes(self, sent: bool) -> np.ndarray:
         declared, n = self.setup.declared, self.setup.task.num_clients

@@ -1,6 +1,5 @@
 """The loop of a run, for every rank: there is no other."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,7 +7,6 @@ import numpy as np
 from pflmpi.learning import replay
 from pflmpi.messages.downlink import Reply
 from pflmpi.runtime import client_errors, report
-from pflmpi.runtime.balance import client_seconds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
@@ -58,10 +56,10 @@ def run(
     rank, between_reports = transport.rank, Stopwatch()
     scores = Counts.none(setup.executor.federation.test_class_counts)
     _limit_waiting(setup, transport, None)
-    rounds, pace, seconds_of = schedule(setup, done), setup.placement.pace, setup.seconds
+    rounds = schedule(setup, done)
     server, reply = _open(setup, transport, checkpoints, next(rounds), server, population)
     for now in rounds:
-        watch, now = Stopwatch(), replace(now, pace=pace)
+        watch = Stopwatch()
         mine = train(setup, population, reply, now.training[rank], now.round)
         training = watch.lap()
         if setup.skips:
@@ -85,8 +83,6 @@ def run(
         progress = None
         if reported is not None:
             scores = scores.updated(now.tested, reported.tested) if now.evaluates else scores
-            if now.round > (done or 0) + 1:  # the first round of a process warms up
-                seconds_of = client_seconds.measured(seconds_of, now.participants, reported.train_seconds)
             seconds = {
                 "compute": reported.busiest,
                 "exchange": exchanging,
@@ -98,15 +94,11 @@ def run(
             who, tested = (now.round, now.participants, now.skipped), scores if now.evaluates else None
             others = (reported.unseen, reported.trained, reported.train_loss)
             moved = _moved(transport, now)
-            progress = Progress(*who, tested, seconds, moved, reported.memory, *others, client_seconds=seconds_of)
+            progress = Progress(*who, tested, seconds, moved, reported.memory, *others)
             checkpoints.record(progress)
             observe(progress)
             stop.early.add(progress.columns)
-        told = np.zeros(now.num_told)
-        if now.tells and rank == 0:
-            told += client_seconds.pace(seconds_of, setup.placement.work)
-        asked = stop.agree(transport, watch.seconds, None if reported is None else reported.stop, told)
-        pace = told if told.any() else pace
+        asked = stop.agree(transport, watch.seconds, None if reported is None else reported.stop)
         _limit_waiting(setup, transport, stop.longest)
         if now.saves or asked:
             checkpoints.save(now, seen, population, progress)
@@ -171,7 +163,7 @@ def _report(
 ) -> RoundReport | None:
     """Report what was measured here; on rank 0 what all ranks have reported."""
     stop.round_took(watch.seconds)
-    found = report.Measured(right, mine.losses, mine.seconds, training, testing, stop.said)
+    found = report.Measured(right, mine.losses, training, testing, stop.said)
     return report.gather(transport, *now.reported, setup.task.num_clients, found)
 
 

@@ -11,8 +11,6 @@ from pflmpi.messages.kinds import Own, OwnClasses
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 
-_FIRST_TOLD = 4  # rounds: the first one warms up, and a client is measured in three
-
 
 def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:
     """The opening, then every round to the last.
@@ -52,7 +50,6 @@ def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:
             tested=_tested(setup, changed) if evaluates else nobody,
             saves=saves,
             unsaved=np.flatnonzero(unsaved & setup.keeps),
-            tells=_tells(setup, round - first) and not last,
         )
         changed &= not evaluates
         unsaved &= not saves
@@ -63,12 +60,6 @@ def _participants(setup: Setup, round: int) -> np.ndarray:
     if not 1 <= round <= setup.task.training.rounds:
         return np.empty(0, np.int64)
     return setup.task.training.participants(setup.task.seed, round, setup.task.num_clients)
-
-
-def _tells(setup: Setup, rounds: int) -> bool:
-    """Whether ranks are told how long clients take after so many rounds of a start: 4, 8, 16 and so on."""
-    moves = setup.balances and setup.placement.home is None and len(setup.placement.hosts) > 1
-    return moves and rounds >= _FIRST_TOLD and rounds.bit_count() == 1
 
 
 def _receivers(setup: Setup, round: int, participants: np.ndarray, upcoming: np.ndarray) -> np.ndarray:

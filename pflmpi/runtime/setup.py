@@ -31,8 +31,6 @@ class Setup:
         evaluation, checkpoint: sections of the configuration.
         timeout: seconds that a call waits for the other ranks; None follows the length of the rounds.
         skips: whether a round goes on without the clients that fail in it.
-        seconds: [N, 3] measured of each client before this start; see `client_seconds`.
-        balances: whether clients without a home are placed by them.
         unseen: clients that were kept out of training and are tested; None if there are none.
     """
 
@@ -44,8 +42,6 @@ class Setup:
     checkpoint: CheckpointConfig
     timeout: float | None
     skips: bool
-    seconds: np.ndarray
-    balances: bool
     unseen: Unseen | None
 
     @property

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from pflmpi.analysis.drawing import html
+from pflmpi.analysis.drawing.html import PageTable, Section, draw_figures
 from pflmpi.analysis.drawing.rendering import PICTURES
-from pflmpi.analysis.formats import tabular
-from pflmpi.analysis.page import html
-from pflmpi.analysis.page.figures import draw_figures
-from pflmpi.analysis.page.html import PageTable, Section
 from pflmpi.analysis.plots import Curve, Curves, Missing, Plot, Stack
+from pflmpi.analysis.table import tabular
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling.experiment import WARM_UP
 from pflmpi.scaling.extrapolation import EXTRAPOLATION, extrapolations

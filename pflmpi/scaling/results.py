@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi import atomic
-from pflmpi.analysis.columns import columns
+from pflmpi.analysis.metrics import columns
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling import records
 from pflmpi.scaling.experiment import WARM_UP, ScaleRun, Scaling, read, runs

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 import quick_run
-from pflmpi.analysis.comparison import results
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.runs import open_runs
+from pflmpi.analysis.summary import results
 from pflmpi.cli import main
 from pflmpi.cluster.status import run_status
 from pflmpi.config.sections import by_key
@@ -141,7 +141,7 @@ def shown(run: Path) -> tuple[Run, dict[str, Any]] | None:
     """What commands show of a run; None where they refuse it."""
     try:
         opened = open_run(run)
-        results([opened])
+        results(opened, None)
         return opened, {"config": by_key(opened.config), "columns": opened.columns, "notes": opened.notes}
     except CheckpointError:
         state = run_status(run)

@@ -18,8 +18,8 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.model import client_state, names
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.state_dict import client_state, names
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pflmpi.analysis.formats import closeness
+from pflmpi.analysis.table import closeness
 from project import ROOT
 
 RESULTS = ROOT / "results"

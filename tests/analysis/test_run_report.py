@@ -18,9 +18,9 @@ import quick_run
 from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing.charts import COLOURS, INK
+from pflmpi.analysis.drawing.html import Section, page
 from pflmpi.analysis.drawing.rendering import ON_DARK
-from pflmpi.analysis.page.contents import detailed
-from pflmpi.analysis.page.html import Section, page
+from pflmpi.analysis.figures import detailed
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
@@ -194,7 +194,7 @@ def test_a_run_that_has_just_begun_is_reported(runs: Path, tmp_path: Path) -> No
 def test_many_runs_are_compared_and_the_first_shown_one_by_one(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pflmpi.analysis.page.contents.MOST_DETAILED", 1)
+    monkeypatch.setattr("pflmpi.analysis.figures.MOST_DETAILED", 1)
     assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
     assert "Only the first 1 runs are shown one by one" in (tmp_path / "report.html").read_text()
     assert [path.name for path in (tmp_path / "figures").iterdir() if path.is_dir()] == ["01-fedgmh"]
@@ -282,17 +282,42 @@ def test_nothing_to_report_ends_with_2(runs: Path, tmp_path: Path, capfd: pytest
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_tables_are_refused_for_runs(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(runs / "gmh"), "--seeds", "2"]) == 2
-    assert "--seeds is for the report of a table file" in capfd.readouterr().err
+def test_a_folder_of_runs_is_reported_as_its_runs(runs: Path, tmp_path: Path) -> None:
+    for name in ("gmh", "local"):
+        shutil.copytree(runs / name, tmp_path / "sweep" / name / "digits" / "seed0")
+    (tmp_path / "sweep" / "notes").mkdir()
+    assert main(["report", str(tmp_path / "sweep"), "--out", str(tmp_path / "out")]) == 0
+    with open(tmp_path / "out" / "runs.csv") as file:
+        folders = [line["folder"] for line in csv.DictReader(file)]
+    assert folders == [str(tmp_path / "sweep" / name / "digits" / "seed0") for name in ("gmh", "local")]
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["small.yaml", "--only", "FedGMH/*"], "small.yaml is a table, .* `pflmpi table small.yaml` prints the table"),
+        (["empty"], "empty is not a run: it has no config.yaml"),
+        (["runs/local", "--to", "8"], "--to is for the report of scaling experiments"),
+        (["runs/local", "--target", "90"], "must be a share above 0"),
+        (["runs/local", "--target", "nan"], "must be a share above 0"),
+        (["runs/local", "--out", "file/out"], "cannot write the report in file/out"),
+    ],
+)
+def test_bad_input_is_refused(
+    words: list[str],
+    message: str,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["report", str(runs / "gmh"), "--out", str(tmp_path / "file" / "out")]) == 2
-    assert "cannot write the report in" in capfd.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(runs)
+    (tmp_path / "empty").mkdir()
+    for name in ("small.yaml", "file"):
+        (tmp_path / name).write_text("")
+    assert quick_run.command(["report", *words]) == 2
+    assert re.search(message, " ".join(capfd.readouterr().err.split()))
 
 
 def test_of_a_run_that_was_resumed_from_files_of_format_1_the_newer_ones_are_shown(

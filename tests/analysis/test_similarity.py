@@ -9,10 +9,10 @@ import pytest
 import newcomer
 import quick_run
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.model import client_state
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import similarity
-from pflmpi.analysis.state_dict import client_state
 
 
 @pytest.fixture(scope="module")

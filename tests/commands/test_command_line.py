@@ -37,7 +37,8 @@ NAMES = {  # of the commands, and of the options of each (besides --help and --d
     "sweep": "--budget --cell --changed-code --dry-run --jobs --launcher --only --out --ranks --seeds --set",
     "inspect": "--allow-older --diff --digest --round --verify",
     "compare": "",
-    "report": "--only --out --pdf --png --seeds --set --target --to --write",
+    "report": "--out --pdf --png --target --to",
+    "table": "--only --out --seeds --set --write",
     "export": "--all --allow-older --client --compress --force --leaf --out --round --server",
     "evaluate": "--after-training --allow-older --changed-code --data --force --out --round --set --split --unseen "
     "--updates",

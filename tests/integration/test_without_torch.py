@@ -120,7 +120,7 @@ def test_a_report_has_the_same_figures(laptop: Path, run: Path, tmp_path: Path) 
 
 
 def test_a_table_is_the_same(laptop: Path, tmp_path: Path) -> None:
-    words = ["report", ROOT / "configs/papers/digits.yaml", "--only", "FedGMH/*", "--out", tmp_path]
+    words = ["table", ROOT / "configs/papers/digits.yaml", "--only", "FedGMH/*", "--out", tmp_path]
     assert pflmpi(laptop, *words) == pflmpi(HERE, *words)
 
 

@@ -228,7 +228,7 @@ def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(tmp_pa
     assert main(["sweep", str(path), "--jobs", "2", "--ranks", "1"]) == 1
     shown = capfd.readouterr()
     folder = Path("sweeps") / "small"
-    assert "2 runs: 1 done (0 of them before), 1 failed" in shown.out and f"pflmpi report {path}" in shown.out
+    assert "2 runs: 1 done (0 of them before), 1 failed" in shown.out and f"pflmpi table {path}" in shown.out
     lines = shown.err.splitlines()
     assert sorted(line.split("] ")[1].split(":")[0] for line in lines[:2]) == ["FedAvg/few/seed0", "Local/few/seed0"]
     assert "failed: dataset 'mnist' was not found" in lines[2]

@@ -20,7 +20,7 @@ from pflmpi.runtime.evaluation.clients import evaluate_shared_model, finished
 from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors import shared_model
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.placement import Placement, cut_groups
+from pflmpi.runtime.placement import Placement, cut_groups, relative_flops
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -81,9 +81,10 @@ def unseen_setup(
     federation, training = executor.federation, executor.tasks[0].training
     clients = np.arange(len(placement.work), federation.num_clients)
     steps = np.array([training.num_steps(int(samples)) for samples in federation.num_train], np.int64)
-    work = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
+    samples = 3.0 * steps * training.batch_size * (updates if rule.trains else 0) + federation.num_test
+    work = samples * relative_flops(executor.tasks)[executor.cohort]
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
-    places = Placement(placement.ranks, groups, placement.most, None, placement.hosts, work).assign(clients)
+    places = Placement(placement.ranks, groups, placement.most, None, placement.hosts, work, work).assign(clients)
     own: dict[str, Shared] = {name: kind for name, kind in down.items() if isinstance(kind, Own | OwnClasses)}
     declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
     return Unseen(executor, declared, places, updates if rule.trains else 0, placement.home)

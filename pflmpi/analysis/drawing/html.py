@@ -1,13 +1,14 @@
 """One HTML page that needs nothing else: figures, style and script are in it, and it fetches nothing."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 
 from pflmpi.analysis.drawing.charts import COLOURS
-from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, script
-from pflmpi.analysis.plots import Missing
+from pflmpi.analysis.drawing.rendering import ON_DARK, Drawn, draw, script
+from pflmpi.analysis.plots import Missing, Plot
 
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -153,3 +154,29 @@ def _part(name: str) -> str:
 
 def _text(text: str) -> str:
     return html.escape(text, quote=False)
+
+
+def draw_figures(
+    out: Path,
+    pictures: Sequence[str],
+    figures: Sequence[Plot | Missing],
+    folder: str,
+    update: Callable[[int, int], None] = lambda *_: None,
+) -> list[PageFigure | Missing]:
+    """Draw figures into a folder below that of their page.
+
+    Args:
+        out: folder of the page.
+        pictures: "png", "pdf" or both, as which every figure is written too.
+        update: called with how many are drawn, of how many.
+    """
+    (out / folder).mkdir(parents=True, exist_ok=True)
+    result: list[PageFigure | Missing] = []
+    for number, figure in enumerate(figures, 1):
+        if isinstance(figure, Missing):
+            result.append(figure)
+            continue
+        (out / folder / f"{figure.name}.csv").write_text(figure.table(), encoding="utf-8")
+        result.append(PageFigure(draw(figure, out / folder, pictures), f"{folder}/{figure.name}"))
+        update(number, len(figures))
+    return result

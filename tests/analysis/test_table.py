@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 import table_file
-from pflmpi.analysis import formats
-from pflmpi.analysis.table import Entry, Value, entries, pick
+from pflmpi.analysis.table import Entry, Value, comma_separated, entries, latex, markdown, pick, printed
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import config_file
@@ -171,7 +170,7 @@ ENTRIES = [
 
 def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_last_ten(tmp_path: Path) -> None:
     table, _ = small(tmp_path, notes=["first note"])
-    text = formats.markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
+    text = markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
     assert [line for line in text.splitlines() if line.startswith(("|", "#", "-", "pflmpi"))] == [
         "# A small table",
         "pflmpi sweep small.yaml",
@@ -190,7 +189,7 @@ def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_
 
 def test_csv_has_a_line_with_everything_for_each_cell(tmp_path: Path) -> None:
     table, _ = small(tmp_path)
-    first, second = csv.DictReader(formats.comma_separated(table, ENTRIES).splitlines())
+    first, second = csv.DictReader(comma_separated(table, ENTRIES).splitlines())
     assert first == {
         "row": "FedAvg", "column": "few", "metric": "mean", "figure": "best", "ours": "98.63", "ours_std": "0.10",
         "published": "98.66", "published_spread": "0.30", "difference": "-0.03", "fit": "inside", "last10": "98.50",
@@ -216,17 +215,17 @@ def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(
 ) -> None:
     one = an_entry("FedAvg", ours=Value(ours, 0.1), published=published)
     table, _ = small(tmp_path)
-    (line,) = csv.DictReader(formats.comma_separated(table, [one]).splitlines())
+    (line,) = csv.DictReader(comma_separated(table, [one]).splitlines())
     assert line["fit"] == expected
-    assert formats.printed(table, [one])[0].rows[0][1].endswith(f", {expected})")
+    assert printed(table, [one])[0].rows[0][1].endswith(f", {expected})")
     losses, _ = small(tmp_path, metric="train_loss")
-    (line,) = csv.DictReader(formats.comma_separated(losses, [one]).splitlines())
-    assert line["fit"] == "" and expected not in formats.printed(losses, [one])[0].rows[0][1]  # no points
+    (line,) = csv.DictReader(comma_separated(losses, [one]).splitlines())
+    assert line["fit"] == "" and expected not in printed(losses, [one])[0].rows[0][1]  # no points
 
 
 def test_latex_escapes_text_and_sets_signs(tmp_path: Path) -> None:
     table, _ = small(tmp_path, rows={"A & B_1 #50% {x}": {}}, title="100 %\nsure")
-    lines = formats.latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
+    lines = latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
     assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10, 2 seeds (98.66 $\pm$ 0.30, $-$0.03, inside) \\" in lines
     assert lines.count(r"\begin{tabular}{lr}") == lines.count(r"\bottomrule") == 2
     assert lines[:2] == ["% 100 %", "% sure"]
@@ -242,7 +241,7 @@ def vars_of(entry: Entry) -> dict[str, Any]:
 def test_the_report_prints_the_table_and_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, among = small(tmp_path, published={"FedAvg": {"few": 80}}, notes=["a [note]"])
     made(among[0], tmp_path / "out", [0.8, 0.7])
-    words = ["report", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    words = ["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert main([*words, "--write", str(tmp_path / "written")]) == 0
     shown = capsys.readouterr().out
     ours = "80.00, 1 seed (80.00, +0.00, within a point)"
@@ -257,7 +256,7 @@ def test_the_report_prints_the_table_and_writes_three_files(tmp_path: Path, caps
 
 def test_only_leaves_the_other_rows_and_columns_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = table_file.write(tmp_path)
-    words = ["report", str(path), "--out", str(tmp_path / "out")]
+    words = ["table", str(path), "--out", str(tmp_path / "out")]
     assert main([*words, "--only", "FedAvg/few", "--only", "Local/many*"]) == 0
     rows = [line for line in (tmp_path / "out" / "small.md").read_text().splitlines() if line.startswith("|")]
     assert rows[0] == "|  | few | many (M) |" and rows[2:4] == ["| FedAvg | missing | - |", "| Local | - | missing |"]
@@ -276,7 +275,7 @@ def test_another_figure_of_the_same_runs_is_reported_from_them(
     made(among[0], tmp_path / "sweeps" / "small", [0.8, 0.7])
     figure = {"title": "The spread", "source": "nobody 2024, figure 4", "metric": "spread", "runs_of": "small.yaml"}
     (tmp_path / "figure.yaml").write_text(yaml.safe_dump(figure))
-    assert main(["report", "figure.yaml", "--seeds", "1"]) == 0
+    assert main(["table", "figure.yaml", "--seeds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "The spread" in shown and "25.00" in shown and (tmp_path / "sweeps" / "small" / "figure.md").exists()
 
@@ -296,7 +295,7 @@ def test_a_figure_of_other_runs_decides_nothing_about_them(
     table_file.write(tmp_path)
     figure = {"title": "t", "source": "nobody 2024, figure 4", "runs_of": "small.yaml", **changes}
     (tmp_path / "figure.yaml").write_text(yaml.safe_dump(figure))
-    assert main(["report", str(tmp_path / "figure.yaml")]) == 2
+    assert main(["table", str(tmp_path / "figure.yaml")]) == 2
     shown = capfd.readouterr().err
     assert all(word in shown for word in words), shown
 
@@ -309,15 +308,9 @@ def test_overrides_choose_the_runs_that_were_made_with_them(
     quick = ["training.rounds=1", "training.lr=0.5"]
     made(cells(table, quick, None)[0], tmp_path / "sweeps" / "small", [0.8])
     overrides = [word for text in quick for word in ("-s", text)]
-    assert main(["report", "small.yaml", "--seeds", "1", *overrides]) == 0
+    assert main(["table", "small.yaml", "--seeds", "1", *overrides]) == 0
     assert "80.00" in capsys.readouterr().out
     assert (tmp_path / "sweeps" / "small" / "small.tex").exists()
-    assert main(["report", "small.yaml", "--seeds", "1"]) == 0
+    assert main(["table", "small.yaml", "--seeds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "80.00" not in shown and "other configuration" in shown
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    shown = capfd.readouterr()
-    assert shown.out == "" and f"{tmp_path} is not a run" in shown.err and not (tmp_path / "out").exists()
