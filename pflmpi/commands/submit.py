@@ -24,13 +24,13 @@ class Pending(NamedTuple):
     Attributes:
         out: the folder of the run or sweep.
         words: the command line of `pflmpi`.
-        cells: of a sweep, each cell's folder below `out`.
+        cells: how many a sweep has; 0 for a run.
         todo: the numbers of the cells that are not done.
     """
 
     out: Path
     words: list[str]
-    cells: tuple[Path, ...] = ()
+    cells: int = 0
     todo: tuple[int, ...] = ()
 
 
@@ -62,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
     from pflmpi.cluster.batch_script import script
-    from pflmpi.cluster.jobs import cells_file
     from pflmpi.cluster.submission import log_of, make_folders, refuse_second, submit
 
     _check(options)
@@ -79,9 +78,7 @@ def run(options: argparse.Namespace) -> int:
     refuse_second(pending.out, options.sbatch, os.environ)
     make_folders(log.parent, pending.out)
     number = submit(job, pending.out)
-    what = f", {len(pending.todo)} of {len(pending.cells)} cells" if pending.cells else ""
-    if pending.cells:
-        cells_file(pending.out, number).write_text("".join(f"{cell}\n" for cell in pending.cells))
+    what = f", {len(pending.todo)} of {pending.cells} cells" if pending.cells else ""
     shown = log_of(job.options, number)
     print_surely(f"job {number}: {pending.out}{what}")
     print(f"log: {shown}")
@@ -149,7 +146,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
         print(f"all {len(works)} cells in {out} are done; nothing to submit")
         return None
     words = ["sweep", *arguments.words_of_cells(options.array, out, options), *arguments.words_of_changed_code(options)]
-    return Pending(out, words, tuple(work.cell.run(out).relative_to(out) for work in works), todo)
+    return Pending(out, words, len(works), todo)
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":

@@ -13,7 +13,6 @@ import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
-from pflmpi.cluster.jobs import cells_file
 from pflmpi.sweep.table import cells, load
 
 
@@ -210,8 +209,6 @@ def test_an_array_has_the_cells_that_are_not_done(folder, capfd):
     assert shlex.split(line) == [sys.executable, "-P", "-m", "pflmpi", *rest]
     shown = capfd.readouterr().out
     assert "job 42: sweeps/small, 6 of 8 cells" in shown and "tail -F sweeps/small.42_*.log" in shown
-    names = cells_file(Path("sweeps/small"), "42").read_text().splitlines()
-    assert (len(names), names[5]) == (8, "Local/few/seed1")
     assert main([*command, "--only", "FedAvg/few", "--seeds", "1"]) == 0
     assert capfd.readouterr().out == "all 1 cells in sweeps/small are done; nothing to submit\n"
 
