@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.drawing.charts import chart
 from pflmpi.analysis.plots import Curves, Matrices, Missing, Multiples, Part, Plot, Stack, thinned
 from pflmpi.analysis.run import Run
@@ -55,13 +55,13 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
         try:
             plots += [partition.by_class(partition.without_single_class(plot, run), run) for plot in make()]
         except CheckpointError as error:
-            problems += [] if isinstance(error, OlderFormatError) else [str(error)]
+            problems.append(str(error))
             plots.append(Missing(title, str(error)))
     return plots, problems
 
 
 def _good(run: Run) -> list[Checkpoint]:
-    """Some checkpoints whose files can be opened, ascending; of format 1 only where there are no others."""
+    """Some checkpoints whose files can be opened, ascending."""
     checkpoints = []
     for number in spread_over(run.rounds):
         try:
@@ -70,7 +70,7 @@ def _good(run: Run) -> list[Checkpoint]:
         except CheckpointError:
             continue  # `comparable.damaged` has reported it
         checkpoints.append(checkpoint)
-    return [checkpoint for checkpoint in checkpoints if checkpoint.describes_itself] or checkpoints
+    return checkpoints
 
 
 # --- several runs side by side

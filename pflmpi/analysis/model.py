@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pflmpi import outside
-from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.config import yaml_file
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.learning.personal import ModelExpression, NotAModel, assemble, messages
@@ -140,8 +140,6 @@ def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -
     except ConfigError as error:
         others = f"of it with --leaf: {_parts(state.kept)}; or of the server's with --server"
         raise ConfigError(f"{error} {others}") from error
-    except OlderFormatError as error:
-        raise OlderFormatError(f"{error}, or choose a part with --leaf: {_parts(state.kept)}") from error
 
 
 def server_state(checkpoint: Checkpoint, leaf: str | None = None) -> Flat:

@@ -15,7 +15,6 @@ from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import config_file, job_file, names, verify
 from pflmpi.store.lock import run_lock
 from pflmpi.store.metrics import metrics_file
-from pflmpi.store.records.segments import recorded
 from pflmpi.text import counted, short_name
 
 _UNSEEN = "unseen_accuracy_mean"
@@ -90,7 +89,7 @@ def run_status(run: Path) -> RunStatus | None:
         for line in lines
         if (accuracy := _number(line.get("accuracy_mean", ""))) is not None
     ]
-    checkpoints = _checkpoints(run)
+    checkpoints = names.rounds(run)
     return RunStatus(
         title=title,
         round=int(lines[-1]["round"]) if lines else 0,
@@ -105,13 +104,6 @@ def run_status(run: Path) -> RunStatus | None:
         early=early,
         notes=(*notes, *metrics.notes),
     )
-
-
-def _checkpoints(run: Path) -> list[int]:
-    try:
-        return sorted({*names.rounds(run), *recorded(run)})
-    except OSError:
-        return []
 
 
 def _per_round(lines: Sequence[dict[str, str]]) -> float | None:

@@ -17,7 +17,7 @@ from pflmpi.config.sections import nested
 from pflmpi.experiment.code import REGISTRIES, named
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
-from pflmpi.messages.kinds import Centres, Downlink, Uplink
+from pflmpi.messages.kinds import Downlink, Uplink
 from pflmpi.models import MODELS
 from pflmpi.text import size
 
@@ -32,14 +32,9 @@ _WORDS = {
     "Sum": "sum",
     "Mean": "mean",
     "Rows": "each",
-    "Compared": "compared",
-    "Offered": "offered",
     "ClassMeans": "class means",
     "Shared": "shared",
     "Own": "own",
-    "OneOf": "one of a few",
-    "Chosen": "chosen",
-    "Mixed": "mixed",
     "OwnClasses": "of its classes",
 }
 
@@ -185,5 +180,4 @@ def _messages(declared: "Mapping[str, Uplink | Downlink]") -> str:
 
 
 def _names(declared: "Mapping[str, Uplink | Downlink]") -> str:
-    sent = {name: message for name, message in declared.items() if not isinstance(message, Centres)}  # the server's
-    return ", ".join(f"{name} ({_WORDS[type(message).__name__]})" for name, message in sent.items())
+    return ", ".join(f"{name} ({_WORDS[type(message).__name__]})" for name, message in declared.items())

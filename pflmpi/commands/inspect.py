@@ -38,13 +38,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         CheckpointError: no run, no such round, or a damaged one, with everything that is wrong.
     """
-    from pflmpi.store.records.recovery import recover_records
-
     if options.round is not None and (options.diff is not None or options.verify):
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
-    if not options.verify:  # which opens the run, with its records
-        recover_records(options.run)
     if options.run.is_file():
         options.run = options.run.resolve()  # which may be named by a link
         _show_file(options)

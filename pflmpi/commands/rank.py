@@ -38,7 +38,6 @@ from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals
 from pflmpi.store import run_folder
 from pflmpi.store.names import rounds
-from pflmpi.store.records.recovery import recover_records
 from pflmpi.text import counted, for_shell, short_name, some
 from pflmpi.transports.base import Transport
 from pflmpi.transports.detect import ALONE, Launch, detect
@@ -146,7 +145,6 @@ def start_line(config: Config, folder: Path, ranks: int) -> str:
     clients = [counted(config.partition.clients, "client")] if config.partition.clients else []
     what = [f"{algorithm} with {some(list(dict.fromkeys(names)))} on {short_name(config.data.name)}", *clients]
     what.append(counted(config.training.rounds, "round"))
-    recover_records(folder)
     if done := run_folder.rounds(folder)[-1:]:
         what.append(f"goes on after round {done[0]}")
     gpus = num_gpus(config.runtime)

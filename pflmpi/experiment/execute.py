@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -17,11 +16,13 @@ from pflmpi.experiment.agreement import check_same_setup
 from pflmpi.experiment.build import Experiment
 from pflmpi.experiment.restore import restore
 from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.machine import memory
 from pflmpi.runtime import idle_ranks, rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population, allocate, initialise
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
+from pflmpi.runtime.exchange.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.schedule import schedule
@@ -81,16 +82,22 @@ def run_rounds(
     transport.counter.take("data")
     setup = build.setup(experiment, transport.size, context.slots, transport.rank)
     check_same_setup(experiment, setup, transport)
-    if transport.rank == 0 and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
+    ahead = list(islice(schedule(setup, done), _AHEAD)) if transport.rank == 0 else []
+    if ahead and (advice := idle_ranks.advice(setup, ahead[1:])):
         _log.warning("%s", advice)
     here = setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run)
-    population = all_or_none(transport, partial(allocate, experiment.cohort, *here))
+
+    def allocated() -> Population:
+        check_server_memory(setup, ahead, memory().free)
+        return allocate(experiment.cohort, *here)
+
+    population = all_or_none(transport, allocated)
     if done is None:
         server, layout = _begin(setup, population, transport)
     else:
         server, layout = restore(run, setup, population, transport, done)
     attributes = stored_config.attributes(experiment, transport, run_id)
-    checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock)
+    checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock)
     output = experiment.config.output if transport.rank == 0 else OutputConfig()
     try:
         with tracked(TrackedRun(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:

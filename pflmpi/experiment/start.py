@@ -27,10 +27,7 @@ from pflmpi.runtime.trackers import check_trackers
 from pflmpi.store import config_file, run_folder, run_identity
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import history
-from pflmpi.store.records.conversion import pending
-from pflmpi.store.records.recovery import recover_records
-from pflmpi.store.records.segments import clear
+from pflmpi.store.metrics import metrics_file
 from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
 
@@ -67,9 +64,9 @@ def start_prepared(
 
 def refuse_existing(run: Path) -> None:
     """Raise `ConfigError` for a folder that holds a run, or that cannot be one because a file is in its place."""
-    if config_file.path(run).exists():
+    if config_file.path(run).exists() or run_folder.rounds(run):
         resumed = f"continue it with `pflmpi resume {for_shell(run)}`"
-        how = resumed if run_folder.rounds(run) or pending(run) else "it has no checkpoint: add --continue"
+        how = resumed if run_folder.rounds(run) else "it has no checkpoint: add --continue"
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
     if any(place.is_file() for place in (run, *run.parents)):
         raise ConfigError(f"cannot write the run folder {run}: Not a directory; choose another --out")
@@ -93,15 +90,10 @@ def start_or_resume(
     config: Config, run: Path, context: RankContext, observe: Observer, *, changed_code: bool = False
 ) -> Path:
     """Start the run in a folder, or resume it if it has a checkpoint; see `resume`."""
-    if on_root(context.transport, lambda: "yes" if _has_rounds(run) else ""):
+    if on_root(context.transport, lambda: "yes" if run_folder.rounds(run) else ""):
         stored = all_or_none(context.transport, lambda: stored_config.resumed_config(run, config))
         return resume(stored, run, context, observe, changed_code=changed_code)
     return start_prepared(_prepare(config, context), run, context, observe, anew=True)
-
-
-def _has_rounds(run: Path) -> bool:
-    recover_records(run)
-    return bool(run_folder.rounds(run))
 
 
 def reopened(run: Path, overrides: Sequence[str], device: torch.device, *, changed_code: bool = False) -> Experiment:
@@ -197,9 +189,9 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
     try:
         if run_identity.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
-        clear(run)
         (run / "shards").mkdir(exist_ok=True)
+        run_folder.discard_after(run, None)
         stored_config.write(run, experiment, transport, run_id)
-        history.restart(run, 0)
+        metrics_file.restart(run, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error

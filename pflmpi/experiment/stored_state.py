@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflmpi.messages.chosen import OfferedRows
+from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, from_flat
 from pflmpi.runtime.setup import Setup
 from pflmpi.store import run_folder
@@ -24,6 +24,6 @@ def population(ready: Setup, run: Path, round: int, clients: np.ndarray) -> Popu
     return found
 
 
-def offered(ready: Setup, run: Path, round: int) -> OfferedRows:
-    """What clients offer; see `Offers`."""
-    return lambda name, offer, clients: population(ready, run, round, clients).offered(name, offer, clients)
+def kept(ready: Setup, run: Path, round: int) -> KeptRows:
+    """The rows that clients keep for others; see `Homes`."""
+    return lambda name, like, clients: population(ready, run, round, clients).kept(name, like, clients)

@@ -14,7 +14,7 @@ from pflmpi.runtime.evaluation.clients import evaluate, evaluate_shared_model, e
 from pflmpi.runtime.evaluation.measures import Counts, concatenated
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
 from pflmpi.runtime.exchange.exchange import exchange
-from pflmpi.runtime.exchange.newcomers import mean_of_mixed
+from pflmpi.runtime.exchange.newcomers import mean_answers
 from pflmpi.runtime.participants import Trained, train, without
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.report import RoundReport
@@ -105,9 +105,9 @@ def run(
         if asked == "end":
             break
         if asked and now.round < setup.task.training.rounds:
-            checkpoints.finish(transport)
+            checkpoints.finish()
             raise stop.interruption(now.round)
-    checkpoints.finish(transport)
+    checkpoints.finish()
     return server
 
 
@@ -140,8 +140,8 @@ def _tested(
         right = evaluate(setup.executor, population, reply, mine, now.round)
     if not now.unseen:
         return right
-    shared = {**reply.shared, **mean_of_mixed(setup, transport, population)}
-    new = evaluate_unseen(now.unseen, transport, server, shared, population.offered, now.round)
+    shared = {**reply.shared, **mean_answers(setup, transport, population)}
+    new = evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)
     return concatenated([right, new])
 
 

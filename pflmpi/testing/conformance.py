@@ -112,8 +112,8 @@ def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
         if (unseen := ready.unseen) is None:  # a stated refusal
             return
         server, shared = from_flat(run_folder.read_server(folder, 3)), for_newcomers(ready, folder, 3)
-        offered = stored_state.offered(ready, folder, 3)
-        reply = received(unseen, InProcessTransport(), server, shared, offered, 3)
+        kept = stored_state.kept(ready, folder, 3)
+        reply = received(unseen, InProcessTransport(), server, shared, kept, 3)
         states = [(group, joined(unseen, group, reply.for_clients(group), 3)) for group in unseen.groups[0]]
         rows = ((client, tree.row(state, row)) for group, state in states for row, client in enumerate(group.tolist()))
         found.append({(client, path): leaf for client, row in rows for path, leaf in tree.leaves(row)})

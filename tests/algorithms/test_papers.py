@@ -18,7 +18,7 @@ from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.federation import Federation, build
 from pflmpi.experiment.build import assemble
 from pflmpi.learning.task import Task
-from pflmpi.messages.kinds import Centres, Sum
+from pflmpi.messages.kinds import Sum
 from pflmpi.models.resnet18 import ResNet18
 from pflmpi.sweep.table import Cell, cells, folder, load
 from project import ROOT
@@ -227,7 +227,7 @@ def test_the_averaged_parts_of_all_clients_are_as_large_as_published(row: str, c
     sent = sum(
         leaf.numel()
         for kind in config.algorithm.uplink(task).values()
-        if isinstance(kind, Sum) and not isinstance(kind, Centres)  # which are the server's
+        if isinstance(kind, Sum)
         for _, leaf in tree.leaves(kind.like)
     )
     (figure,) = published(name)[row][column]

@@ -12,7 +12,7 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import ends
@@ -247,11 +247,3 @@ def test_what_an_algorithm_declares_is_drawn(case: str, tmp_path: Path) -> None:
             for panel in matrix(figures[0]).panels:
                 known = panel.values[~np.isnan(panel.values)]
                 assert one.limits[0] <= known.min() and known.max() <= one.limits[1]
-
-
-# --- files of format 1 --------------------------------------------------------------------------------------------
-
-
-def test_files_that_do_not_describe_themselves_are_refused_with_what_to_do(older_run: Path) -> None:
-    with pytest.raises(OlderFormatError, match=r"\(format 1\); run `pflmpi resume .*` with a later training.rounds"):
-        diagnostics.figures(checkpoints(open_run(older_run)))

@@ -229,7 +229,7 @@ DAMAGES = {
     changed_lr: "config.yaml is not the one that the run was written with: training.lr = 0.7",
     doubled_round: "metrics.csv is damaged: line 7 is of round '5', and 6 is to follow",
     sixth_round: "metrics.csv is damaged: it has 6 rounds, and training.rounds is 5",
-    first_line_lost: "metrics.csv differs from what round 4 recorded in line 2-5",
+    first_line_lost: "metrics.csv differs from what round 4 recorded, in lines 1 to 5",
     no_metrics: "metrics.csv is missing; `pflmpi resume",
 }
 

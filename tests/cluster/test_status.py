@@ -493,12 +493,12 @@ def test_an_array_of_a_real_slurm(slurm, tmp_path, capsys):
 def configure(folder, rounds):
     """Write a configuration that is quick to start."""
     raw = quick_run.settings(training={"rounds": rounds}, runtime={"executor": "loop"})
-    (folder / "config.yaml").write_text(dump(raw))
+    (folder / "small.yaml").write_text(dump(raw))
 
 
 def submit(folder, run, *options, ranks=2, rounds=None):
     """Submit a run below the folder, and return the job's id."""
-    words = [f"{folder}/config.yaml --out {folder}/{run} --ranks {ranks} --quiet"]
+    words = [f"{folder}/small.yaml --out {folder}/{run} --ranks {ranks} --quiet"]
     words += [f"-s training.rounds={rounds}"] if rounds else []
     command = " ".join(["srun", sys.executable, "-m", "pflmpi", "run", *words])
     array = any(option.startswith("--array") for option in options)

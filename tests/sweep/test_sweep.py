@@ -14,7 +14,6 @@ import pytest
 import processes
 import quick_run
 import table_file
-from checkpoints import complete
 from pflmpi.cli import main
 from pflmpi.commands.sweep import environments
 from pflmpi.config import load as configuration
@@ -330,7 +329,7 @@ def test_a_stopped_sweep_leaves_no_process_and_resumes(number, rows, ranks, tmp_
     process = processes.launch(sweep)
     try:
         processes.wait_for(
-            lambda: all(complete(run)[-1:] > [0] for run in runs) or process.poll() is not None, "both runs"
+            lambda: all(run_folder.rounds(run)[-1:] > [0] for run in runs) or process.poll() is not None, "both runs"
         )
         started = processes.descendants(process.pid)
         assert len(started) >= len(rows) * ranks

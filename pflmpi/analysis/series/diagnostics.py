@@ -24,7 +24,6 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
 
     Raises:
         CheckpointError: a file is damaged.
-        OlderFormatError: the newest checkpoint does not describe itself.
     """
     found: list[Plot | Missing] = []
     for name, diagnostic in checkpoints[-1].diagnostics.items():

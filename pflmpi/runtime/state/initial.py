@@ -5,8 +5,7 @@ from typing import Any
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, depends_on_client, initial_client, initial_received
 from pflmpi.learning.task import HOST, Task
-from pflmpi.runtime.contract import calling
-from pflmpi.runtime.exchange.mixed import ANSWERED
+from pflmpi.runtime.contract import ANSWERED, calling
 from pflmpi.runtime.state.rows import Rows
 from pflmpi.tree import Tree
 
@@ -24,9 +23,9 @@ def fill(rows: Rows, algorithm: Algorithm, task: Task) -> None:
 
 
 def _of(algorithm: Algorithm, task: Task, client: int) -> Tree:
-    """What a client keeps before the first round, with what it has of `Mixed` messages."""
-    state, mixed = initial_client(algorithm, task, client), initial_received(algorithm, task, client)
-    return {**state, ANSWERED: {**mixed}} if mixed else state
+    """What a client keeps before the first round, with its first kept messages."""
+    state, answers = initial_client(algorithm, task, client), initial_received(algorithm, task, client)
+    return {**state, ANSWERED: {**answers}} if answers else state
 
 
 def _begin(rows: Rows, clients: Any, state: Tree) -> None:
