@@ -330,7 +330,7 @@ def test_a_saved_partition_is_found_from_anywhere_and_may_move(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_model_without_a_body_runs_or_is_refused_before_the_start(name: str, tmp_path: Path) -> None:
-    whole = {"participation": 1.0, "rounds": 2}
+    whole = {"participation": 1.0, "rounds": 1}
     raw = quick_run.settings(model={"name": "logistic"}, algorithm={"name": name}, training=whole)
     if name in ("fedper", "fedrep", "pfedafe", "fedfcd"):
         with pytest.raises(UserError, match=r"with model logistic|model logistic has none"):
