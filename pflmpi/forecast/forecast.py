@@ -13,9 +13,8 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import Experiment, assemble, complete, draft, load_federation, setup
 from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes, wire_bytes
 from pflmpi.forecast.disk import Disk, disk
-from pflmpi.forecast.measuring import Measured, measured_steps
+from pflmpi.forecast.measuring import Measured, ProcessMemory, measured_steps, resident, resident_files
 from pflmpi.forecast.memory import RankMemory, rank_memory
-from pflmpi.forecast.process import ProcessMemory, resident, resident_files
 from pflmpi.forecast.ranks import Ranks, TransportName, lay_out
 from pflmpi.forecast.seconds import Seconds, compute_seconds, message_seconds
 from pflmpi.learning.task import HOST

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.forecast.bytes import StateSizes, leaf_bytes, pool_bytes
-from pflmpi.forecast.measuring import Costs
-from pflmpi.forecast.process import Cost, ProcessMemory
+from pflmpi.forecast.measuring import Cost, Costs, ProcessMemory
 from pflmpi.forecast.ranks import Ranks
 from pflmpi.messages.calls import Call
 from pflmpi.runtime.executors.transfers import MOST_MESSAGE_BYTES

@@ -16,8 +16,8 @@ from pflmpi.analysis.summary import common_target, summaries, targets_of, texts
 from pflmpi.analysis.table import comma_separated, entries, markdown
 from pflmpi.errors import ConfigError
 from pflmpi.store.metrics import metrics_file
-from pflmpi.sweep.cells import cells as cells_of
 from pflmpi.sweep.table import SweepTable
+from pflmpi.sweep.table import cells as cells_of
 
 ACCURACY = ("0.5", "", "0.8", "0.7", "0.9")
 

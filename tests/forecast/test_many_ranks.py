@@ -5,9 +5,8 @@ import sys
 import quick_run
 from pflmpi.forecast.bytes import state_sizes, wire_bytes
 from pflmpi.forecast.disk import disk
-from pflmpi.forecast.measuring import CohortCost, Costs
+from pflmpi.forecast.measuring import CohortCost, Cost, Costs, ProcessMemory
 from pflmpi.forecast.memory import rank_memory
-from pflmpi.forecast.process import Cost, ProcessMemory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.forecast.seconds import compute_seconds
 from pflmpi.runtime.schedule import schedule
@@ -16,7 +15,7 @@ from planned_run import planned
 SAME = Cost(1.0, 1.0, 0.0)
 
 
-def calls_of_functions(ranks: int) -> int:
+def calls_of_functions(ranks):
     """Calls of functions, and steps of generators, for a forecast on one node."""
     raw = quick_run.settings(partition={"name": "iid", "clients": 200}, runtime={"executor": "loop"})
     world = planned(raw, ranks)
@@ -24,7 +23,7 @@ def calls_of_functions(ranks: int) -> int:
     costs = Costs(world.setup, {0: CohortCost(1, SAME, 1.0, SAME, 1)})
     count = 0
 
-    def note(*_: object) -> None:
+    def note(*_):
         nonlocal count
         count += 1
 
@@ -40,5 +39,5 @@ def calls_of_functions(ranks: int) -> int:
     return count
 
 
-def test_four_times_the_ranks_take_at_most_five_times_the_work() -> None:
+def test_four_times_the_ranks_take_at_most_five_times_the_work():
     assert calls_of_functions(200) < 5 * calls_of_functions(50)
