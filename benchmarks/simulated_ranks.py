@@ -26,7 +26,7 @@ from scale import data
 
 from pflmpi import tree
 from pflmpi.config import load as configuration
-from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
+from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.stored_config import attributes
 from pflmpi.learning.task import HOST
 from pflmpi.messages.kinds import Centres, ClassMeans, Messages, Offered, with_rows
@@ -177,7 +177,7 @@ def simulate(algorithm: str, model: str, ranks: int, count: int, folder: Path) -
         "runtime": {"device": "cpu", "executor": "loop"},
     }
     config = configuration.parse(raw)
-    experiment = assemble(config, load_federation(config), HOST)
+    experiment = prepare(config, HOST)
     began = time.process_time()
     ready = setup(experiment, ranks, ranks)
     planned = time.process_time() - began

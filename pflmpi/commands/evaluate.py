@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.display.progress import bar
     from pflmpi.experiment import evaluation, other_data
-    from pflmpi.experiment.start import reopened
+    from pflmpi.experiment.restore import reopened
     from pflmpi.experiment.stored_config import stored_config
     from pflmpi.runtime.devices import fix_kernels, own_device
 

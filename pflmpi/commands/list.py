@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
 def _overview() -> Iterator[str]:
     """Yield a line for each name, below what it is a name of."""
     from pflmpi.commands.display.described import summary
-    from pflmpi.experiment.code import REGISTRIES
+    from pflmpi.experiment.outside_code import REGISTRIES
 
     for registry in REGISTRIES.values():
         yield f"{registry.kind}s"

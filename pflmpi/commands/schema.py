@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table for each section, and for each choice within a section; return the exit code."""
-    from pflmpi.experiment.code import named
+    from pflmpi.experiment.outside_code import named
     from pflmpi.terminal import console
 
     terminal = console()
@@ -45,7 +45,7 @@ def _sections() -> Iterator[tuple[str, Iterable[Row]]]:
     from pflmpi.algorithms import ALGORITHMS
     from pflmpi.config.load import SECTIONS
     from pflmpi.data.partitions import PARTITIONS
-    from pflmpi.experiment.code import named
+    from pflmpi.experiment.outside_code import named
     from pflmpi.models import MODELS
 
     yield "seed", [("seed", "int, at least 0", "0", "every random draw follows from it")]

@@ -12,10 +12,9 @@ from pflmpi.data.dataset import Dataset
 from pflmpi.data.federation import Federation, build
 from pflmpi.data.unseen import Division
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment import stored_state
+from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, setup
 from pflmpi.experiment.other_data import joined, matched, of_clients
-from pflmpi.experiment.restore import other_array
 from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
@@ -53,7 +52,7 @@ def count_trained(
     receivers = everyone if own else everyone[:0]
     reply = _reply(ready, run, round, receivers)
     for done, group in enumerate(groups, 1):  # a group at a time: all clients may not fit the memory
-        population = stored_state.population(ready, run, round, group)
+        population = restore.read_population(ready, run, round, group)
         if after_training:
             ups = train(ready, population, reply, [group], round + 1).ups
             found.append(evaluate_trained(ready.executor, population, reply, ups, round + 1))
@@ -73,8 +72,8 @@ def count_unseen(experiment: Experiment, run: Path, round: int) -> Counts:
     if ready.unseen is None:
         why = getattr(experiment.newcomer, "why", f"{run} has kept none out of training; give new ones with --data")
         raise ConfigError(f"there are no unseen clients to test: {why}")
-    shared, offered = for_newcomers(ready, run, round), stored_state.offered(ready, run, round)
-    return evaluate_unseen(ready.unseen, _ALONE, stored_state.server(run, round), shared, offered, round)
+    shared, offered = for_newcomers(ready, run, round), restore.read_offered(ready, run, round)
+    return evaluate_unseen(ready.unseen, _ALONE, restore.read_server(run, round), shared, offered, round)
 
 
 def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
@@ -83,7 +82,7 @@ def for_newcomers(ready: Setup, run: Path, round: int) -> Messages:
     if not ready.declared.mixed:
         return reply.shared
     _check_answers(ready, run, round)
-    return {**reply.shared, **mean_of_mixed(ready, _ALONE, stored_state.population(ready, run, round, everyone))}
+    return {**reply.shared, **mean_of_mixed(ready, _ALONE, restore.read_population(ready, run, round, everyone))}
 
 
 def tested_on(experiment: Experiment, split: Split, other: Dataset | None, unseen: bool) -> Experiment:
@@ -128,7 +127,7 @@ _BY_WRITER = {"name": "writers", "clients": None}
 
 
 def _check_answers(ready: Setup, run: Path, round: int) -> None:
-    if ready.declared.mixed and (other := other_array(run, round, ready.templates)):
+    if ready.declared.mixed and (other := restore.other_array(run, round, ready.templates)):
         raise CheckpointError(
             f"{run} is of an earlier pflmpi, whose clients keep other arrays, such as {other}; test its clients after "
             "training, or new ones, with the version that wrote it"
@@ -137,8 +136,8 @@ def _check_answers(ready: Setup, run: Path, round: int) -> None:
 
 def _reply(ready: Setup, run: Path, round: int, receivers: np.ndarray) -> Reply:
     with calling(ready.algorithm, "publish", round):
-        published = ready.algorithm.publish(ready.task, stored_state.server(run, round), receivers)
-    offers = Offers(ready.placement.home, stored_state.offered(ready, run, round))
+        published = ready.algorithm.publish(ready.task, restore.read_server(run, round), receivers)
+    offers = Offers(ready.placement.home, restore.read_offered(ready, run, round))
     return send_down(_ALONE, ready.declared, published, [[receivers]], offers=offers).on(ready.executor.device)
 
 

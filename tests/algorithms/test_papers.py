@@ -16,7 +16,7 @@ from pflmpi.config import yaml_file
 from pflmpi.data import dataset
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.federation import Federation, build
-from pflmpi.experiment.build import assemble
+from pflmpi.experiment.build import prepare
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Centres, Sum
 from pflmpi.models.resnet18 import ResNet18
@@ -94,7 +94,8 @@ def test_a_run_can_start_from_every_cell(path: Path, monkeypatch: pytest.MonkeyP
     for one in cells(load(path), (), 1):
         config = configuration.parse(one.raw)
         data, partition = config.data, json.dumps(config.partition.__dict__)
-        assemble(config, federation(data.name, partition, data.split, data.test_share), torch.device("cpu"))
+        loaded = federation(data.name, partition, data.split, data.test_share)
+        prepare(config, torch.device("cpu"), federation=loaded)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -15,7 +15,7 @@ from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, PflmpiError, UserError
 from pflmpi.experiment.build import load_federation
-from pflmpi.experiment.start import refuse_existing
+from pflmpi.experiment.run import refuse_existing
 from pflmpi.experiment.stored_config import stored_config
 from pflmpi.store import config_file, run_folder
 from pflmpi.store.records.recovery import recover_records

@@ -14,8 +14,8 @@ from pflmpi.cli import main
 from pflmpi.cluster.run_status import run_status
 from pflmpi.commands.display.start_line import start_line
 from pflmpi.config.load import parse
-from pflmpi.experiment import start
-from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment import run as experiment
+from pflmpi.experiment.run import RankContext
 from pflmpi.python import processes
 from pflmpi.runtime import checkpoints
 from pflmpi.runtime.checkpoints import Background
@@ -38,7 +38,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         patch.setattr(Background, "begin", lambda self: None)
         patch.setattr(Background, "end", lambda self: None)
         patch.setattr(checkpoints, "finish", lambda run, last: None)
-        start.start(parse(RAW), run, ALONE, lambda progress: None)
+        experiment.run(parse(RAW), run, ALONE, lambda progress: None)
     assert run_folder.rounds(run) == [] and segments.recorded(run) == [0, 1, 2]
     return run
 
@@ -71,7 +71,7 @@ def test_the_start_line_says_after_which_round_it_goes_on(killed: Path) -> None:
 def test_run_with_continue_goes_on_from_it(killed: Path) -> None:
     seen: list[int] = []
     config = parse(quick_run.settings(training={"rounds": 4}))
-    start.start_or_resume(config, killed, ALONE, lambda progress: seen.append(progress.round))
+    experiment.run(config, killed, ALONE, lambda progress: seen.append(progress.round), resume="if_there")
     assert seen == [3, 4]
 
 
@@ -113,5 +113,5 @@ def test_records_in_the_folder_of_a_new_run_are_deleted_before_its_first_round(k
     mine.rename(theirs)
     (killed / "config.yaml").unlink()
     seen: list[bool] = []
-    start.start(parse(RAW), killed, ALONE, lambda progress: seen.append(theirs.exists()))
+    experiment.run(parse(RAW), killed, ALONE, lambda progress: seen.append(theirs.exists()))
     assert seen == [False, False]

@@ -91,7 +91,7 @@ def run(raw: dict[str, Any], on_stub: bool, device: torch.device = HOST) -> Outc
         for module in (conv_net, resnet18):
             monkey.setattr(module, "channels_last", lambda x: x)
         monkey.setattr(resnet18.ResidualNetwork, "trains_channels_last", False)
-        experiment = building.assemble(config, federation(channels), device)
+        experiment = building.prepare(config, device, federation=federation(channels))
         setup = building.setup(experiment, 1, 1)
         watched = _Watched(setup.executor, stub)
         monkey.setattr(shared_model, "evaluate", watched.watch("evaluate", shared_model.evaluate))

@@ -11,7 +11,7 @@ import quick_run
 from pflmpi.cli import main
 from pflmpi.data.dataset import assemble
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment.start import reopened
+from pflmpi.experiment.restore import reopened
 from pflmpi.learning.replay import step_by_step
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig

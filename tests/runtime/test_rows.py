@@ -130,7 +130,7 @@ def test_a_start_that_is_common_to_all_is_made_once(monkeypatch: pytest.MonkeyPa
 
 def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 of 7 clients train in a round."""
-    from pflmpi.experiment import execute
+    from pflmpi.experiment import run as experiment
     from pflmpi.store.once import leaf
 
     monkeypatch.setattr(leaf, "_WORTH", 1000)
@@ -140,7 +140,7 @@ def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monk
         made.append(allocate(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(execute, "allocate", watched)
+    monkeypatch.setattr(experiment, "allocate", watched)
     whole = quick_run.run(quick_run.settings(training={"rounds": 3}), tmp_path / "whole")
     quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
     assert quick_run.resume(tmp_path / "run", ("training.rounds=3",)) == whole

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import quick_run
-from pflmpi.experiment import execute
+from pflmpi.experiment import run as experiment
 from pflmpi.runtime.client_state import allocate
 from pflmpi.runtime.state.rows import empty_rows
 
@@ -53,7 +53,7 @@ def test_the_state_of_a_run_is_in_the_folder_that_was_named(tmp_path: Path, monk
         folders.append(arguments[-1])
         return allocate(*arguments)
 
-    monkeypatch.setattr(execute, "allocate", watched)
+    monkeypatch.setattr(experiment, "allocate", watched)
     monkeypatch.setenv("NODE_DISK", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()
     for number, runtime in enumerate(({}, {"state": "disk"}, {"state": "disk", "scratch": "$NODE_DISK"})):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.commands.schema import heading, keys
-from pflmpi.experiment.code import named
+from pflmpi.experiment.outside_code import named
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.kinds import Centres, Downlink, Uplink
