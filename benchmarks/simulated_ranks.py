@@ -33,9 +33,9 @@ from pflmpi.messages.kinds import Centres, ClassMeans, Messages, Offered, with_r
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.loop import Loop
-from pflmpi.runtime.executors.update import Update
+from pflmpi.runtime.executors.transfers import Update
+from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop

@@ -19,12 +19,12 @@ from pflmpi.messages.chosen import Offers
 from pflmpi.messages.downlink import Reply, send_down
 from pflmpi.messages.kinds import Messages, Own, OwnClasses
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.evaluation.clients import evaluate, evaluate_trained
-from pflmpi.runtime.evaluation.measures import Counts, in_client_order
-from pflmpi.runtime.evaluation.unseen import evaluate_unseen
+from pflmpi.runtime.evaluation import evaluate, evaluate_trained
 from pflmpi.runtime.exchange.newcomers import mean_of_mixed
+from pflmpi.runtime.measures import Counts, in_client_order
 from pflmpi.runtime.participants import train
 from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.unseen import evaluate_unseen
 from pflmpi.transports.inprocess import InProcessTransport
 
 Split = Literal["test", "train"]

@@ -28,16 +28,16 @@ from pflmpi.experiment.build import Experiment, check_executor, complete, draft,
 from pflmpi.experiment.restore import continue_after, on_recorded_data, restore
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.models import MODELS
-from pflmpi.runtime import idle_ranks, rounds
+from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
+from pflmpi.runtime.client_rows import check_scratch, folder_of
 from pflmpi.runtime.client_state import Population, allocate, initialise
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.state.storage import check_scratch, folder_of
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
 from pflmpi.store import config_file, run_folder, run_identity
@@ -249,7 +249,7 @@ def _run_rounds(
     transport.counter.take("data")
     setup = build.setup(experiment, transport.size, context.slots, transport.rank)
     check_same_setup(experiment, setup, transport)
-    if transport.rank == 0 and (advice := idle_ranks.advice(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
+    if transport.rank == 0 and (advice := advise_fewer_ranks(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
         _log.warning("%s", advice)
     here = setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run)
     population = all_or_none(transport, partial(allocate, experiment.cohort, *here))

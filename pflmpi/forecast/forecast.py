@@ -20,8 +20,7 @@ from pflmpi.forecast.ranks import Ranks, TransportName, lay_out
 from pflmpi.forecast.seconds import Seconds, compute_seconds, message_seconds
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
-from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 
 _CONTROL = 2  # calls of a round besides those that move messages: the report, and whether all go on

@@ -6,23 +6,22 @@ import numpy as np
 
 from pflmpi.learning import replay
 from pflmpi.messages.downlink import Reply
-from pflmpi.runtime import client_errors, report
+from pflmpi.runtime import client_errors, round_report
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.evaluation.clients import evaluate, evaluate_shared_model, evaluate_trained
-from pflmpi.runtime.evaluation.measures import Counts, concatenated
-from pflmpi.runtime.evaluation.unseen import evaluate_unseen
+from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.exchange.exchange import exchange
 from pflmpi.runtime.exchange.newcomers import mean_of_mixed
+from pflmpi.runtime.measures import Counts, concatenated
 from pflmpi.runtime.participants import Trained, train, without
 from pflmpi.runtime.progress import Observer, Progress
-from pflmpi.runtime.report import RoundReport
-from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_report import RoundReport
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.stopwatch import Stopwatch
+from pflmpi.runtime.unseen import evaluate_unseen
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -163,8 +162,8 @@ def _report(
 ) -> RoundReport | None:
     """Report what was measured here; on rank 0 what all ranks have reported."""
     stop.round_took(watch.seconds)
-    found = report.Measured(right, mine.losses, training, testing, stop.said)
-    return report.gather(transport, *now.reported, setup.task.num_clients, found)
+    found = round_report.Measured(right, mine.losses, training, testing, stop.said)
+    return round_report.gather(transport, *now.reported, setup.task.num_clients, found)
 
 
 def _limit_waiting(setup: Setup, transport: Transport, longest: float | None) -> None:

@@ -17,7 +17,7 @@ from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.evaluation import for_newcomers
 from pflmpi.learning.replay import step_by_step
 from pflmpi.runtime.client_state import from_flat
-from pflmpi.runtime.evaluation.unseen import joined, received
+from pflmpi.runtime.unseen import joined, received
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
 from pflmpi.transports.inprocess import InProcessTransport

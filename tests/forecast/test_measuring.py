@@ -13,7 +13,7 @@ from pflmpi.forecast import measuring
 from pflmpi.forecast.bytes import state_sizes
 from pflmpi.forecast.measuring import CohortCost, Costs, measured_steps
 from pflmpi.forecast.process import Cost, measure, resident, resident_files
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 MEGABYTE = 2**20

@@ -17,8 +17,7 @@ from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.learning.transforms import Transform, horizontal_flip, random_crop, transform_of
 from pflmpi.models import MODELS
-from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches
-from pflmpi.runtime.executors.pool import Pool
+from pflmpi.runtime.executors.batches import ClientBatches, LaneBatches, Pool
 from pflmpi.store import config_file
 
 BOTH = ["random_crop", "horizontal_flip"]

@@ -14,9 +14,9 @@ from pflmpi.config import load as configuration
 from pflmpi.experiment import build
 from pflmpi.experiment.build import Experiment, prepare
 from pflmpi.learning.task import HOST
-from pflmpi.runtime.executors import pool
+from pflmpi.runtime.executors import batches
+from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.loop import Loop
-from pflmpi.runtime.executors.pool import Pool
 from pflmpi.runtime.setup import Setup
 from pflmpi.store.metrics import metrics_file
 from stub_device import DEVICE, StubDevice
@@ -132,7 +132,7 @@ def test_samples_of_others_are_not_there() -> None:
 
 def test_only_its_samples_go_up_to_the_device_of_a_rank(uploads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     federation = stub_run.federation(3)
-    monkeypatch.setattr(pool, "_COPIED", 10 * federation.dataset.images[0].nbytes)
+    monkeypatch.setattr(batches, "_COPIED", 10 * federation.dataset.images[0].nbytes)
     with stub_device.stub_device():
         raw = quick_run.settings(stub_run.settings({"algorithm": {"name": "ditto"}}, "cnn", "loop"))
         setup = build.setup(build.prepare(configuration.parse(raw), DEVICE, federation=federation), 2, 2, rank=1)

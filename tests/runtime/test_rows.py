@@ -13,8 +13,8 @@ from pflmpi.algorithms.base import initial_client
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.learning.task import Task
 from pflmpi.messages.packing import to_numpy
+from pflmpi.runtime.client_rows import Rows, empty_rows
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.state.rows import Rows, empty_rows
 from pflmpi.tree import Tree
 from planned_run import planned
 

@@ -13,8 +13,8 @@ import yaml
 
 import quick_run
 from pflmpi.experiment import run as experiment
+from pflmpi.runtime.client_rows import empty_rows
 from pflmpi.runtime.client_state import allocate
-from pflmpi.runtime.state.rows import empty_rows
 
 
 def on_disk(**more: Any) -> dict[str, Any]:

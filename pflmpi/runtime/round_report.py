@@ -7,7 +7,7 @@ import numpy as np
 
 from pflmpi.machine import own_memory
 from pflmpi.messages.groups import ClientGroup, clients_per_rank, rank_by_rank
-from pflmpi.runtime.evaluation.measures import Counts
+from pflmpi.runtime.measures import Counts
 from pflmpi.transports.base import Transport
 
 _HEAD = 5  # microseconds of training and of testing, most memory, and what `Stop` says
