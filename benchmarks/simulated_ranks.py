@@ -29,7 +29,7 @@ from pflmpi.config import load as configuration
 from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.stored_config import attributes
 from pflmpi.learning.task import HOST
-from pflmpi.messages.kinds import Centres, ClassMeans, Messages, Offered, with_rows
+from pflmpi.messages.kinds import ClassMeans, Messages, with_rows
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import allocate, initialise
@@ -135,7 +135,7 @@ class Idle(Loop):
     def _zeros(self, clients: np.ndarray) -> Messages:
         task, found = self.tasks[0], {}
         for name, kind in self.algorithm.uplink(task).items():
-            if isinstance(kind, Offered | Centres):  # in the states
+            if getattr(kind, "kept", False):  # in the states
                 continue
             like = kind.like if not isinstance(kind, ClassMeans) else _means(kind, task.num_classes)
             found[name] = tree.map(
@@ -221,7 +221,7 @@ def run(experiment: Experiment, ready: Setup, ranks: int, folder: Path) -> tuple
         initialise(population, ready.algorithm, experiment.tasks)
         server = ready.algorithm.init_server(ready.task) if number == 0 else {}
         layout = Layout.unwritten(experiment.cohort)
-        checkpoints = Checkpoints(folder, ready, number, described, layout, lock)
+        checkpoints = Checkpoints(folder, ready, transport, described, layout, lock)
         rounds.run(ready, transport, checkpoints, server, population, None, progress.append, Noting(transport))
 
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(ranks)]

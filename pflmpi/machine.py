@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import re
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -83,15 +82,6 @@ def own_memory(name: str) -> int:
     except OSError:
         return 0
     return 1024 * int(found[1]) if found else 0
-
-
-def temporary() -> tuple[str, int]:
-    """Folder for temporary files, and its free bytes; "" and 0 where no file can be made in any."""
-    try:
-        folder = tempfile.gettempdir()
-        return folder, shutil.disk_usage(folder).free
-    except OSError:
-        return "", 0
 
 
 def private_folder(named: str | None = None) -> Path:

@@ -14,18 +14,11 @@ from pflmpi.errors import CheckpointError
 from pflmpi.learning import diagnostics, personal
 from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import Personal
-from pflmpi.store import checked_hdf5, run_folder
-from pflmpi.store.checked_hdf5 import cut_short
+from pflmpi.store import run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
-from pflmpi.store.run_identity import exchanged, foreign
-from pflmpi.text import for_shell
 
 T = TypeVar("T")
-
-
-class OlderFormatError(CheckpointError):
-    """A file that does not say how personal models are put together, nor what diagnostics it has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +95,7 @@ class Checkpoint:
 
     @cached_property
     def normalisation(self) -> Mapping[str, np.ndarray]:
-        """Mean and deviation of the samples, `mean` and `std` [C] as models take them; empty in older files."""
+        """Mean and deviation of the samples, `mean` and `std` [C] as models take them."""
         return run_folder.read_normalisation(self.run, self.number)
 
     @cached_property
@@ -110,17 +103,12 @@ class Checkpoint:
         """Attributes of the round file: the configuration, the algorithm, what describes the arrays."""
         return run_folder.read_attributes(self.run, self.number)
 
-    @property
-    def describes_itself(self) -> bool:
-        """Whether the file says how personal models are put together, which files of format 1 do not."""
-        return "personal" in self.attributes
-
     @cached_property
     def personal(self) -> Personal:
         """How the model that a client predicts with is put together.
 
         Raises:
-            OlderFormatError: the file does not say, being of format 1; what to do is said.
+            CheckpointError: the file does not say.
         """
         return self._described("personal", personal.from_json)
 
@@ -146,37 +134,10 @@ class Checkpoint:
         """Whose rows were written after an earlier round, [N] bool; the others are the same bytes on disk."""
         return np.array([here != there for here, there in zip(self._places(), before._places(), strict=True)], bool)
 
-    def mistaken(self) -> list[str]:
-        """Files of another round or run in place of the round's; a lost shard is found when it is read."""
-        if problem := cut_short(self.path) or foreign(self.run, self.number):
-            return [problem]
-        try:
-            others = exchanged(self.run, run_folder.read_checksums(self.run, self.number))
-        except CheckpointError as error:
-            return [str(error)]
-        return [problem for name, problem in others.items() if (self.run / name).exists()]
-
-    def problems(self) -> list[str]:
-        """Which files of the round are missing, of another length, or `mistaken`; little is read."""
-        if found := self.mistaken():
-            return found
-        try:
-            files = self._layout.files
-        except CheckpointError as error:
-            return [str(error)]
-        return [problem for name in files if (problem := cut_short(self.run / name))]
-
     def _array(self, section: str, path: str) -> np.ndarray | None:
-        with checked_hdf5.reading(self.path) as file:
-            group = file.get(section, {})
-            return checked_hdf5.get(group, path) if path in group else None
+        return run_folder.read_array(self.run, self.number, section, path)
 
     def _described(self, name: str, read: Callable[[Any], T]) -> T:
-        if not self.describes_itself:
-            raise OlderFormatError(
-                f"{self.path} was written by pflmpi before checkpoints described themselves (format 1); "
-                f"run `pflmpi resume {for_shell(self.run)}` with a later training.rounds"
-            )
         try:
             return read(json.loads(str(self.attributes[name])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -1,10 +1,9 @@
-"""Reading the runs of a report, leaving out those that cannot be read or compared."""
+"""Runs beside one another: which can be compared, and in which options they differ."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import spread_over
 from pflmpi.config.sections import by_key
@@ -63,12 +62,12 @@ def unlike(first: Run, other: Run) -> str | None:
 
 
 def damaged(run: Run) -> list[str]:
-    """What a report leaves out of a run: rounds whose files are cut, mistaken or, the newest's, lost; its partition."""
+    """What a report leaves out of a run: rounds with files that are cut, foreign or, the newest's, lost."""
     found = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
     for number in spread_over(run.rounds):
-        found += run.mistaken(number)
+        found += [problem for path, problem in run.problems(number).items() if path.exists()]
     if run.rounds and not found:
-        found = Checkpoint(run.path, run.rounds[-1]).problems()
+        found += run.problems(run.rounds[-1]).values()
     problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(found)]
     try:
         run.counts  # noqa: B018  a partition.csv that is not the run's is found here
@@ -89,3 +88,39 @@ def _differences(first: Run, other: Run, sections: Sequence[str]) -> str | None:
 def _hashes(what: str, a: dict[str, Any], b: dict[str, Any]) -> str:
     here, there = (str(recorded.get(what))[:12] for recorded in (a, b))
     return f"the hash of the {what} is {there} and not {here} (recorded.{what})"
+
+
+_UNKNOWN = "-"
+
+TextsByName = dict[str, list[str]]  # name -> a text for each run
+
+
+def differing(runs: Sequence[Run]) -> TextsByName:
+    """The options in which the configurations of runs differ, with the value of each."""
+    options = [_options(run) for run in runs]
+    keys = dict.fromkeys(key for each in options for key in each)
+    return {
+        key: [_text(each[key]) if key in each else _UNKNOWN for each in options]
+        for key in keys
+        if any(key not in each or each[key] != options[0].get(key) for each in options)
+    }
+
+
+def compared_options(runs: Sequence[Run]) -> TextsByName:
+    """The options that have unlike values in runs, "" in those that lack them; not those that single runs have."""
+    found = differing(runs)
+    return {
+        key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
+        for key, texts in found.items()
+        if key not in ("algorithm.name", "training.rounds") and len({*texts} - {_UNKNOWN}) > 1
+    }
+
+
+def _options(run: Run) -> dict[str, Any]:
+    options = by_key({key: value for key, value in run.config.items() if key not in NOT_COMPARED})
+    return {key: value for key, value in options.items() if key not in WHERE_ONLY}
+
+
+def _text(value: object) -> str:
+    """A value as YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pflmpi import regular_file
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.columns import columns
+from pflmpi.analysis.metrics import columns
 from pflmpi.config import stored
 from pflmpi.config.argument_checks import as_integer, as_path
 from pflmpi.errors import CheckpointError
@@ -21,15 +21,14 @@ from pflmpi.store import run_folder, verify
 from pflmpi.store.checked_hdf5 import NewerFormatError
 from pflmpi.store.one_file.reading import elsewhere
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.store.records.recovery import recover_records
 from pflmpi.store.verify import Metrics
 from pflmpi.text import short_name, spans
 
 if TYPE_CHECKING:  # which need torch
     from torch import nn
 
-    from pflmpi.analysis.client_samples import ClientSamples
-    from pflmpi.analysis.series.target import CostTo
+    from pflmpi.analysis.metrics import CostTo
+    from pflmpi.analysis.personal_module import ClientSamples
     from pflmpi.experiment.build import Experiment
 
 _ONE_FILE = "`pflmpi inspect` and h5py read it, everything else needs the folder of the run"
@@ -100,8 +99,8 @@ class Run:
 
     @property
     def figures(self) -> Any:
-        """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `drawing.figures.Figures`."""
-        return import_module("pflmpi.analysis.drawing.figures").Figures([self])  # which imports this file
+        """The figures of this run as Altair charts, such as `run.figures.accuracy()`; see `figures.Figures`."""
+        return import_module("pflmpi.analysis.figures").Figures([self])  # which imports this file
 
     def cost_to(self, target: float, metric: str = "accuracy_mean") -> "CostTo | None":
         """Rounds, seconds and bytes until a metric first was as good as a target; None if it never was.
@@ -110,7 +109,7 @@ class Run:
             target: at least so much, or at most in a column of losses; accuracies are shares, such as 0.9.
             metric: a column of metrics.csv.
         """
-        from pflmpi.analysis.series.target import cost_to
+        from pflmpi.analysis.metrics import cost_to
 
         return cost_to(self.columns, target, metric)
 
@@ -136,22 +135,25 @@ class Run:
             return newest
         if (number := as_integer("round", number)) not in (there := self.rounds):
             raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
-        if problems := self.mistaken(number):
-            raise CheckpointError("; ".join(problems))
+        if problems := [problem for path, problem in self.problems(number).items() if path.exists()]:
+            raise CheckpointError("; ".join(problems))  # of a round file without its shards, the server is there
         return Checkpoint(self.path, number)
 
-    def mistaken(self, number: int) -> list[str]:
-        """`Checkpoint.mistaken` of a round; where nothing was wrong, it is not looked for again."""
-        if number in self._own:
-            return []
-        problems = Checkpoint(self.path, number).mistaken()
+    def problems(self, number: int) -> dict[Path, str]:
+        """What is wrong with the files of a round, by path, see `verify.checkpoint`; little of them is read.
+
+        Where nothing was wrong, it is not looked for again.
+        """
+        if number in self._intact:
+            return {}
+        problems = verify.checkpoint(self.path, number, whole=False)
         if not problems:
-            self._own.add(number)
+            self._intact.add(number)
         return problems
 
     @cached_property
-    def _own(self) -> set[int]:
-        """Rounds whose files were all found to be of this run and round."""
+    def _intact(self) -> set[int]:
+        """Rounds whose files were all found to be as they were written."""
         return set()
 
     def samples(self, client: int) -> "ClientSamples":
@@ -160,7 +162,7 @@ class Run:
         Raises:
             UserError: there is no such client; the data or code of the run is missing, or has changed.
         """
-        from pflmpi.analysis.client_samples import client_samples
+        from pflmpi.analysis.personal_module import client_samples
 
         return client_samples(self.path, self._experiment.division.everyone, as_integer("client", client))
 
@@ -193,10 +195,9 @@ class Run:
         """
         problems: list[str] = []
         for number in reversed(self.rounds):
-            found = Checkpoint(self.path, number)
-            if not (problem := found.problems()):
-                return found, problems
-            problems += problem
+            if not (found := self.problems(number)):
+                return Checkpoint(self.path, number), problems
+            problems += found.values()
         raise CheckpointError(f"{self.path} has no good checkpoint: {'; '.join(dict.fromkeys(problems)) or 'none yet'}")
 
     def __repr__(self) -> str:
@@ -216,7 +217,6 @@ def open_run(path: str | PathLike[str]) -> Run:
         regular_file.check_folders(folder)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
-    recover_records(folder)
     _check_format(folder)
     config, notes = stored.verified(folder)
     section = config.get("algorithm")

@@ -7,10 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pflmpi.cluster.folders import jobs_in
-from pflmpi.cluster.jobs import Job, queue
-from pflmpi.cluster.sbatch import Options, words_of
-from pflmpi.cluster.script import BatchScript, script
+from pflmpi.cluster.batch_script import BatchScript, Options, script, words_of
+from pflmpi.cluster.jobs import Job, jobs_in, queue
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
 from pflmpi.store import job_file

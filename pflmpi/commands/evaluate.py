@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         UserError: no such run, round or data; other data than the run had; a file that cannot be written.
     """
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.experiment import evaluation, other_data
     from pflmpi.experiment.restore import reopened
     from pflmpi.experiment.stored_config import stored_config

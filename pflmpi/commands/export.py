@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: no such run, round, client or part; an unknown suffix; a file that is in the way.
     """
+    from pflmpi.analysis.model import client_state, server_state
     from pflmpi.analysis.run import open_run
-    from pflmpi.analysis.state_dict import client_state, server_state
 
     if options.all:
         return _run_all(options)
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_all(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.store import probe_file
     from pflmpi.store.names import round_of
     from pflmpi.store.one_file import writing

@@ -38,13 +38,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         CheckpointError: no run, no such round, or a damaged one, with everything that is wrong.
     """
-    from pflmpi.store.records.recovery import recover_records
-
     if options.round is not None and (options.diff is not None or options.verify):
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
-    if not options.verify:  # which opens the run, with its records
-        recover_records(options.run)
     if options.run.is_file():
         options.run = options.run.resolve()  # which may be named by a link
         _show_file(options)
@@ -134,7 +130,7 @@ def _show_difference(run: Path, before: int, after: int) -> None:
 
     from pflmpi.analysis.difference import difference
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
 
     opened = open_run(run)
     with bar("leaves") as update:
@@ -169,7 +165,7 @@ def _verify(run: Path) -> None:
     """Read every byte of every file of a run, and name each problem."""
     from pflmpi.analysis import integrity
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.store import run_folder
 
     opened = open_run(run)  # raises if it is none

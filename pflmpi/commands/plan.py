@@ -131,7 +131,7 @@ def _run_table(forecast: "Forecast", imports: float) -> "Table":
     if taken := max(rank.nccl for rank in forecast.memory):
         table.add_row("of a GPU's memory for NCCL, at most about", size(taken))
     for way, logical, wire in forecast.bytes_per_round():
-        most = ", at most" if way == "down" and forecast.setup.declared.chosen else ""
+        most = ", at most" if way == "down" and forecast.setup.declared.of_clients else ""
         table.add_row(f"{way} per round: as papers count, on the wire{most}", f"{size(logical)}, {size(wire)}")
     table.add_row("a checkpoint, about: the first, later ones", f"{size(disk.first)}, {size(disk.each)}")
     table.add_row(f"{disk.count} checkpoints, at most: at once, at the end", f"{size(disk.most)}, {size(disk.last)}")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pflmpi import arguments
-from pflmpi.cluster.sbatch import add_arguments as add_sbatch_arguments
+from pflmpi.cluster.batch_script import add_arguments as add_sbatch_arguments
 from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.terminal import print_surely
 
 if TYPE_CHECKING:
-    from pflmpi.cluster.script import BatchScript
+    from pflmpi.cluster.batch_script import BatchScript
 
 _WARNING = "USR1@120"  # to the ranks, seconds before the time limit: for a round and a checkpoint
 
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Submit a run, or a sweep as a job array, if it is not done; return the exit code."""
-    from pflmpi.cluster.folders import cells_file
-    from pflmpi.cluster.script import script
+    from pflmpi.cluster.batch_script import script
+    from pflmpi.cluster.jobs import cells_file
     from pflmpi.cluster.submission import log_of, make_folders, refuse_second, submit
 
     _check(options)
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from pflmpi.cluster.script import check_setup
+    from pflmpi.cluster.batch_script import check_setup
 
     if (options.config is None) == (options.array is None):
         raise ConfigError("submit takes a CONFIG, for one run, or --array TABLE, for a sweep; give one of them")
@@ -153,8 +153,7 @@ def _pending_sweep(options: argparse.Namespace) -> Pending | None:
 
 
 def _job(options: argparse.Namespace, pending: Pending) -> "BatchScript":
-    from pflmpi.cluster.sbatch import check_warning, given
-    from pflmpi.cluster.script import BatchScript, tasks
+    from pflmpi.cluster.batch_script import BatchScript, check_warning, given, tasks
 
     number = "%j" if options.array is None else "%A_%a"
     ours: dict[str, str | None] = {

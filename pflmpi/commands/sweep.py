@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pflmpi import arguments
-from pflmpi.commands.ranks.launch import check_ranks, default_ranks
+from pflmpi.commands.launch import check_ranks, default_ranks
 from pflmpi.errors import ConfigError, PflmpiError, RunError, Stopped, show
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pflmpi.forecast.budget import Budget
     from pflmpi.runtime.config import RuntimeConfig
     from pflmpi.sweep.pending import CellTask
+    from pflmpi.sweep.runs import SweepOutcome
 
 _FAILED = 1
 _log = logging.getLogger(__name__)
@@ -49,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run all cells on this machine, or one of them as a task of a job array; return the exit code."""
-    from pflmpi.commands.display.sweep_text import conclude, show_plan
     from pflmpi.sweep import cells as listing
     from pflmpi.sweep.empty_starts import LIMIT, too_many
     from pflmpi.sweep.lock import cell_locked, locked
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         return works() if budget is None else budget(works()).cheapest_first()
 
     if options.dry_run:
-        show_plan(ordered(), launcher)
+        _show_plan(ordered(), launcher)
         return 0
     if options.cell is not None:
         (work,) = works()
@@ -108,13 +108,13 @@ def run(options: argparse.Namespace) -> int:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal
     if budget is None:
-        conclude(planned, outcome, out, "stopped")
+        _conclude(planned, outcome, out, "stopped")
     else:
         left = [work for work in works() if work.command and work.cell.name not in outcome.failed]
         outcome.stopped = [work.cell.name for work in left]
-        conclude(planned, outcome, out, f"left, {budget(works()).needed(left)}")
+        _conclude(planned, outcome, out, f"left, {budget(works()).needed(left)}")
     words = arguments.words_of_cells(options.table, options.out, options)
-    print(f"table: {shlex.join(['pflmpi', 'report', *words])}")
+    print(f"table: {shlex.join(['pflmpi', 'table', *words])}")
     if outcome.failed:
         return _FAILED
     if options.cell is not None and outcome.stopped and too_many(planned[0], out):
@@ -123,6 +123,30 @@ def run(options: argparse.Namespace) -> int:
             "--time, and submit it again"
         )
     return Stopped.exit_code if outcome.stopped else 0
+
+
+def _conclude(works: "Sequence[CellTask]", outcome: "SweepOutcome", out: Path, rest: str) -> None:
+    """Print how many runs are done, and why others are not; `rest` says what those are that go on next time."""
+    before = sum(work.state == "done" for work in works)
+    failed, stopped = outcome.failed, outcome.stopped
+    done = len(works) - len(failed) - len(stopped)
+    more = f", {len(stopped)} {rest}; the same command goes on" if stopped else ""
+    print(f"{len(works)} runs: {done} done ({before} of them before), {len(failed)} failed{more}")
+    logs = {work.cell.name: work.cell.log(out) for work in works if work.command}
+    for cause in dict.fromkeys(failed.values()):
+        print(f"failed: {cause}", file=sys.stderr)
+        for name in (name for name, text in failed.items() if text == cause):
+            print(f"  {name}  {logs.get(name, '')}".rstrip(), file=sys.stderr)
+
+
+def _show_plan(works: "Sequence[CellTask]", launcher: Sequence[str]) -> None:
+    """Print the runs in their order, and the commands that would be started."""
+    width = max(len(work.cell.name) for work in works)
+    for work in works:
+        print(f"{work.cell.name:{width}}  {work.done}/{work.rounds} rounds  {work.state}  {work.problem}".rstrip())
+    for work in works:
+        if work.command:
+            print(shlex.join([*launcher, "pflmpi", *work.command]))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -172,7 +196,7 @@ def _budget(
     options: argparse.Namespace, tasks: "Sequence[tuple[CellTask, Config]]", out: Path
 ) -> "Callable[[Sequence[CellTask]], Budget]":
     """The budget, from what has run of some cells, and steps x parameters of the configurations."""
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.forecast.budget import Budget, seconds_per_round, work_per_round
 
     print("counting steps and parameters of the runs", file=sys.stderr, flush=True)

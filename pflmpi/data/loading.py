@@ -12,9 +12,9 @@ from pflmpi.data.cache import cached
 from pflmpi.data.config import DataConfig
 from pflmpi.data.dataset import Dataset, assemble, standardised
 from pflmpi.data.own_files import read_own
-from pflmpi.data.shares import apportion, merged
 from pflmpi.data.sources import SOURCES
 from pflmpi.data.sources.base import SHARED_FOLDER, Source
+from pflmpi.data.splits import apportion, merged
 from pflmpi.errors import DataError
 from pflmpi.rng import stream
 from pflmpi.text import shown

@@ -1,11 +1,11 @@
 """The table of checks: what may be wrong with the facts of all ranks, and what to do about it."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pflmpi.doctor.facts import PACKAGES, RankFacts
-from pflmpi.text import counted, ranks, size, some, spans
+from pflmpi.text import counted, ranks, size, some
 from pflmpi.transports.detect import LAUNCHERS
 
 T = TypeVar("T", bound=Hashable)
@@ -14,9 +14,7 @@ Find = Callable[[Group], Iterable[tuple[str, Group]]]  # what is wrong, and on w
 
 _MEMORY = 256 << 20  # bytes that a rank still needs once its libraries are loaded, for the smallest models
 _SHARED = 32 << 20  # bytes of /dev/shm per rank: what MPI and NCCL take for messages within a host
-_TEMPORARY = 64 << 20  # bytes for the sockets and sessions of launchers
 _DISK = 1 << 30  # bytes for checkpoints; `pflmpi plan` says how many a run really takes
-_SKEW = 1.0  # seconds between clocks; less does not matter for logs, and job authentication allows minutes
 _NO_GPU = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
 _LAUNCHERS = {**LAUNCHERS, "unclear": "a launcher"}
 
@@ -94,13 +92,6 @@ def _all(_: RankFacts) -> bool:
     return True
 
 
-def _items(text: str, items: Callable[[RankFacts], Mapping[str, object]]) -> Find:
-    """Finds each of the named things that a rank has; `{item}` and `{about}` stand for it and for what it maps to."""
-    return lambda everyone: (
-        (text.format(item=item, about=about), [one]) for one in everyone for item, about in items(one).items()
-    )
-
-
 def _hosts(text: Callable[[Group], str]) -> Find:
     """Finds what is wrong host by host; "" is nothing."""
     return lambda everyone: (
@@ -150,23 +141,12 @@ def _remedy_of_split_world(group: Group, _: Group) -> str:
     return f"start with {flag} (`srun --mpi=list` shows what this Slurm has), or {own}"
 
 
-def _no_backend(one: RankFacts) -> bool:
-    """Whether torch.distributed connects the ranks, and has no backend that can."""
-    by_torch = one.launcher in ("torchrun", "slurm") or one.settings.transport == "torch"
-    usable = one.device.gloo or (one.device.nccl and one.device.uuid)
-    return by_torch and not one.mpi.used and "torch" not in one.broken and not usable
-
-
-def _broken(one: RankFacts) -> Mapping[str, str]:
+def _broken(everyone: Group) -> Iterator[tuple[str, Group]]:
     """What cannot be imported, but for torch: without it a rank has no device, which is a problem already."""
-    return {name: why for name, why in one.broken.items() if name != "torch"}
-
-
-def _clock(group: Group) -> str:
-    clock = min((one.clock for one in group), key=lambda each: each.within)
-    if abs(clock.ahead) - clock.within <= _SKEW:
-        return ""
-    return f"the clock is {abs(clock.ahead):.1f} s {'ahead of' if clock.ahead > 0 else 'behind'} rank 0's"
+    for one in everyone:
+        for name, why in one.broken.items():
+            if name != "torch":
+                yield f"{name} cannot be imported ({why})", [one]
 
 
 def _lacks_data(one: RankFacts) -> bool:
@@ -181,13 +161,6 @@ def _remedy_of_data(_: Group, everyone: Group) -> str:
         f"{ranks(good)} can read it: make the folder visible at the same path on all hosts, and export PFLMPI_DATA in "
         "the batch script (mpirun passes it on with -x PFLMPI_DATA)"
     )
-
-
-def _data_folders(everyone: Group) -> Iterable[tuple[str, Group]]:
-    """PFLMPI_DATA is set on some ranks only; of two paths, both may be right."""
-    if all(one.data.root for one in everyone):
-        return ()
-    return _differs(f"data: PFLMPI_DATA is {_HERE}", lambda one: one.data.root or "not set")(everyone)
 
 
 def _no_cuda(one: RankFacts) -> bool:
@@ -255,16 +228,6 @@ def _little_shared_memory(group: Group) -> str:
     return f"/dev/shm has {size(free)} left for the messages of {_ranks(group)}" if few else ""
 
 
-def _little_space(group: Group) -> str:
-    machine = min((one.machine for one in group), key=lambda each: each.temporary_free)
-    place = machine.temporary or "no folder for temporary files can be written"
-    return f"{place}: {size(machine.temporary_free)} left"
-
-
-def _names(paths: Sequence[str]) -> Mapping[str, None]:
-    return {some(paths): None} if paths else {}
-
-
 _HERE = "{here} here, and {there} on {others}"
 _ENVIRONMENT = (
     "use one environment on all hosts: on a shared file system, activated or module-loaded in the batch script"
@@ -302,14 +265,8 @@ CHECKS = (  # causes before what follows
         "Slurm has given this job {slurm[tasks]} tasks, but this is one process: a world of size 1, on one node",
         "start with srun pflmpi ... (torch.distributed), srun --mpi=pmix (Open MPI), srun --mpi=pmi2 (MPICH), mpirun",
     ),
-    Check(
-        "backends of torch.distributed",
-        _no_backend,
-        "torch.distributed has neither gloo nor, for a GPU, NCCL",
-        "install a torch that was built with them, as the published ones are",
-    ),
     *map(_same_version, ("python", "pflmpi", *PACKAGES)),
-    Check("packages", _all, _items("{item} cannot be imported ({about})", _broken), _AGAIN),
+    Check("packages", _all, _broken, _AGAIN),
     Check(
         "MPI libraries",
         lambda one: one.mpi.used and bool(one.mpi.library),
@@ -329,30 +286,12 @@ CHECKS = (  # causes before what follows
         _SHARED_FILE,
     ),
     Check(
-        "clocks",
-        _all,
-        _hosts(_clock),
-        "check the host's time service (chronyc tracking); until then, times in logs and of files mislead",
-    ),
-    Check(
         "devices of all ranks",
         lambda one: bool(one.device.name) and (one.rank > 0 or one.size == 1),  # rank 0 may have no clients
         _differs(f"the device is {_HERE}: results would depend on it", lambda one: one.device.name),
         "choose nodes with the same devices (--constraint, --gpus=TYPE:N), or set runtime.device=cpu",
     ),
-    Check(
-        "OMP_NUM_THREADS of all ranks",
-        _all,
-        _differs(f"OMP_NUM_THREADS is {_HERE}", lambda one: "not set" if one.machine.omp is None else one.machine.omp),
-        "export it in the batch script; mpirun passes it to other hosts with -x OMP_NUM_THREADS",
-    ),
     Check("data", _lacks_data, "data: {data.error}", _remedy_of_data),
-    Check(
-        "data folders",
-        lambda one: not _lacks_data(one),
-        _data_folders,
-        "export it in the batch script, so that all ranks have it (mpirun: -x PFLMPI_DATA)",
-    ),
     Check(
         "data files",
         lambda one: not _lacks_data(one),
@@ -380,12 +319,6 @@ CHECKS = (  # causes before what follows
         "clients are shared out among ranks, so one rank per GPU is fastest. Where they must share it, start NVIDIA's "
         "MPS first (nvidia-cuda-mps-control -d); without it they take turns",
     ),
-    Check(
-        "OMP_NUM_THREADS",
-        lambda one: one.machine.omp is not None and not _omp(one),
-        "OMP_NUM_THREADS = {machine.omp!r} is no number of threads",
-        "export OMP_NUM_THREADS=1",
-    ),
     Check("threads", _all, _hosts(_too_many_threads), _remedy_of_threads),
     Check(
         "cores",
@@ -409,12 +342,6 @@ CHECKS = (  # causes before what follows
         f"{size(_SHARED)} per rank are enough: remove old files there, or docker run --shm-size=1g",
     ),
     Check(
-        "temporary files",
-        lambda one: one.machine.temporary_free < _TEMPORARY,
-        _hosts(_little_space),
-        "free space there, or set TMPDIR to a folder of this host with more",
-    ),
-    Check(
         "run folder",
         lambda one: bool(one.folder.error),
         "the run folder {folder.path} cannot be written ({folder.error})",
@@ -431,57 +358,5 @@ CHECKS = (  # causes before what follows
         lambda one: not one.folder.error and one.folder.free < _DISK,
         _hosts(lambda group: f"{size(group[0].folder.free)} are left on the file system of {group[0].folder.path}"),
         "free space (see also your quota), or choose another folder (--out)",
-    ),
-    Check(
-        "locks of HDF5",
-        lambda one: bool(one.folder.hdf5),
-        "HDF5 cannot lock files in {folder.path} ({folder.hdf5})",
-        "export HDF5_USE_FILE_LOCKING=FALSE for programs that read checkpoints; pflmpi itself needs no locks",
-    ),
-    Check(
-        "locks",
-        lambda one: bool(one.folder.flock),
-        "files in {folder.path} cannot be locked ({folder.flock})",
-        "keep sweeps, which lock their folder, on another file system, or mount it with locks (Lustre: flock)",
-    ),
-    Check(
-        "locks across hosts",
-        lambda one: not one.folder.flock and bool(one.folder.seen) and one.folder.lock_seen is False,
-        "a lock that rank 0 holds in {folder.path} is not seen here: locks hold on one host only",
-        "never start two sweeps in one folder from two hosts, or mount it with locks for all (Lustre: flock)",
-    ),
-    # Processes that are gone have left these; only rank 0 looks.
-    Check(
-        "half-written files",
-        _all,
-        _items("stale: {item}, left half-written by a process that is gone", lambda one: _names(one.folder.unfinished)),
-        "once no job writes this run (squeue), `pflmpi resume RUN` removes them and continues",
-    ),
-    Check(
-        "marks of HDF5",
-        _all,
-        _items(
-            "stale: {item}, marked as being written by a process that is gone", lambda one: _names(one.folder.flagged)
-        ),
-        "remove the mark (h5clear --status FILE), then `pflmpi inspect RUN` says whether it is whole; if not, `pflmpi "
-        "resume RUN` continues from the checkpoint before it",
-    ),
-    Check(
-        "held locks",
-        _all,
-        _items(
-            "{item} is locked by a running sweep, or by processes that one has left ({about})",
-            lambda one: {path: spans(users) for path, users in one.folder.locked.items() if users},
-        ),
-        "wait for it, or end its processes (kill)",
-    ),
-    Check(
-        "stale locks",
-        _all,
-        _items(
-            "stale: {item} is locked, and no process on this host holds it",
-            lambda one: {path: users for path, users in one.folder.locked.items() if not users},
-        ),
-        "end the sweep on the host where it runs (squeue); if that host is gone, its file server frees it",
     ),
 )

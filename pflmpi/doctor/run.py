@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.table import Table
 
 from pflmpi.doctor.checks import Problem, by, find_problems, numbers, remedy_of_no_connection
-from pflmpi.doctor.collect import all_facts, find_mpi, inspect_folder, rank_facts, read_config, seen_gpus, try_device
-from pflmpi.doctor.facts import RankFacts
+from pflmpi.doctor.facts import (
+    RankFacts,
+    all_facts,
+    find_mpi,
+    inspect_folder,
+    rank_facts,
+    read_config,
+    seen_gpus,
+    try_device,
+)
 from pflmpi.errors import ConfigError, PflmpiError, UserError, write_exit_code
 from pflmpi.terminal import table_console
 from pflmpi.text import counted, first_line, scaled_bytes, size, some, spans
@@ -156,7 +164,7 @@ def show_problems(everyone: Sequence[RankFacts], problems: Sequence[Problem]) ->
 
 
 def _ranks(everyone: Sequence[RankFacts]) -> Table:
-    table = Table("rank", "host", "device", "free memory", "threads", "cores", "clock, ms ahead")
+    table = Table("rank", "host", "device", "free memory", "threads", "cores")
     groups = by(everyone, _row if len(everyone) > _ROWS else lambda one: (str(one.rank),))
     for group in groups.values():
         memory = min((one.machine for one in group), key=lambda each: each.memory_free)
@@ -168,7 +176,6 @@ def _ranks(everyone: Sequence[RankFacts]) -> Table:
             _free(memory.memory_free, memory.memory),
             _threads(group[0]),
             spans(min(cores)) if len(cores) == 1 else f"{len(min(cores))} each",
-            _clock(max(group, key=lambda one: abs(one.clock.ahead))),
         )
     return table
 
@@ -192,10 +199,6 @@ def _threads(one: RankFacts) -> str:
     return f"{one.settings.threads}, OMP {'not set' if one.machine.omp is None else one.machine.omp}"
 
 
-def _clock(one: RankFacts) -> str:
-    return f"{1000 * one.clock.ahead:.1f} within {1000 * one.clock.within:.1f}" if one.rank else "0"
-
-
 def _common(everyone: Sequence[RankFacts]) -> Table:
     table = Table("", "", "ranks", show_header=False)
     for name, text in _TEXTS.items():
@@ -203,7 +206,6 @@ def _common(everyone: Sequence[RankFacts]) -> Table:
             table.add_row(name, value, "all" if len(group) == len(everyone) else spans(numbers(group)))
     free = {
         "run folder": [one.folder.free for one in everyone if not one.folder.error],
-        "temporary files": [one.machine.temporary_free for one in everyone],
         "/dev/shm": [one.machine.shared_free for one in everyone if one.machine.shared_free is not None],
     }
     least = ", ".join(f"{name} {size(min(sizes))}" for name, sizes in free.items() if sizes)
@@ -230,11 +232,8 @@ def _mpi(one: RankFacts) -> str:
 def _folder(one: RankFacts) -> str:
     if one.folder.error:
         return f"{one.folder.path}: {one.folder.error}"
-    same = {True: "the same for all ranks; ", False: "not rank 0's; ", None: ""}[
-        one.folder.seen if one.size > 1 else None
-    ]
-    locks = f"HDF5 locks: {one.folder.hdf5 or 'yes'}; flock: {one.folder.flock or 'yes'}"
-    return f"{one.folder.path}: written; {same}{locks}"
+    same = {True: "; the same for all ranks", False: "; not rank 0's", None: ""}
+    return f"{one.folder.path}: written{same[one.folder.seen if one.size > 1 else None]}"
 
 
 def _data(one: RankFacts) -> str:

@@ -241,7 +241,7 @@ def _unseen(experiment: Experiment, executor: Executor, declared: Declared, plac
     cohort = np.concatenate([cohort, np.resize(cohort, everyone.num_clients - len(cohort))])
     whole = dataclasses.replace(executor, federation=everyone, cohort=cohort)
     lanes = experiment.config.runtime.lanes or 1
-    return unseen_setup(whole, declared.down, placement, lanes, experiment.newcomer, evaluation.unseen_updates)
+    return unseen_setup(whole, declared.published, placement, lanes, experiment.newcomer, evaluation.unseen_updates)
 
 
 def executor_of(experiment: Experiment, kind: Callable[..., E], pool: Pool | None = None) -> E:

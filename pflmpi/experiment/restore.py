@@ -1,6 +1,7 @@
 """A run on disk: its newest good checkpoint, its state after a round, its data as they were recorded."""
 
 import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,26 +17,25 @@ from pflmpi.errors import CheckpointError
 from pflmpi.experiment import stored_config
 from pflmpi.experiment.build import Experiment, complete, draft, load_federation
 from pflmpi.learning.task import HOST
-from pflmpi.messages.chosen import OfferedRows
+from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import config_file, partition_file, run_folder
+from pflmpi.store import config_file, partition_file, run_folder, verify
 from pflmpi.store.layout import Layout
-from pflmpi.store.metrics import history, metrics_file
-from pflmpi.store.records.conversion import convert
+from pflmpi.store.metrics import metrics_file
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
+_log = logging.getLogger(__name__)
+
 
 def newest(run: Path) -> int:
-    """Newest good round of a run, once all that is recorded is HDF5; damaged ones are reported.
+    """Newest good round of a run; damaged ones are reported.
 
     Raises:
-        CheckpointError: there is none, or a file cannot be written.
+        CheckpointError: there is none.
     """
-    with continuing(run):
-        convert(run)
     done, problems = run_folder.newest_good(run)
     for problem in problems:
         print(f"pflmpi: passed over a damaged checkpoint: {problem}", flush=True)
@@ -107,15 +107,14 @@ def restore(run: Path, setup: Setup, population: Population, transport: Transpor
     def tidy() -> None:
         if transport.rank == 0:
             with continuing(run):
-                recorded = run_folder.read_history(run, done)
-                if recorded is not None:
-                    if (text := history.whole(run, recorded)) is None:
-                        raise CheckpointError(
-                            f"{run} cannot be continued: {history.lost(run, done)}; put one of them back from a copy"
-                        )
-                    metrics_file.restore(run, text)
+                if metrics_file.path(run).exists():
+                    verify.check_metrics(run, done)
+                elif done:
+                    _log.warning(
+                        "%s is missing; it begins anew without figures of rounds 1 to %d", metrics_file.path(run), done
+                    )
                 run_folder.discard_after(run, done)
-                history.restart(run, done)
+                metrics_file.restart(run, done)
 
     state = all_or_none(transport, fill)
     all_or_none(transport, tidy)
@@ -180,6 +179,6 @@ def read_population(ready: Setup, run: Path, round: int, clients: np.ndarray) ->
     return found
 
 
-def read_offered(ready: Setup, run: Path, round: int) -> OfferedRows:
-    """What clients offer; see `Offers`."""
-    return lambda name, offer, clients: read_population(ready, run, round, clients).offered(name, offer, clients)
+def read_kept(ready: Setup, run: Path, round: int) -> KeptRows:
+    """The rows that clients keep for others; see `Homes`."""
+    return lambda name, like, clients: read_population(ready, run, round, clients).kept(name, like, clients)

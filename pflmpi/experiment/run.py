@@ -27,6 +27,7 @@ from pflmpi.experiment import build, stored_config
 from pflmpi.experiment.build import Experiment, check_executor, complete, draft, load_federation
 from pflmpi.experiment.restore import continue_after, on_recorded_data, restore
 from pflmpi.learning.early_stop import EarlyStop
+from pflmpi.machine import memory
 from pflmpi.models import MODELS
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
@@ -34,6 +35,7 @@ from pflmpi.runtime.client_rows import check_scratch, folder_of
 from pflmpi.runtime.client_state import Population, allocate, initialise
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.contract import calling, check_returned
+from pflmpi.runtime.exchange.exchange import check_server_memory
 from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule
@@ -44,10 +46,7 @@ from pflmpi.store import config_file, run_folder, run_identity
 from pflmpi.store.layout import Layout
 from pflmpi.store.lock.run_lock import RunLock
 from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import history, metrics_file
-from pflmpi.store.records.conversion import pending
-from pflmpi.store.records.recovery import recover_records
-from pflmpi.store.records.segments import clear
+from pflmpi.store.metrics import metrics_file
 from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
@@ -111,7 +110,7 @@ def run(
     place = Path(on_root(transport, lambda: str(folder)))  # a name by the time may differ between ranks
     resumes = resume == "always"
     if resume == "if_there":
-        resumes = bool(on_root(transport, lambda: "yes" if _has_rounds(place) else ""))
+        resumes = bool(on_root(transport, lambda: "yes" if run_folder.rounds(place) else ""))
     if resumes:
         config = all_or_none(transport, lambda: stored_config.resumed_config(place, config))
         for change in all_or_none(transport, lambda: stored_config.changed_code(place, config, changed_code)):
@@ -128,16 +127,11 @@ def run(
     return place
 
 
-def _has_rounds(run: Path) -> bool:
-    recover_records(run)
-    return bool(run_folder.rounds(run))
-
-
 def refuse_existing(run: Path) -> None:
     """Raise `ConfigError` for a folder that holds a run, or that cannot be one because a file is in its place."""
-    if config_file.path(run).exists():
+    if config_file.path(run).exists() or run_folder.rounds(run):
         resumed = f"continue it with `pflmpi resume {for_shell(run)}`"
-        how = resumed if run_folder.rounds(run) or pending(run) else "it has no checkpoint: add --continue"
+        how = resumed if run_folder.rounds(run) else "it has no checkpoint: add --continue"
         raise ConfigError(f"{run} holds a run already; {how}, or choose another --out")
     if any(place.is_file() for place in (run, *run.parents)):
         raise ConfigError(f"cannot write the run folder {run}: Not a directory; choose another --out")
@@ -223,10 +217,10 @@ def _create(run: Path, experiment: Experiment, transport: Transport, run_id: str
     try:
         if run_identity.run_id(run) != run_id and (run_folder.rounds(run) or not anew):
             refuse_existing(run)
-        clear(run)
         (run / "shards").mkdir(exist_ok=True)
+        run_folder.discard_after(run, None)
         stored_config.write(run, experiment, transport, run_id)
-        history.restart(run, 0)
+        metrics_file.restart(run, 0)
     except OSError as error:
         raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; choose another --out") from error
 
@@ -249,16 +243,22 @@ def _run_rounds(
     transport.counter.take("data")
     setup = build.setup(experiment, transport.size, context.slots, transport.rank)
     check_same_setup(experiment, setup, transport)
-    if transport.rank == 0 and (advice := advise_fewer_ranks(setup, list(islice(schedule(setup, done), 1, _AHEAD)))):
+    ahead = list(islice(schedule(setup, done), _AHEAD)) if transport.rank == 0 else []
+    if ahead and (advice := advise_fewer_ranks(setup, ahead[1:])):
         _log.warning("%s", advice)
     here = setup.placement.hosted(transport.rank), setup.templates, folder_of(experiment.config.runtime, run)
-    population = all_or_none(transport, partial(allocate, experiment.cohort, *here))
+
+    def allocated() -> Population:
+        check_server_memory(setup, ahead, memory().free)
+        return allocate(experiment.cohort, *here)
+
+    population = all_or_none(transport, allocated)
     if done is None:
         server, layout = _initial_state(setup, population, transport)
     else:
         server, layout = restore(run, setup, population, transport, done)
     attributes = stored_config.attributes(experiment, transport, run_id)
-    checkpoints = Checkpoints(run, setup, transport.rank, attributes, layout, lock)
+    checkpoints = Checkpoints(run, setup, transport, attributes, layout, lock)
     output = experiment.config.output if transport.rank == 0 else OutputConfig()
     try:
         with tracked(TrackedRun(run, run_id, by_key(experiment.config.resolved())), output, observe) as observer:

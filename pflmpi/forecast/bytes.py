@@ -14,8 +14,6 @@ from pflmpi.forecast.ranks import TransportName
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
 from pflmpi.messages.calls import Call
-from pflmpi.messages.kinds import Downlink, OneOf
-from pflmpi.messages.one_of import chosen_rows
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
@@ -137,19 +135,9 @@ def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tr
         return server, {}, {}
     published = algorithm.publish(task, server, np.arange(clients))
     stored = {id(leaf): path for path, leaf in tree.leaves(server)}
-    kinds = algorithm.downlink(task)
-    leaves = {
-        f"{name}/{path}": leaf for name in names for path, leaf in tree.leaves(_stored(kinds[name], published[name]))
-    }
+    leaves = dict(tree.leaves({name: published[name] for name in names}))
     links = {path: stored[id(leaf)] for path, leaf in leaves.items() if id(leaf) in stored}
     return server, {path: leaf for path, leaf in leaves.items() if path not in links}, links
-
-
-def _stored(kind: Downlink, published: Tree) -> Tree:
-    """What a round file has of a message as published to all clients: of `OneOf` a row for each."""
-    if not isinstance(kind, OneOf):
-        return published
-    return chosen_rows(tree.part(published, "choices"), tree.leaf(published, "chosen"))
 
 
 def _for_more(more: int, states: Sequence[Tree]) -> Leaves:

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
+import torch
 
 from pflmpi import machine, tree
 from pflmpi.algorithms.base import initial_client, initial_received
 from pflmpi.forecast.bytes import StateSizes
 from pflmpi.forecast.process import Cost, measure, resident
 from pflmpi.learning.task import HOST
-from pflmpi.messages.chosen import Offers
-from pflmpi.messages.downlink import send_down
+from pflmpi.messages.downlink import Homes, send_down
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import evaluation
@@ -193,16 +193,16 @@ def _trial(setup: Setup, server: Tree, clients: np.ndarray, steps: int, width: i
     )
     host = executor.task(clients).replace(device=HOST)
     states = tree.stack([initial_client(algorithm, host, int(client)) for client in clients])
-    published, offers = algorithm.publish(task, server, clients), Offers(np.zeros(task.num_clients, np.int64), _zeros)
-    reply = send_down(InProcessTransport(), setup.declared, published, [[clients]], offers=offers)
+    published, homes = algorithm.publish(task, server, clients), Homes(np.zeros(task.num_clients, np.int64), _zeros)
+    reply = send_down(InProcessTransport(), setup.declared, published, [[clients]], homes=homes)
     first: list[Tree] = [{**initial_received(algorithm, task, int(client))} for client in clients]
     down = {**reply.for_clients(clients), **tree.stack(first)}
     return _Trial(replace(setup, executor=executor), clients, states, down)  # type: ignore[arg-type]
 
 
-def _zeros(name: str, offer: Tree, clients: np.ndarray) -> Tree:
-    """Zeros in the place of what clients offer; see `Offers`."""
-    return tree.map(lambda leaf: leaf.new_zeros(len(clients), *leaf.shape), offer)
+def _zeros(name: str, like: Tree, clients: np.ndarray) -> Tree:
+    """Zeros in the place of the rows that clients keep; see `Homes`."""
+    return tree.map(lambda leaf: torch.zeros(len(clients), *leaf.shape, dtype=leaf.dtype), like)
 
 
 def _largest_group(setup: Setup, rounds: Sequence[RoundSchedule], cohort: int) -> ClientGroup:

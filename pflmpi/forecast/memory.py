@@ -134,7 +134,7 @@ def _fullest(
         server: of the server's state.
     """
     messages = float(sum(up[group].sum() for group in now.training[rank]))
-    reply = float(sum(call.sizes[rank] for call in now.downlink))
+    reply = float(sum((call.received or call.sizes)[rank] for call in now.downlink))
     # Parts, or sums, and what is sent.
     fold, serve = sum(2.0 * call.sizes[rank] + sum(call.received[rank : rank + 1]) for call in now.uplink), reply
     train, test = (0.0, 0.0), (0.0, 0.0)
@@ -144,8 +144,9 @@ def _fullest(
     if rank == 0:  # it gathers, and updates the server with what is folded, beside the state before
         folded = float(now.setup.declared.folded_bytes(now.participants))
         fold += folded + sum(sum(call.sizes) for call in now.uplink if call.operation == "gather")
-        serve += folded + server + sum(sum(call.sizes) for call in now.downlink if call.operation == "scatter")
-    most = max(messages + train[0], messages + fold, messages + now.owners.memory(rank), serve, test[0])
+        rows = now.setup.declared.rows_bytes(len(now.participants), len(now.receivers))
+        serve += folded + server + sum(rows.values())
+    most = max(messages + train[0], messages + fold, serve, test[0])
     return reply + most, max(train[1], test[1])
 
 

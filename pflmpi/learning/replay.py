@@ -20,8 +20,7 @@ from torch import Tensor
 
 from pflmpi.learning.client import Batch
 from pflmpi.learning.cuda_graphs import StaticBuffers, capture_on, say_why_not
-from pflmpi.learning.program import Program
-from pflmpi.learning.recording import Recording
+from pflmpi.learning.program import Program, Recording
 from pflmpi.tree import ALIGNED
 from pflmpi.vmap_lanes import behind, in_lane, lane_axis, outside_vmap
 

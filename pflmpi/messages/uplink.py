@@ -20,7 +20,7 @@ def send_up(
     ups: Updates,
     assigned: list[list[ClientGroup]],
 ) -> Messages | None:
-    """Fold the participants' messages on rank 0, in client order, but those compared or offered; None on other ranks.
+    """Fold the participants' messages on rank 0, in client order; None on other ranks.
 
     Args:
         ups: for each group computed here, the clients and their messages with a leading client axis; those that are
@@ -58,7 +58,7 @@ def up_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call
 
 def _by_way(declared: Declared, assigned: list[list[ClientGroup]]) -> tuple[dict[str, Sum], dict[str, Uplink], Route]:
     """The messages that are folded, those that are gathered, and the way of the former, which may be to be gathered."""
-    folded, kept = declared.folded, declared.kept
+    folded, kept = declared.folded, declared.gathered
     way = route(declared.entries, assigned)
     return folded, dict(sorted({**folded, **kept}.items())) if way.way == "gather" else kept, way
 

@@ -1,4 +1,4 @@
-"""Models by name: each is a body that turns images into features and a linear head, one file each."""
+"""Models by name: each is a body that turns images into features and a linear head."""
 
 import inspect
 
@@ -6,12 +6,8 @@ from torch import nn
 
 from pflmpi.class_checks import subclass
 from pflmpi.models.base import Architecture, Model
-from pflmpi.models.cnn import CNN
-from pflmpi.models.dropout_cnn import DropoutCNN
-from pflmpi.models.lenet import LeNet
-from pflmpi.models.logistic import Logistic
-from pflmpi.models.mlp import DNN, MLP
-from pflmpi.models.protocnn import ProtoCNN
+from pflmpi.models.conv_net import CNN, DropoutCNN, LeNet, ProtoCNN
+from pflmpi.models.mlp import DNN, MLP, Logistic
 from pflmpi.models.resnet18 import ResNet18
 from pflmpi.models.torch_module import module_model
 from pflmpi.registry import Registry

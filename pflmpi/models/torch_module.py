@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pflmpi.errors import ConfigError
 from pflmpi.models.base import Architecture, Model, Shape
 from pflmpi.models.built_module import Recipe
-from pflmpi.models.initial import linear
 from pflmpi.models.installed_module import InstalledModule
+from pflmpi.models.layers import linear
 from pflmpi.models.module_parts import KeyedDropout, flat, nested, split
 from pflmpi.models.module_trial import Findings, examine
 from pflmpi.text import shown

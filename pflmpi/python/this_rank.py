@@ -9,10 +9,10 @@ from itertools import count
 from pathlib import Path
 
 from pflmpi import early_signals, outside
-from pflmpi.commands.display.progress import RunProgress
-from pflmpi.commands.display.start_line import start_line
-from pflmpi.commands.ranks.context import connect, context_of, end_of_jobs
-from pflmpi.commands.ranks.launch import num_ranks
+from pflmpi.commands.context import connect, context_of, end_of_jobs
+from pflmpi.commands.launch import num_ranks
+from pflmpi.commands.progress import RunProgress
+from pflmpi.commands.rank import start_line
 from pflmpi.config.load import Config, parse
 from pflmpi.errors import PflmpiError, RunError, Stopped, TransportError, explained, show, write_exit_code
 from pflmpi.experiment import run as experiment

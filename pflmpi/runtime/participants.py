@@ -41,7 +41,7 @@ def train(setup: Setup, population: Population, reply: Reply, groups: list[Clien
     found, room = Trained(), device_message_limit(setup.executor.device)
 
     def begin(group: ClientGroup) -> Callable[[], client_errors.GroupUpdate]:
-        states, down = population.to_train(group), {**reply.for_clients(group), **population.mixed(group)}
+        states, down = population.to_train(group), {**reply.for_clients(group), **population.answers(group)}
         return client_errors.update(setup.executor, group, states, down, round, setup.skips)
 
     for done in pipelined(map(begin, groups), setup.executor.ahead):

@@ -10,11 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from pflmpi.messages.calls import Call
-from pflmpi.messages.chosen import chosen_calls
-from pflmpi.messages.downlink import down_calls
-from pflmpi.messages.groups import ClientGroup, clients_of
+from pflmpi.messages.downlink import answer_calls, down_calls
+from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Own, OwnClasses
-from pflmpi.messages.leaf_owners import LeafOwners
 from pflmpi.messages.uplink import up_calls
 from pflmpi.runtime.exchange.newcomers import mean_calls
 from pflmpi.runtime.setup import Setup
@@ -120,19 +118,13 @@ class RoundSchedule:
     @cached_property
     def uplink(self) -> list[Call]:
         """The collective calls by which the participants' messages reach the server."""
-        return [*up_calls(self.setup.declared, self.training), *self.owners.up_calls] if len(self.participants) else []
+        return up_calls(self.setup.declared, self.training) if len(self.participants) else []
 
     @cached_property
     def downlink(self) -> list[Call]:
         """The collective calls by which answers reach the participants, and the reply its receivers."""
         declared, home = self.setup.declared, self.setup.placement.home
-        chosen = chosen_calls(declared, [clients_of(groups) for groups in self.receiving], home)
-        return [*self.owners.down_calls, *down_calls(declared, self.receiving), *chosen]
-
-    @cached_property
-    def owners(self) -> LeafOwners:
-        """Which rank owns which leaf of the participants' messages that are compared."""
-        return LeafOwners.of(self.setup.declared, self.training)
+        return [*answer_calls(declared, self.training), *down_calls(declared, self.receiving, home)]
 
     @property
     def calls(self) -> list[Call]:

@@ -9,7 +9,7 @@ from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.exchange.exchange import exchange
-from pflmpi.runtime.exchange.newcomers import mean_of_mixed
+from pflmpi.runtime.exchange.newcomers import mean_answers
 from pflmpi.runtime.measures import Counts, concatenated
 from pflmpi.runtime.participants import Trained, train, without_failed
 from pflmpi.runtime.progress import Observer
@@ -74,9 +74,9 @@ def run(
         if pause == "end":
             break
         if pause and now.round < last:
-            checkpoints.finish(transport)
+            checkpoints.finish()
             raise stop.interruption(now.round)
-    checkpoints.finish(transport)
+    checkpoints.finish()
     return server
 
 
@@ -120,5 +120,5 @@ def _evaluate(
         seen = evaluate(setup.executor, population, reply, mine, now.round)
     if not now.unseen:
         return [seen]
-    shared = {**reply.shared, **mean_of_mixed(setup, transport, population)}
-    return [seen, evaluate_unseen(now.unseen, transport, server, shared, population.offered, now.round)]
+    shared = {**reply.shared, **mean_answers(setup, transport, population)}
+    return [seen, evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)]

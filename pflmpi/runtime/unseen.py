@@ -10,11 +10,10 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Newcomer, initial_client
 from pflmpi.learning.task import HOST
 from pflmpi.messages.calls import Call
-from pflmpi.messages.chosen import OfferedRows, Offers, chosen_calls
 from pflmpi.messages.declared import Declared
-from pflmpi.messages.downlink import Reply, down_calls, send_down
-from pflmpi.messages.groups import ClientGroup, clients_of, clients_of_all
-from pflmpi.messages.kinds import Messages, Own, OwnClasses, Shared
+from pflmpi.messages.downlink import Homes, KeptRows, Reply, down_calls, send_down
+from pflmpi.messages.groups import ClientGroup, clients_of_all
+from pflmpi.messages.kinds import Messages, Shared
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
 from pflmpi.runtime.executors.base import Executor
@@ -60,8 +59,7 @@ class Unseen:
     @property
     def calls(self) -> list[Call]:
         """The collective calls of `evaluate_unseen`."""
-        chosen = chosen_calls(self.declared, [clients_of(groups) for groups in self.groups], self.home)
-        return [*down_calls(self.declared, self.groups), *chosen]
+        return down_calls(self.declared, self.groups, self.home)
 
 
 def unseen_setup(
@@ -71,7 +69,7 @@ def unseen_setup(
 
     Args:
         executor: of the trained clients and then the unseen ones.
-        down: what an algorithm sends to clients.
+        down: what an algorithm publishes.
         placement: of the trained clients.
         lanes: L.
         rule: how newcomers join.
@@ -84,22 +82,22 @@ def unseen_setup(
     work = samples * relative_flops(executor.tasks)[executor.cohort]
     groups = tuple(clients[group] for group in cut_groups(executor.cohort[clients], steps[clients], lanes))
     places = Placement(placement.ranks, groups, placement.most, None, placement.hosts, work, work).assign(clients)
-    own: dict[str, Shared] = {name: kind for name, kind in down.items() if isinstance(kind, Own | OwnClasses)}
+    own = {name: kind for name, kind in down.items() if type(kind) is not Shared}
     declared = Declared({}, own, federation.class_counts > 0, federation.num_train)
     return Unseen(executor, declared, places, updates if rule.trains else 0, placement.home)
 
 
 def evaluate_unseen(
-    unseen: Unseen, transport: Transport, server: Tree, shared: Messages, offered: OfferedRows, round: int
+    unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int
 ) -> Counts:
     """What the unseen clients of this rank get right, in ascending order of their ids.
 
     Args:
         server: its state after the round; rank 0 only.
-        shared: the messages that are the same for all: of the round's reply, and what newcomers get of `Mixed` ones.
-        offered: what trained clients that live here offer; see `Offers`.
+        shared: the messages that are the same for all: of the round's reply, and what newcomers get of kept ones.
+        kept: the rows that trained clients keep here; see `Homes`.
     """
-    reply = received(unseen, transport, server, shared, offered, round)
+    reply = received(unseen, transport, server, shared, kept, round)
     groups, executor = unseen.groups[transport.rank], unseen.executor
     if is_shared(executor, unseen.home):
         return evaluate_shared_model(executor, reply, groups, round)
@@ -111,20 +109,18 @@ def evaluate_unseen(
     return finished(executor, groups, map(begin, groups))
 
 
-def received(
-    unseen: Unseen, transport: Transport, server: Tree, shared: Messages, offered: OfferedRows, round: int
-) -> Reply:
+def received(unseen: Unseen, transport: Transport, server: Tree, shared: Messages, kept: KeptRows, round: int) -> Reply:
     """What the unseen clients of this rank receive after a round; arguments as of `evaluate_unseen`."""
     if not unseen.declared.down:
-        return Reply(shared, holds=unseen.declared.holds)
+        return Reply(shared)
     published = None
     if transport.rank == 0:
         with calling(unseen.algorithm, "publish_to_newcomers", round, reads={"server": server}):
             task = unseen.executor.tasks[0].replace(device=HOST)
             whole = unseen.algorithm.publish_to_newcomers(task, server, unseen.clients)
         published = {name: value for name, value in whole.items() if name in unseen.declared.down}
-    offers = Offers(unseen.home, offered)
-    return replace(send_down(transport, unseen.declared, published, unseen.groups, offers=offers), shared=shared)
+    homes = Homes(unseen.home, kept)
+    return replace(send_down(transport, unseen.declared, published, unseen.groups, homes=homes), shared=shared)
 
 
 def joined(unseen: Unseen, group: ClientGroup, down: Messages, round: int) -> Tree:

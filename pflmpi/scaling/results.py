@@ -1,18 +1,20 @@
-"""What was measured: the runs of a scaling experiment, and its points."""
+"""Results of a scaling experiment: its runs and points, scale.csv, and a table to read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import isnan
 from pathlib import Path
 
 import numpy as np
 
-from pflmpi.analysis.columns import columns
-from pflmpi.errors import CheckpointError
+from pflmpi import atomic
+from pflmpi.analysis.metrics import columns
+from pflmpi.errors import CheckpointError, ConfigError
 from pflmpi.scaling import records
-from pflmpi.scaling.experiment import WARM_UP, Scaling, read
-from pflmpi.scaling.points import ScaleRun, runs
+from pflmpi.scaling.experiment import WARM_UP, ScaleRun, Scaling, read, runs
 from pflmpi.store import verify
+from pflmpi.text import comma_separated, size
 
 PARTS = ("compute", "evaluation", "exchange", "waiting", "checkpoint")
 
@@ -72,7 +74,6 @@ class Point:
     Attributes:
         runs: those that were measured; none where all have failed.
         problems: of the others, by repeat; "" for one that has not been made.
-        plan: what was predicted; {} without a prediction.
         same_bits: whether its runs have the digest of the first run with as many clients and threads.
     """
 
@@ -81,7 +82,6 @@ class Point:
     clients: int | None
     runs: Sequence[MeasuredRun]
     problems: Mapping[int, str]
-    plan: records.Record
     same_bits: bool
 
     @cached_property
@@ -154,7 +154,7 @@ class Results:
             if why
         ]
         other = [str(point.ranks) for point in self.points if not point.same_bits]
-        return found + ([f"OTHER BITS on {', '.join(other)} ranks"] if other else [])
+        return found + ([f"results differ between ranks or repeats on {', '.join(other)} ranks"] if other else [])
 
 
 def results(out: Path) -> Results:
@@ -182,8 +182,7 @@ def results(out: Path) -> Results:
             if run is None and one.ranks == ranks
         }
         same = all(run.record["digest"] == expected[key] for run in mine)
-        plan = records.read(records.plan_file(out, ranks))
-        points.append(Point(ranks, key[1], key[0], mine, missing, plan, same))
+        points.append(Point(ranks, key[1], key[0], mine, missing, same))
     return Results(out, scaling, points)
 
 
@@ -195,3 +194,95 @@ def _measured(one: ScaleRun, out: Path, rounds: int) -> tuple[ScaleRun, Measured
     if len(found["round"]) <= WARM_UP:
         raise CheckpointError(f"{one.run(out)} has lost its rounds; delete {one.record(out)}, and measure it again")
     return one, MeasuredRun(one, record, found)
+
+
+Value = str | int | float
+_ABOUT = ("device", "transport", "nodes", "host", "cpu", "cores", "gpus", "driver")
+_VERSIONS = ("pflmpi", "torch", "numpy", "mpi4py", "h5py", "python", "commit", "job")
+TITLES = {
+    "strong": "the same work on every number of ranks",
+    "weak": "clients in proportion to the ranks",
+    "packing": "the same cores or GPUs on every number of ranks",
+}
+
+
+def write_table(results: Results) -> None:
+    """Write scale.csv, a line for each run; a column is empty where it has no value."""
+    lines = [line for point in results.points for line in _run_lines(results, point)]
+    header = list(dict.fromkeys(name for line in sorted(lines, key=len, reverse=True) for name in line))
+    content = comma_separated([header, *([line.get(name, "") for name in header] for line in lines)])
+    try:
+        atomic.write(results.out / "scale.csv", content.encode())
+    except OSError as error:
+        raise ConfigError(f"cannot write in {results.out}: {error.strerror}; {atomic.remedy(error)}") from error
+
+
+def readable(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a table to read, a row for each point."""
+    scaling = results.scaling
+    named = {"weak": ["clients"], "packing": ["threads"], "strong": []}[scaling.mode]
+    columns = ["ranks", *named, "seconds per round", "quartiles", "speed-up", "efficiency", *PARTS]
+    columns += ["largest rank", "all ranks", "bytes between ranks", "bits"]
+    return columns, [_row(results, point, named) for point in results.points]
+
+
+def _row(results: Results, point: Point, named: list[str]) -> list[str]:
+    first = [str(point.ranks), *(str(getattr(point, name)) for name in named)]
+    if not point.runs:
+        return [*first, "failed" if any(point.problems.values()) else "not measured", *[""] * (len(PARTS) + 7)]
+    low, high = point.spread
+    return [
+        *first,
+        f"{point.seconds:.3f}",
+        f"{low:.3f}-{high:.3f}",
+        f"{results.speed_up(point):.2f}",
+        f"{results.efficiency(point):.2f}",
+        *(f"{seconds:.3f}" for seconds in point.parts.values()),
+        _bytes(point.most("memory_rank_bytes")),
+        _bytes(point.most("memory_bytes")),
+        _bytes(point.wire_bytes),
+        "same" if point.same_bits else "different",
+    ]
+
+
+def _bytes(count: float) -> str:
+    return "" if isnan(count) else size(count)
+
+
+def _run_lines(results: Results, point: Point) -> Iterator[dict[str, Value]]:
+    """The lines of a point in scale.csv."""
+    by_repeat = {run.one.repeat: run for run in point.runs}
+    for repeat in range(1, results.scaling.repeats + 1):
+        run = by_repeat.get(repeat)
+        yield {
+            "mode": results.scaling.mode,
+            "ranks": point.ranks,
+            "threads": point.threads,
+            "clients": "" if point.clients is None else point.clients,
+            "repeat": repeat,
+            "rounds": 0,
+            "problem": "" if run else point.problems[repeat] or "not measured",
+            **(_measurements(results, point, run) if run else {}),
+        }
+
+
+def _measurements(results: Results, point: Point, run: MeasuredRun) -> dict[str, Value]:
+    seconds = float(np.median(run.seconds))
+    speed_up = results.speed_up(point) * point.seconds / seconds
+    low, high = np.quantile(run.seconds, [0.25, 0.75]).tolist()
+    memory = {name: int(run.columns[name].max()) for name in ("memory_rank_bytes", "memory_bytes")}
+    return {
+        "rounds": len(run.seconds),
+        "seconds": seconds,
+        "seconds_low": low,
+        "seconds_high": high,
+        **{f"{name}_seconds": float(run.measured(run.parts[name]).mean()) for name in PARTS},
+        **{name: value or "" for name, value in memory.items()},
+        "wire_bytes": run.wire_bytes,
+        "speed_up": speed_up,
+        "ideal_speed_up": results.ideal(point),
+        "efficiency": speed_up / results.ideal(point),
+        "digest": run.record["digest"],
+        "same_bits": int(point.same_bits),
+        **{name: str(run.record.get(name, "")) for name in (*_ABOUT, *_VERSIONS)},
+    }

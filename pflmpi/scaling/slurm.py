@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflmpi.cluster.sbatch import Options
-from pflmpi.cluster.script import BatchScript, check_setup
+from pflmpi.cluster.batch_script import BatchScript, Options, check_setup
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
-from pflmpi.scaling.experiment import Scaling
-from pflmpi.scaling.points import folder, runs
+from pflmpi.scaling.experiment import Scaling, folder, runs
 
 _OF_POINTS = ("ntasks", "nodes", "cpus-per-task")
 

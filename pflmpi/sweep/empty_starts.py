@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from pflmpi.store import run_folder
-from pflmpi.store.records.recovery import recover_records
 from pflmpi.sweep.pending import CellTask
 
-LIMIT = 5  # as of a job with one run, see `cluster.script`
+LIMIT = 5  # as of a job with one run, see `cluster.batch_script`
 
 
 def too_many(task: CellTask, out: Path) -> bool:
@@ -17,7 +16,6 @@ def too_many(task: CellTask, out: Path) -> bool:
     """
     run = task.cell.run(out)
     count = run.with_name(f".{run.name}.empty")
-    recover_records(run)
     if max(run_folder.rounds(run), default=0) > task.done:
         count.unlink(missing_ok=True)
         return False

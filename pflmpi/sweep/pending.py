@@ -14,7 +14,6 @@ from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, verify
 from pflmpi.store.lock import run_lock
-from pflmpi.store.records.recovery import recover_records
 from pflmpi.sweep.planned_run import PlannedRun
 
 State = Literal["start", "continue", "done", "other"]
@@ -87,8 +86,7 @@ def unless_written(task: CellTask, out: Path) -> CellTask:
 
 
 def run_state(run: Path, config: Config, code_may_change: bool = False) -> RunState:
-    """State of a run's folder for this configuration; what a killed run has recorded becomes HDF5."""
-    recover_records(run)
+    """State of a run's folder for this configuration."""
     rounds = config.training.rounds
     if not run_folder.rounds(run):
         return RunState("start")

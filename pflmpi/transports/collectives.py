@@ -39,7 +39,7 @@ class Collectives(ABC):
         self.counter = Counter()
 
     def channel(self, name: Channel) -> AbstractContextManager[None]:
-        """Count what is moved inside the context on the channel "data" or "control" (the default)."""
+        """Count what is moved inside the context on the channel "data", "checkpoint" or "control" (the default)."""
         return self.counter.channel(name)
 
     def takes_gpu_memory(self, size: int) -> bool:

@@ -9,14 +9,12 @@ import torch
 import normed_model
 import numpy_network
 import small_task
-from mixed_rows import answers
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Round
-from pflmpi.algorithms.critical import critical_entries
 from pflmpi.algorithms.fedamp import FedAMP
 from pflmpi.algorithms.fedavg import FedAvg
 from pflmpi.algorithms.fedfcd import FedFCD
-from pflmpi.algorithms.fedgmh import FedGMH
+from pflmpi.algorithms.fedgmh import FedGMH, critical_entries
 from pflmpi.algorithms.fedper import FedPer
 from pflmpi.algorithms.fedproto import FedProto
 from pflmpi.algorithms.fedprox import FedProx
@@ -225,7 +223,7 @@ def test_fedamp_server_rule(alpha: float, sigma: float) -> None:
     task = small_task.task(clients=5)
     uploaded = tree.stack([other(seed, task.like("body", "head")) for seed in range(3)])
     algorithm = FedAMP(alpha=alpha, sigma=sigma)
-    new = answers(algorithm, task, {"model": uploaded}, Round(1, np.array([0, 2, 4]), 0))
+    new = algorithm.answer(task, {}, {"model": uploaded}, Round(1, np.array([0, 2, 4]), 0))
     flat = np.concatenate([leaf.flatten(1).double().numpy() for _, leaf in tree.leaves(uploaded)], 1)
     rows = np.concatenate([leaf.flatten(1).double().numpy() for _, leaf in tree.leaves(new["cloud"])], 1)
     np.testing.assert_allclose(rows, amp_oracle(flat, alpha, sigma), atol=1e-6)

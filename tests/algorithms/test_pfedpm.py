@@ -15,8 +15,7 @@ import small_task
 from comparisons import data_of
 from pflmpi import tree
 from pflmpi.algorithms.local_only import Local
-from pflmpi.algorithms.pfedpm import PFedPM
-from pflmpi.algorithms.relation import init_relation, relation_scores
+from pflmpi.algorithms.pfedpm import PFedPM, init_relation, relation_scores
 from pflmpi.learning.client import Batch, ClientData
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig

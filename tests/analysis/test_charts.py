@@ -13,7 +13,6 @@ import vl_convert
 
 from pflmpi.analysis.drawing.charts import COLOURS, HEIGHT, INK, NARROW, WIDTH, chart
 from pflmpi.analysis.drawing.rendering import PICTURES, draw, svg
-from pflmpi.analysis.drawing.thinning import thinned
 from pflmpi.analysis.plots import (
     Bars,
     Cloud,
@@ -26,6 +25,7 @@ from pflmpi.analysis.plots import (
     Panel,
     Plot,
     Stack,
+    thinned,
 )
 
 ABOUT: Any = {"name": "a", "title": "A", "caption": "C."}

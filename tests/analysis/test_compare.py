@@ -1,5 +1,6 @@
 """`pflmpi compare`: runs side by side, with the figures that their metrics have."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,8 @@ def table(words: list[Path], capfd: pytest.CaptureFixture[str]) -> dict[str, lis
     assert main(["compare", *map(str, words)]) == 0
     lines = [line for line in capfd.readouterr().out.splitlines() if line.strip()]
     assert max(map(len, lines)) <= 80
-    return {line[:30].strip(): line[30:].split() for line in lines}
+    cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    return {name: row for name, *row in cells}
 
 
 def test_options_that_differ_and_figures_are_shown(runs: list[Path], capfd: pytest.CaptureFixture[str]) -> None:
@@ -36,15 +38,15 @@ def test_options_that_differ_and_figures_are_shown(runs: list[Path], capfd: pyte
     assert "training.lr" not in shown and "recorded.data" not in shown
     for place, path in enumerate(runs[:2]):
         columns = open_run(path).columns
-        assert shown["accuracy, mean (%)"][place] == f"{100 * columns['accuracy_mean'][-1]:.2f}"
+        assert shown["last (%)"][place] == f"{100 * columns['accuracy_mean'][-1]:.2f}"
         assert shown["std over clients (%)"][place] == f"{100 * columns['accuracy_std'][-1]:.2f}"
-        assert shown["lowest 10 % of clients (%)"][place] == f"{100 * columns['accuracy_bottom'][-1]:.2f}"
+        assert shown["lowest 10 % (%)"][place] == f"{100 * columns['accuracy_bottom'][-1]:.2f}"
         assert shown["in round"][place] == str(columns["accuracy_mean"].argmax() + 1)
         assert shown["test loss"][place] == f"{columns['test_loss'][-1]:.4f}"
         assert shown["training loss"][place] == f"{columns['train_loss'][-1]:.4f}"
-        assert shown["seconds"][place] == f"{np.sum(columns['seconds']):.1f}"
-    assert float(shown["bytes up"][0]) > 0 and shown["rounds"] == ["3", "of", "3"] * 2
-    assert "unseen clients (%)" not in shown
+        assert shown["time (s)"][place] == f"{np.sum(columns['seconds']):.2f}"
+    assert float(shown["up (KiB)"][0]) > 0 and shown["rounds"] == shown["of"] == ["3", "3"]
+    assert "unseen (%)" not in shown
 
 
 def test_more_runs_than_fit_are_in_several_tables(

@@ -12,11 +12,11 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.algorithms.base import Algorithm
-from pflmpi.analysis.checkpoint import Checkpoint, OlderFormatError
+from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.plots import Clouds, Curves, Matrices, Missing, Plot
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import ends
-from pflmpi.analysis.series import diagnostics, vectors
+from pflmpi.analysis.series import diagnostics
 from pflmpi.learning.diagnostics import ClassVectors, ClientWeights, EntryShare, PerClient
 
 CASES = {
@@ -30,7 +30,7 @@ CASES = {
 def few_points() -> Iterator[None]:
     """t-SNE of the few class vectors that these runs have, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vectors, "_FEWEST_POINTS", 4)
+        patch.setattr(diagnostics, "_FEWEST_POINTS", 4)
         yield
 
 
@@ -191,7 +191,7 @@ def test_before_the_first_round_nobody_has_given_weights(run: Run) -> None:
 
 def test_principal_components_of_points_on_a_line() -> None:
     values = np.array([[0.0, 0.0, 1.0], [3.0, 4.0, 1.0], [6.0, 8.0, 1.0]])
-    points, shares = vectors.pca(values)
+    points, shares = diagnostics.pca(values)
     assert points == pytest.approx(np.array([[-5.0, 0.0], [0.0, 0.0], [5.0, 0.0]]), abs=1e-12)
     assert shares == pytest.approx([1.0, 0.0])
 
@@ -200,7 +200,7 @@ def test_class_vectors_are_those_that_server_and_clients_know(run: Run) -> None:
     state = run.round(3)
     description = state.diagnostics["class_points"]
     assert isinstance(description, ClassVectors)
-    found = vectors.known_vectors(state, description)
+    found = diagnostics.known_vectors(state, description)
     held, means = np.asarray(state.clients["classes/held"]), np.asarray(state.clients["classes/means"])
     assert len(found.classes) == 10 + held.sum()
     for vector, label, client in zip(found.values, found.classes, found.clients, strict=True):
@@ -247,11 +247,3 @@ def test_what_an_algorithm_declares_is_drawn(case: str, tmp_path: Path) -> None:
             for panel in matrix(figures[0]).panels:
                 known = panel.values[~np.isnan(panel.values)]
                 assert one.limits[0] <= known.min() and known.max() <= one.limits[1]
-
-
-# --- files of format 1 --------------------------------------------------------------------------------------------
-
-
-def test_files_that_do_not_describe_themselves_are_refused_with_what_to_do(older_run: Path) -> None:
-    with pytest.raises(OlderFormatError, match=r"\(format 1\); run `pflmpi resume .*` with a later training.rounds"):
-        diagnostics.figures(checkpoints(open_run(older_run)))

@@ -18,8 +18,8 @@ import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.model import client_state, names
 from pflmpi.analysis.run import Run, open_run
-from pflmpi.analysis.state_dict import client_state, names
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
@@ -122,19 +122,6 @@ def test_what_is_not_one_model_is_refused_with_the_reason_and_the_parts_to_choos
     assert "a client of Newcomer predicts with what it likes best, which is not one model" in said
     assert "--leaf: classes, friends, mine, picked, seen, trust" in said and "--server" in said
     assert not (tmp_path / "m.npz").exists()
-
-
-def test_files_that_do_not_describe_themselves_are_refused_but_for_their_parts(
-    older_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    words = ["export", str(older_run), "--client", "1", "-o", str(tmp_path / "m.npz")]
-    assert main(words) == 2
-    said = capfd.readouterr().err
-    assert "before checkpoints described themselves (format 1)" in said and f"`pflmpi resume {older_run}`" in said
-    assert "choose a part with --leaf: critical, model" in said and not (tmp_path / "m.npz").exists()
-    assert main([*words, "--leaf", "model"]) == 0
-    stored = run_folder.read_clients(older_run, 3, np.array([1]))["cohort0"][1]
-    np.testing.assert_array_equal(load(tmp_path / "m.npz")["head.bias"], stored["model/head/bias"][0], strict=True)
 
 
 def test_a_checkpoint_that_lacks_a_part_of_its_models_is_named(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import quick_run
-from pflmpi.analysis.page.contents import detailed
+from pflmpi.analysis.figures import detailed
 from pflmpi.analysis.plots import Bars, Curves
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named

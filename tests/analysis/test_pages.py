@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pflmpi.analysis.page.html import Section
-from pflmpi.analysis.page.report import _missing
-from pflmpi.analysis.page.side_by_side import side_by_side
+from pflmpi.analysis.drawing.html import Section
+from pflmpi.analysis.figures import side_by_side
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
+from pflmpi.analysis.report import _missing
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import NamedRun, named
-from pflmpi.analysis.series import accuracy, diagnostics, vectors
+from pflmpi.analysis.series import accuracy, diagnostics
 from pflmpi.analysis.series.partition import by_class, partitions, without_single_class
 from pflmpi.learning.diagnostics import ClassVectors
 from pflmpi.store import partition_file
@@ -88,10 +88,10 @@ def test_weights_that_differ_by_rounding_alone_are_said_to_be_equal(spread: floa
 @pytest.mark.parametrize(("count", "figures"), [(49, 1), (50, 2)])
 def test_few_class_vectors_have_no_t_sne(count: int, figures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     points, classes = np.random.default_rng(0).normal(size=(count, 3)), np.arange(count) % 10
-    class_means = vectors.Vectors(1, points, classes, np.full(count, -1))
-    monkeypatch.setattr(vectors, "known_vectors", lambda *_: class_means)
-    monkeypatch.setattr(vectors, "tsne", lambda values: values[:, :2])
-    found = vectors.projections([None, None], "a", ClassVectors(title="Class means"))  # type: ignore[list-item]
+    class_means = diagnostics.Vectors(1, points, classes, np.full(count, -1))
+    monkeypatch.setattr(diagnostics, "known_vectors", lambda *_: class_means)
+    monkeypatch.setattr(diagnostics, "tsne", lambda values: values[:, :2])
+    found = diagnostics.projections([None, None], "a", ClassVectors(title="Class means"))  # type: ignore[list-item]
     assert len(found) == figures
 
 

@@ -153,12 +153,6 @@ def test_clients_of_an_algorithm_that_the_package_does_not_know_can_be_compared(
     assert list(layers) == ["body/fc1", "head"] and layers["head"].clients.tolist() == [0, 3, 6]
 
 
-def test_files_that_do_not_describe_themselves_are_refused(older_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert probe(older_run) == 2
-    assert "before checkpoints described themselves (format 1)" in capfd.readouterr().err
-    assert probe_file.rounds(older_run) == []
-
-
 def test_clients_with_one_model_are_alike_and_those_that_trained_alone_are_not(local: Path, tmp_path: Path) -> None:
     quick_run.run(quick_run.settings(algorithm={"name": "fedavg"}), tmp_path / "one")
     assert probe(tmp_path / "one") == probe(local) == 0

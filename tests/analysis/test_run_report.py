@@ -15,18 +15,17 @@ import h5py
 import pytest
 
 import quick_run
-from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.comparable import damaged
 from pflmpi.analysis.drawing.charts import COLOURS, INK
+from pflmpi.analysis.drawing.html import Section, page
 from pflmpi.analysis.drawing.rendering import ON_DARK
-from pflmpi.analysis.page.contents import detailed
-from pflmpi.analysis.page.html import Section, page
+from pflmpi.analysis.figures import detailed
 from pflmpi.analysis.plots import Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series.accuracy import client_accuracy
 from pflmpi.cli import main
-from pflmpi.store import checked_hdf5, config_file
+from pflmpi.store import checked_hdf5, config_file, verify
 from pflmpi.store.metrics import metrics_file
 
 NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}
@@ -194,7 +193,7 @@ def test_a_run_that_has_just_begun_is_reported(runs: Path, tmp_path: Path) -> No
 def test_many_runs_are_compared_and_the_first_shown_one_by_one(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pflmpi.analysis.page.contents.MOST_DETAILED", 1)
+    monkeypatch.setattr("pflmpi.analysis.figures.MOST_DETAILED", 1)
     assert main(["report", str(runs / "gmh"), str(runs / "local"), "--out", str(tmp_path)]) == 0
     assert "Only the first 1 runs are shown one by one" in (tmp_path / "report.html").read_text()
     assert [path.name for path in (tmp_path / "figures").iterdir() if path.is_dir()] == ["01-fedgmh"]
@@ -267,7 +266,7 @@ def test_damaged_metrics_are_named(runs: Path, tmp_path: Path, capfd: pytest.Cap
     path = tmp_path / "run" / "metrics.csv"
     path.write_text(path.read_text().replace("\n2,", "\ntwo,"))
     assert main(["report", str(tmp_path / "run"), str(runs / "local"), "--out", str(tmp_path)]) == 1
-    assert "metrics.csv differs from what round 3 recorded in line 3" in capfd.readouterr().err
+    assert "metrics.csv differs from what round 3 recorded, in line" in capfd.readouterr().err
 
 
 def test_nothing_to_report_ends_with_2(runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -282,30 +281,42 @@ def test_nothing_to_report_ends_with_2(runs: Path, tmp_path: Path, capfd: pytest
     assert not (tmp_path / "out").exists()
 
 
-def test_options_of_tables_are_refused_for_runs(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(runs / "gmh"), "--seeds", "2"]) == 2
-    assert "--seeds is for the report of a table file" in capfd.readouterr().err
+def test_a_folder_of_runs_is_reported_as_its_runs(runs: Path, tmp_path: Path) -> None:
+    for name in ("gmh", "local"):
+        shutil.copytree(runs / name, tmp_path / "sweep" / name / "digits" / "seed0")
+    (tmp_path / "sweep" / "notes").mkdir()
+    assert main(["report", str(tmp_path / "sweep"), "--out", str(tmp_path / "out")]) == 0
+    with open(tmp_path / "out" / "runs.csv") as file:
+        folders = [line["folder"] for line in csv.DictReader(file)]
+    assert folders == [str(tmp_path / "sweep" / name / "digits" / "seed0") for name in ("gmh", "local")]
 
 
-def test_a_folder_that_cannot_be_written_is_named(
-    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["small.yaml", "--only", "FedGMH/*"], "small.yaml is a table, .* `pflmpi table small.yaml` prints the table"),
+        (["empty"], "empty is not a run: it has no config.yaml"),
+        (["runs/local", "--to", "8"], "--to is for the report of scaling experiments"),
+        (["runs/local", "--target", "90"], "must be a share above 0"),
+        (["runs/local", "--target", "nan"], "must be a share above 0"),
+        (["runs/local", "--out", "file/out"], "cannot write the report in file/out"),
+    ],
+)
+def test_bad_input_is_refused(
+    words: list[str],
+    message: str,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["report", str(runs / "gmh"), "--out", str(tmp_path / "file" / "out")]) == 2
-    assert "cannot write the report in" in capfd.readouterr().err
-
-
-def test_of_a_run_that_was_resumed_from_files_of_format_1_the_newer_ones_are_shown(
-    older_run: Path, tmp_path: Path
-) -> None:
-    assert main(["report", str(older_run), "--out", str(tmp_path / "before")]) == 0
-    assert "before checkpoints described themselves (format 1)" in (tmp_path / "before" / "report.html").read_text()
-    shutil.copytree(older_run, tmp_path / "run")
-    quick_run.resume(tmp_path / "run", ("training.rounds=5",))
-    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "after")]) == 0
-    assert "format 1" not in (tmp_path / "after" / "report.html").read_text()
-    with open(tmp_path / "after" / "figures" / "01-fedgmh" / "critical_over_rounds.csv") as file:
-        assert {line["round"] for line in csv.DictReader(file)} == {"4", "5"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").symlink_to(runs)
+    (tmp_path / "empty").mkdir()
+    for name in ("small.yaml", "file"):
+        (tmp_path / name).write_text("")
+    assert quick_run.command(["report", *words]) == 2
+    assert re.search(message, " ".join(capfd.readouterr().err.split()))
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -332,22 +343,22 @@ def test_a_report_looks_once_at_each_round_and_reads_one_metric_for_accuracies(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked, read = Counter[Path](), list[str]()
-    mistaken, get = Checkpoint.mistaken, checked_hdf5.get
+    check, get = verify.checkpoint, checked_hdf5.get
 
-    def look(checkpoint: Checkpoint) -> list[str]:
-        looked[checkpoint.path] += 1
-        return mistaken(checkpoint)
+    def look(run: Path, round: int, **options: Any) -> dict[Path, str]:
+        looked[run / str(round)] += 1
+        return check(run, round, **options)
 
     def note(group: Any, path: str) -> Any:
         if group.name == "/metrics":
             read.append(path)
         return get(group, path)
 
-    monkeypatch.setattr(Checkpoint, "mistaken", look)
+    monkeypatch.setattr(verify, "checkpoint", look)
     monkeypatch.setattr(checked_hdf5, "get", note)
     among = [open_run(runs / name) for name in ("gmh", "local")]
     for one in among:
         assert damaged(one) == []
         assert client_accuracy(one, one.rounds) and detailed(named([one])[0])
-    assert len(looked) >= 6 and sum(looked.values()) == len(looked) + len(among), "twice at the newest, for its shards"
+    assert len(looked) >= 6 and set(looked.values()) == {1}
     assert read.count("accuracy") == len(looked) and "hits" not in read

@@ -260,10 +260,10 @@ def test_a_run_without_its_partition_says_so(tmp_path: Path) -> None:
 
 def test_the_table_of_runs_has_the_best_round_and_the_worst_client(trained: dict[str, Run], tmp_path: Path) -> None:
     run = trained["local"]
-    found = summary.results(named([run])[0], clients.final(run))
+    found = summary.results(run, clients.final(run))
     mean = 100 * run.columns["accuracy_mean"]
     assert (found["best (%)"], found["in round"], found["last (%)"]) == (mean.max(), mean.argmax() + 1, mean[-1])
     assert found["worst client (%)"] == 100 * run.round(3).metrics["accuracy"].min()
     assert (found["rounds"], found["of"]) == (3, 3)
-    empty = summary.results(named([written(tmp_path / "new", [])])[0], None)
-    assert summary.cells(empty)[:6] == ["0", "20", "", "", "", ""]
+    empty = summary.texts(summary.results(written(tmp_path / "new", []), None))
+    assert [*empty.values()][:7] == ["0", "20", "", "", "", "", ""]

@@ -9,10 +9,10 @@ import pytest
 import newcomer
 import quick_run
 from pflmpi.analysis.checkpoint import Checkpoint
+from pflmpi.analysis.model import client_state
 from pflmpi.analysis.plots import Curves, Matrices, Missing
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import similarity
-from pflmpi.analysis.state_dict import client_state
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,3 @@ def test_of_large_models_few_clients_and_rounds_are_read(folder: Path, monkeypat
     assert plot.curves[0].x.tolist() == [0, 2, 3]
     whole = matrices(checkpoints).panels[0].values
     assert plot.curves[0].y[2] == pytest.approx(whole[[0, 0, 1], [1, 2, 2]].mean())
-
-
-def test_of_files_of_format_1_the_kept_models_are_compared(older_run: Path) -> None:
-    state = open_run(older_run).round()
-    plot = matrices([state])
-    assert [panel.title for panel in plot.panels] == ["body/fc1", "head"]
-    heads = np.concatenate(
-        [np.asarray(state.clients[f"model/head/{name}"]).reshape(7, -1) for name in ("bias", "weight")], 1
-    )
-    a, b = heads[1].astype(np.float64), heads[4].astype(np.float64)
-    assert plot.panels[1].values[1, 4] == pytest.approx(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pflmpi.cluster.script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
+from pflmpi.cluster.batch_script import ENDED_WITH, REQUEUE, BatchScript, script, tasks
 from pflmpi.errors import ConfigError
 from project import GOLDEN, ROOT
 
@@ -123,7 +123,14 @@ def test_five_starts_without_a_checkpoint_are_the_last(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".pflmpi-*"))
 
 
-def test_the_batch_scripts_are_the_four() -> None:
+def test_a_script_of_one_run_starts_its_ranks_again_when_one_is_lost() -> None:
+    starts = [
+        line for path in (ROOT / "slurm").iterdir() for line in path.read_text().splitlines() if "pflmpi run" in line
+    ]
+    assert len(starts) == 3 and all("--restarts 3 " in line for line in starts)
+
+
+def test_the_batch_scripts_are_the_three() -> None:
     assert [path.stem for path in BATCH] == ["array", "requeue", "train"]
 
 

@@ -17,11 +17,9 @@ import quick_run
 import testbed
 from pflmpi.cli import main
 from pflmpi.cluster import jobs
-from pflmpi.cluster.folders import cells_file
-from pflmpi.cluster.jobs import Job
-from pflmpi.cluster.run_status import RunStatus, run_status
-from pflmpi.cluster.sbatch import seconds
-from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
+from pflmpi.cluster.batch_script import seconds
+from pflmpi.cluster.jobs import Job, cells_file
+from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
 from pflmpi.config.yaml_file import dump
 from pflmpi.store import job_file
 from pflmpi.store.lock.taking import take
@@ -134,29 +132,21 @@ def test_a_run_is_read_from_its_folder(run: Path) -> None:
     assert state.per_round == pytest.approx(sum(float(line["seconds"]) for line in lines[1:]) / 2)
 
 
-def test_time_between_checkpoints_counts_if_it_is_longer_than_the_rounds_and_of_this_job(tmp_path: Path) -> None:
-    write(tmp_path, rounds=9, done=3)
-    for round, at in ((1, 1000), (2, 1007), (3, 1014)):
-        (tmp_path / f"round_{round:05d}.h5").touch()
-        os.utime(tmp_path / f"round_{round:05d}.h5", (at, at))
-    states = [run_status(tmp_path, since) for since in (None, 900.0, 1010.0)]
-    assert [state.per_round for state in states if state] == [2.0, 7.0, 2.0]
-    assert [state.to_end for state in states if state] == [12.0, 42.0, 12.0]
-
-
-def test_the_first_round_does_not_count_for_the_speed(tmp_path: Path) -> None:
-    write(tmp_path, rounds=9, done=3, slow=1)
+@pytest.mark.parametrize("slow", [1, 3])
+def test_the_first_round_of_a_process_does_not_count_for_the_speed(tmp_path: Path, slow: int) -> None:
+    write(tmp_path, rounds=9, done=4, slow=slow)
     state = run_status(tmp_path)
-    assert state is not None and state.per_round == 2.0
+    assert state is not None and (state.per_round, state.to_end) == (2.0, 10.0)
 
 
-def test_the_first_round_after_a_restart_does_not_count_for_the_speed(tmp_path: Path) -> None:
-    write(tmp_path, rounds=9, done=4, slow=3)
-    for round, at in ((2, 1000), (3, 1050), (4, 1052), (5, 1054)):
-        (tmp_path / f"round_{round:05d}.h5").touch()
-        os.utime(tmp_path / f"round_{round:05d}.h5", (at, at))
-    state = run_status(tmp_path, 900.0)
-    assert state is not None and state.per_round == 2.0
+def test_what_some_rounds_do_besides_counts_in_the_mean(tmp_path: Path) -> None:
+    write(tmp_path, rounds=9, done=1)
+    for round in (2, 3, 4, 5):
+        seconds = {"seconds": "6.0", "evaluation_seconds": "3.0", "checkpoint_seconds": "1.0"}
+        line = dict.fromkeys(metrics_file.COLUMNS, "0") | {"round": str(round), "seconds": "2.0"}
+        metrics_file.append(tmp_path, list((line | (seconds if round == 4 else {})).values()))
+    state = run_status(tmp_path)
+    assert state is not None and state.per_round == 2.0 + 4.0 / 4
 
 
 @pytest.mark.parametrize("rest", ["4,3", "4,3,0.5,0.5", "\0\0\0\0"])
@@ -205,7 +195,7 @@ def test_a_run_can_be_read_while_it_writes(tmp_path: Path) -> None:
     writer.start()
     seen = []
     while writer.is_alive() or not seen:
-        state = run_status(tmp_path, since=0.0)
+        state = run_status(tmp_path)
         assert state is not None
         seen.append(state.round)
     state = run_status(tmp_path)

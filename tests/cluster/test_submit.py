@@ -13,7 +13,7 @@ import fake_slurm
 import quick_run
 import table_file
 from pflmpi.cli import main
-from pflmpi.cluster.folders import cells_file
+from pflmpi.cluster.jobs import cells_file
 from pflmpi.sweep.cells import cells
 from pflmpi.sweep.table import load
 

@@ -18,7 +18,6 @@ from pflmpi.experiment.build import load_federation
 from pflmpi.experiment.run import refuse_existing
 from pflmpi.experiment.stored_config import stored_config
 from pflmpi.store import config_file, run_folder
-from pflmpi.store.records.recovery import recover_records
 from store_world import World
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
@@ -287,7 +286,6 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
         assert done.returncode == 3, done.stderr
         assert "No space left" in done.stderr and "resume" in done.stderr, done.stderr
         processes.call(["mount", "-o", "remount,size=30m", str(small)])
-        recover_records(small / "run")
         good, _ = run_folder.newest_good(small / "run")
         assert f"complete round is {good};" in done.stderr and run_folder.verify(small / "run", good) == []
     finally:

@@ -9,7 +9,7 @@ import pytest
 
 import processes
 from pflmpi.algorithms import ALGORITHMS
-from pflmpi.commands.display import completion
+from pflmpi.commands import completion
 from pflmpi.config.load import SECTIONS
 from pflmpi.data import SOURCES
 from pflmpi.data.partitions import PARTITIONS
@@ -35,7 +35,7 @@ def completed(line: str, folder: Path, *python: str) -> tuple[set[str], str]:
         ("pflmpi co", {"compare"}),
         ("pflmpi run --co", {"--continue"}),
         ("pflmpi list fedg", {"fedgh", "fedgmh"}),
-        ("pflmpi schema patho", {"pathological"}),
+        ("pflmpi list patho", {"pathological"}),
         ("pflmpi run -s algorithm.name=pfedp", {"algorithm.name=pfedpm"}),
         ("pflmpi run -s training.round", {"training.rounds="}),
         ("pflmpi run c", {"config.yaml"}),

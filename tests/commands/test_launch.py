@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pflmpi.commands.ranks import launch
+from pflmpi.commands import launch
 from pflmpi.runtime.config import RuntimeConfig
 
 

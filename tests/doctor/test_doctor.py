@@ -1,8 +1,6 @@
 """`pflmpi doctor` as it is used: sound set-ups pass, and each broken one is named with its remedy."""
 
-import fcntl
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +65,7 @@ def test_a_sound_set_up_has_no_problems_and_one_table(way: str, tmp_path: Path) 
     rows = [line for line in printed.splitlines() if line.startswith(("│ 0 ", "│ 1 "))]
     assert len(rows) == (1 if way == "alone" else 2), printed
     library = "not used" if way == "torchrun" else "Open MPI"
-    for text in (library, "gloo: yes", f"{tmp_path}: written", "HDF5 locks: yes", "digits", "mpi4py"):
+    for text in (library, "gloo: yes", f"{tmp_path}: written", "digits", "mpi4py"):
         assert text in " ".join(printed.split()), text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]  # nothing is left of what was tried
 
@@ -84,7 +82,7 @@ def test_a_sound_job_has_no_problems(mpi: str, slurm: None, tmp_path: Path) -> N
 
 def test_the_exit_code_goes_where_a_launcher_wants_it(tmp_path: Path) -> None:
     file = tmp_path / "exit"
-    for variables, code in (({}, 0), ({"OMP_NUM_THREADS": "none"}, 1)):
+    for variables, code in (({}, 0), ({"OMP_NUM_THREADS": "64"}, 1)):
         found, printed = doctor("alone", tmp_path, PFLMPI_EXIT_FILE=str(file), **variables)
         assert (found, file.read_text()) == (code, f"{code}\n"), printed
 
@@ -108,10 +106,10 @@ def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
     one_for_all = patch(
         tmp_path / "patch",
         "from pflmpi import machine\n"
-        "from pflmpi.doctor import collect\n"
+        "from pflmpi.doctor import facts\n"
         "machine.gpus = lambda visible: (machine.Gpu('4-2', 'GPU of a test', 1 << 33),)\n"
-        "collect.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
-        "                             'memory': 1 << 33, 'memory_free': 1 << 32}\n",
+        "facts.gpu = lambda chosen: {'name': 'GPU of a test', 'uuid': '4-2',\n"
+        "                           'memory': 1 << 33, 'memory_free': 1 << 32}\n",
     )
     config = write(tmp_path, runtime={"server": "shared", "device": "auto"})
     code, printed = doctor("torchrun", tmp_path, "--config", config, PYTHONPATH=one_for_all)
@@ -120,20 +118,14 @@ def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
     assert "GPU of a test, 4 of 8 GiB" in printed
 
 
-def test_too_many_threads_are_named(tmp_path: Path) -> None:
-    code, printed = doctor("mpi", tmp_path, OMP_NUM_THREADS="64")
-    assert code == 1 and "2 ranks with 64 threads each on " in printed, printed
-    assert "; export OMP_NUM_THREADS=" in printed
-
-
 @pytest.fixture(scope="module")
 def other_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What is printed when rank 1 has other threads, another version and no data."""
+    """What is printed when rank 1 has another version and no data."""
     folder = tmp_path_factory.mktemp("other")
     raw_files.write_idx(folder / "data" / "MNIST" / "raw", "mnist", packed=False)
     old = patch(folder / "old", "import h5py\nh5py.__version__ = '3.0.1'\n")
     config = write(folder, data={"name": "mnist"})
-    different = f"export OMP_NUM_THREADS=2 PYTHONPATH={old}; unset PFLMPI_DATA"
+    different = f"export PYTHONPATH={old}; unset PFLMPI_DATA"
     code, printed = doctor("mpi", folder, "--config", config, rank_1=different, PFLMPI_DATA=str(folder / "data"))
     assert code == 1, printed
     return printed
@@ -142,7 +134,6 @@ def other_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("problem", "remedy"),
     [
-        ("OMP_NUM_THREADS is 2 here, and 1 on rank 0", "export it in the batch script"),
         ("h5py is 3.0.1 here, and ", "use one environment on all hosts"),
         ("no data folder is set for dataset 'mnist'", "rank 0 can read it: make the folder visible"),
     ],
@@ -157,37 +148,6 @@ def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     code, printed = doctor("alone", tmp_path, "--out", tmp_path / "file" / "run")
     assert code == 1 and len(problems(printed)) == 1, printed
     assert f"the run folder {tmp_path / 'file'} cannot be written (Not a directory); choose a folder" in printed
-
-
-def test_a_read_only_run_folder_is_named(tmp_path: Path) -> None:
-    inside = f"mount -t tmpfs -o ro none {tmp_path} && exec {sys.executable} -m pflmpi doctor --out {tmp_path}/run"
-    done = processes.call(["unshare", "--mount", "sh", "-c", inside], env=ENVIRONMENT)
-    if "problem" not in done.stdout:
-        pytest.skip(f"needs root to mount a read-only file system: {done.stderr}")
-    assert done.returncode == 1
-    assert f"the run folder {tmp_path} cannot be written (Read-only file system); choose" in done.stdout
-
-
-def test_what_dead_processes_have_left_is_named(tmp_path: Path) -> None:
-    run = tmp_path / "row" / "column" / "seed0"
-    sweep, cell = tmp_path / ".lock", run.with_name(".seed0.lock")
-    quick_run.run(quick_run.settings(training={"rounds": 1}), run)
-    assert doctor("alone", tmp_path, "--out", run)[0] == 0
-    torn, flagged = run / "shards" / "round_00002_rank_000.h5.tmp", run / "round_00001.h5"
-    torn.write_bytes(b"torn")
-    content = bytearray(flagged.read_bytes())
-    content[512 + 11] |= 1  # as HDF5 sets it in the superblock while it writes
-    flagged.write_bytes(content)
-    with sweep.open("w") as whole, cell.open("w") as part:
-        fcntl.flock(whole, fcntl.LOCK_SH)  # as the tasks of a job array hold it
-        fcntl.flock(part, fcntl.LOCK_EX)
-        code, printed = doctor("alone", tmp_path, "--out", run)
-    found = problems(printed)
-    assert code == 1 and len(found) == 4, printed
-    assert f"stale: {torn}, left half-written" in found[0] and "`pflmpi resume RUN` removes" in found[0]
-    assert f"stale: {flagged}, marked as being written" in found[1] and "h5clear --status" in found[1]
-    for line, lock in zip(found[2:], (cell, sweep), strict=True):
-        assert f"{lock} is locked by a running sweep" in line and "wait for it, or end" in line
 
 
 @pytest.mark.parametrize(

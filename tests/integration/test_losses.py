@@ -12,9 +12,9 @@ import yaml
 
 import processes
 import quick_run
-from checkpoints import complete
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
+from pflmpi.store import run_folder
 from project import ROOT
 
 ROUNDS = 20
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def ranks_after_round(process: "subprocess.Popen[str]", run: Path, round: int) -> list[int]:
     """Wait for a checkpoint and return the processes of the ranks in their order."""
-    processes.wait_for(lambda: round in complete(run) or process.poll() is not None, "a checkpoint")
+    processes.wait_for(lambda: round in run_folder.rounds(run) or process.poll() is not None, "a checkpoint")
     assert process.poll() is None, process.communicate()
     return sorted(processes.ranks_of(process.pid))
 

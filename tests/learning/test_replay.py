@@ -16,7 +16,7 @@ from pflmpi.errors import AlgorithmError
 from pflmpi.learning import replay
 from pflmpi.learning.client import Batch, ClientData, model_loss
 from pflmpi.learning.closures import contents
-from pflmpi.learning.recording import Recording
+from pflmpi.learning.program import Recording
 from pflmpi.learning.sgd import train
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Messages

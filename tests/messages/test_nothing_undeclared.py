@@ -23,22 +23,7 @@ from pflmpi.experiment.run import RankContext, run
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
-from pflmpi.messages.kinds import (
-    NOBODY,
-    Centres,
-    Chosen,
-    ClassMeans,
-    Compared,
-    Mean,
-    Mixed,
-    Offered,
-    OneOf,
-    Own,
-    OwnClasses,
-    Rows,
-    Shared,
-    Sum,
-)
+from pflmpi.messages.kinds import NOBODY, ClassMeans, Mean, Own, OwnClasses, Rows, Shared, Sum
 from pflmpi.models import MODELS
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.progress import Progress
@@ -124,8 +109,8 @@ def expected_up(run: Recorded) -> int:
         for kind in run.experiment.config.algorithm.uplink(task).values():
             if isinstance(kind, ClassMeans):
                 total += sum(int(held[c]) * (4 + 4 * kind.num_features + 4 * kind.counts) for c in away)
-            elif not isinstance(kind, Offered | Centres):
-                assert type(kind) in (Rows, Sum, Mean, Compared)
+            elif not getattr(kind, "kept", False):
+                assert type(kind) in (Rows, Sum, Mean)
                 folded_there = type(kind) in (Sum, Mean) and len(set(rank_of(run, chosen).values())) == 1
                 total += min(len(away), 1 if folded_there else len(away)) * size(kind.like)
     return total
@@ -150,12 +135,9 @@ def expected_down(run: Recorded) -> int:
         answered = list(rank_of(run, participants(run, round)).values()) if round else []
         for kind in run.experiment.config.algorithm.downlink(task).values():
             for rank in range(1, RANKS):
-                if isinstance(kind, Chosen):
+                if isinstance(kind, Own) and kind.of:
                     continue
-                if isinstance(kind, OneOf):  # with so few clients all never travel to all ranks
-                    total += min(len(by_rank[rank]), kind.count) * size(kind.like) + 8 * len(by_rank[rank])
-                    continue
-                if isinstance(kind, Mixed):
+                if isinstance(kind, Own) and kind.kept:
                     rows = answered.count(rank)
                 elif isinstance(kind, OwnClasses):
                     rows = int(holds[by_rank[rank]].any(0).sum()) if by_rank[rank] else 0
@@ -163,13 +145,13 @@ def expected_down(run: Recorded) -> int:
                     assert type(kind) in (Shared, Own)
                     rows = len(by_rank[rank]) if isinstance(kind, Own) else 1
                 total += rows * size(kind.like)
-            if isinstance(kind, Chosen):
-                total += chosen_bytes(run, kind, round, by_rank)
+            if isinstance(kind, Own) and kind.of:
+                total += kept_bytes(run, kind, round, by_rank)
     return total
 
 
-def chosen_bytes(run: Recorded, kind: Chosen, round: int, by_rank: Mapping[int, list[int]]) -> int:
-    """To every rank whose offers go where; to each, once, those of clients that live elsewhere."""
+def kept_bytes(run: Recorded, kind: Own, round: int, by_rank: Mapping[int, list[int]]) -> int:
+    """To every rank whose rows go where; to each, once, those of clients that live elsewhere."""
     home, everyone = rank_of(run, np.arange(CLIENTS)), sorted(client for mine in by_rank.values() for client in mine)
     total, count = 0, kind.like["clients"].shape[0]  # type: ignore[union-attr]
     if everyone:  # who trains next has kept whose models it was sent
@@ -178,7 +160,7 @@ def chosen_bytes(run: Recorded, kind: Chosen, round: int, by_rank: Mapping[int, 
         total += (RANKS - 1) * len(everyone) * count * 8
         for rank, mine in by_rank.items():
             wanted = set(state["mix/clients"][np.isin(ids, mine)].ravel().tolist()) - {NOBODY}
-            total += sum(home[client] != rank for client in wanted) * size(kind.offer)
+            total += sum(home[client] != rank for client in wanted) * size(kind.like["model"]) // count  # type: ignore[arg-type]
     return total
 
 

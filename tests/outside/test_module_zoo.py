@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import quick_run
 from comparisons import state_of
 from pflmpi import global_generators, outside, tree
+from pflmpi.analysis.model import client_state
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.state_dict import client_state
 from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, ConfigError

@@ -12,12 +12,12 @@ from torch import nn
 import quick_run
 from comparisons import state_of
 from pflmpi import outside, tree
+from pflmpi.analysis.model import client_state
 from pflmpi.analysis.run import open_run
-from pflmpi.analysis.state_dict import client_state
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.models import MODELS
-from pflmpi.models.weights_file import read_weights
+from pflmpi.models.built_module import read_weights
 
 NET = '''
 import torch

@@ -125,16 +125,6 @@ def test_a_fault_of_the_machine_is_no_clients(
         quick_run.run(raw, tmp_path / "run")
 
 
-def test_a_run_of_before_gets_the_new_column_when_it_is_resumed(tmp_path: Path) -> None:
-    columns = metrics_file.COLUMNS[: metrics_file.COLUMNS.index("skipped")]
-    old = f"{','.join(columns)}\n{','.join(['1'] * len(columns))}\n".encode()
-    metrics_file.restore(tmp_path, old)
-    metrics_file.restart(tmp_path, 1)
-    metrics_file.append(tmp_path, ["2"] * len(metrics_file.COLUMNS))
-    assert [row["skipped"] for row in metrics_file.read(tmp_path)] == ["0", "2"]
-    assert [row["unseen_accuracy_mean"] for row in metrics_file.read(tmp_path)] == ["", "2"]
-
-
 @pytest.mark.parametrize(
     ("values", "diverged"),
     [([3e38, 3e38], False), ([1.0, torch.nan], True), ([torch.inf, -torch.inf], True), ([-torch.inf, 0.0], True)],

@@ -11,8 +11,7 @@ import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.table import entries
-from pflmpi.cluster.run_status import run_status
-from pflmpi.cluster.status_text import progress_lines, progress_summary
+from pflmpi.cluster.status import progress_lines, progress_summary, run_status
 from pflmpi.config.load import parse
 from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare

@@ -131,9 +131,9 @@ def test_a_start_that_is_common_to_all_is_made_once(monkeypatch: pytest.MonkeyPa
 def test_what_begins_alike_is_so_again_after_a_continuation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3 of 7 clients train in a round."""
     from pflmpi.experiment import run as experiment
-    from pflmpi.store.once import leaf
+    from pflmpi.store import shard
 
-    monkeypatch.setattr(leaf, "_WORTH", 1000)
+    monkeypatch.setattr(shard, "_ONCE", 1000)
     made = []
 
     def watched(*arguments: Any) -> Any:

@@ -115,7 +115,7 @@ def test_a_file_system_that_cannot_map_files_is_named(
 
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(on_disk()))
-    monkeypatch.setattr("pflmpi.runtime.state.storage.mmap", mmap_that(refused))
+    monkeypatch.setattr("pflmpi.runtime.client_rows.mmap", mmap_that(refused))
     assert quick_run.command(["run", str(config), "--out", str(tmp_path / "run"), "--quiet", "--ranks", "1"]) == 2
     error = capfd.readouterr().err
     assert f"cannot be kept in {tmp_path / 'run'}: No such device; name another folder as runtime.scratch" in error

@@ -10,7 +10,7 @@ import scale_folder
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
 from pflmpi.scaling import records
-from pflmpi.scaling.points import runs
+from pflmpi.scaling.experiment import runs
 from pflmpi.scaling.slurm import Allocation, allocation
 from pflmpi.store import job_file
 

@@ -11,28 +11,22 @@ import scale_folder
 from pflmpi.analysis.plots import Curves, Stack
 from pflmpi.cli import main
 from pflmpi.scaling import records
-from pflmpi.scaling.figures import figures
-from pflmpi.scaling.points import runs
+from pflmpi.scaling.experiment import runs
+from pflmpi.scaling.page import figures
 from pflmpi.scaling.results import PARTS, results
 
 
 @pytest.fixture
 def strong(tmp_path: Path) -> Path:
-    out = scale_folder.measured(tmp_path / "strong", scale_folder.scaling([1, 2, 4]))
-    records.write(records.plan_file(out, 4), {"memory_bytes": 2**21, "wire_bytes": 150})
-    return out
+    return scale_folder.measured(tmp_path / "strong", scale_folder.scaling([1, 2, 4]))
 
 
-def test_figures_draw_what_was_measured_beside_what_was_predicted_and_what_would_be_ideal(strong: Path) -> None:
+def test_figures_draw_what_was_measured_beside_what_would_be_ideal(strong: Path) -> None:
     by_name = {plot.name: plot for plot in figures({"strong": results(strong)})}  # type: ignore[union-attr]
     seconds, speed_up, split = by_name["seconds_per_round"], by_name["speed_up"], by_name["split"]
     assert isinstance(seconds, Curves) and isinstance(speed_up, Curves) and isinstance(split, Stack)
     (measured,) = seconds.curves
-    sent = by_name["bytes"]
-    assert isinstance(sent, Curves)
-    predicted = sent.curves[1]
     assert (measured.x.tolist(), measured.y.tolist()) == ([1, 2, 4], [8, 4, 2])
-    assert (predicted.thin, predicted.x.tolist(), predicted.y.tolist()) == (True, [4], [150])
     assert [curve.y.tolist() for curve in speed_up.curves] == [[1, 2, 4], [1, 2, 4]]
     assert list(split.parts) == list(PARTS) and np.sum(list(split.parts.values()), axis=0).tolist() == [8, 4, 2]
 
@@ -42,10 +36,10 @@ def test_report_makes_the_page_the_figures_and_a_latex_table(strong: Path, capfd
     assert capfd.readouterr().out == f"{strong}/scale.html\n"
     page = (strong / "scale.html").read_text()
     drawn = page.split('<script type="application/json"')[0]
-    assert drawn.count("<svg") == 6 and "<script src" not in page and "default-src 'none'" in page
+    assert drawn.count("<svg") == 5 and "<script src" not in page and "default-src 'none'" in page
     assert "http" not in re.sub("http-equiv|http://www.w3.org/[a-z0-9/]+", "", drawn)
     assert "Old Faithful, 8 cores" in page and "class=wrong" not in page
-    for name in ("seconds_per_round", "speed_up", "efficiency", "split", "memory", "bytes"):
+    for name in ("seconds_per_round", "speed_up", "split", "memory", "bytes"):
         assert {path.suffix for path in (strong / "figures").glob(f"{name}.*")} == {".csv", ".png", ".svg", ".pdf"}
         assert f'href="figures/{name}.pdf"' in page
     latex = (strong / "scale.tex").read_text()
@@ -60,7 +54,10 @@ def test_experiments_lie_over_each_other_and_faults_stand_out(
     records.failed(runs(found)[1], weak, "no memory is left")
     assert main(["report", str(strong), str(weak), "--out", str(tmp_path / "both")]) == 1
     shown = capfd.readouterr()
-    assert "other: OTHER BITS on 4 ranks" in shown.err and "other: 2 ranks, repeat 1: no memory is left" in shown.err
+    assert (
+        "other: results differ between ranks or repeats on 4 ranks" in shown.err
+        and "other: 2 ranks, repeat 1: no memory is left" in shown.err
+    )
     assert (tmp_path / "both" / "scale.html").read_text().count("class=wrong") == 2
     assert "Where the seconds go: other" in (tmp_path / "both" / "scale.html").read_text(), "a figure for each"
     with open(tmp_path / "both" / "figures" / "speed_up.csv", newline="") as file:

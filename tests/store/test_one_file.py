@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import quick_run
+from described import about
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError
@@ -51,11 +52,13 @@ def test_one_file_holds_all_of_a_checkpoint_by_itself(
         world.save(round, ranks=3)
     with written(tmp_path / "one.h5", world, 2, compress) as file:
         shutil.rmtree(world.run)
-        assert file.attrs["content"] == "complete" and file.attrs["round"] == 2 and file.attrs["share"] == 0.5
+        said = about(file)
+        assert said["content"] == "complete" and said["run"]["round"] == 2 and said["run"]["share"] == 0.5
         for path, found in datasets(file).items():
             assert not found.is_virtual and found.external is None and found.file == file, path
             assert isinstance(file.get(path, getlink=True), h5py.HardLink)
-            assert found.attrs["crc32"] == checksums.crc32(found[()]) and "description" in found.attrs
+            if not path.startswith("size_"):
+                assert said["arrays"][path]["crc32"] == checksums.crc32(found[()]), path
         for cohort, leaves in world.state.items():
             group = file["clients"] if len(world.state) == 1 else file["clients"].get(cohort, {})
             assert len(world.state) == 1 or not leaves or group["client"][()].tolist() == world.ids[cohort].tolist()
@@ -89,7 +92,7 @@ def test_messages_that_the_server_keeps_too_are_stored_once(tmp_path: Path) -> N
     write_round(tmp_path, content, layout, {"cohort0": {}}, {"config": ""})
     writing.write(tmp_path / "one.h5", tmp_path, 3, False, ignore)
     with h5py.File(tmp_path / "one.h5") as file:
-        assert file["received/model/w"] == file["server/w"] and file["received/mean"].attrs["own"]
+        assert file["received/model/w"] == file["server/w"] and about(file)["own"]["mean"]
         assert file["received/mean/w"][()].tolist() == own.tolist()
 
 
@@ -179,7 +182,7 @@ def test_an_exported_checkpoint_needs_nothing_else(run: Path, tmp_path: Path, ca
     with h5py.File(one) as file:
         found = file["clients/critical/weight"]
         assert found.dtype == bool and np.array_equal(found[()], expected) and expected.any()
-        assert file["history"][()] == history and file["partition/train_by_class"].shape == (7, 10)
+        assert about(file)["metrics_text"] == history.decode() and file["partition/train_by_class"].shape == (7, 10)
     assert main(["inspect", str(one), "--digest"]) == 0
     assert capfd.readouterr().out == f"{digest}\n"
     assert main(["inspect", str(one)]) == 0
@@ -199,13 +202,12 @@ def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_check
     newest = max(run.glob("round_*.h5"))
     for path, words in ((one, [str(one)]), (newest, [str(run)])):
 
-        def fill(target: h5py.File, source: Path = path) -> None:
+        def fill(changed: checked_hdf5.Writing, source: Path = path) -> None:
             with h5py.File(source) as file:
                 for name in file:
-                    file.copy(name, target)
-                for name, value in file.attrs.items():
-                    target.attrs[name] = value
-            target["metrics/correct"][0] += 1
+                    file.copy(name, changed.file)
+                changed.about |= about(file)
+            changed.file["metrics/correct"][0] += 1
 
         checked_hdf5.write(tmp_path / "changed.h5", fill)
         (tmp_path / "changed.h5").replace(path)
@@ -260,7 +262,7 @@ def test_an_older_round_is_taken_only_where_that_is_allowed(run: Path, tmp_path:
         said = capfd.readouterr()
         assert "pflmpi: WARNING: round 3" in said.err and "round 2" in said.out
     with h5py.File(out) as file:
-        assert file.attrs["round"] == 2
+        assert about(file)["run"]["round"] == 2
     with pytest.warns(UserWarning, match="round 2 stands for a newer one"):
         assert open_run(run).round().number == 2
 

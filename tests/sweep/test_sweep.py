@@ -16,7 +16,6 @@ import pytest
 import processes
 import quick_run
 import table_file
-from checkpoints import complete
 from pflmpi.cli import main
 from pflmpi.commands.sweep import environments
 from pflmpi.config import load as configuration
@@ -238,7 +237,7 @@ def test_a_sweep_survives_a_failing_cell_and_does_not_repeat_what_is_done(
     assert main(["sweep", str(path), "--jobs", "2", "--ranks", "1"]) == 1
     shown = capfd.readouterr()
     folder = Path("sweeps") / "small"
-    assert "2 runs: 1 done (0 of them before), 1 failed" in shown.out and f"pflmpi report {path}" in shown.out
+    assert "2 runs: 1 done (0 of them before), 1 failed" in shown.out and f"pflmpi table {path}" in shown.out
     lines = shown.err.splitlines()
     assert sorted(line.split("] ")[1].split(":")[0] for line in lines[:2]) == ["FedAvg/few/seed0", "Local/few/seed0"]
     assert "failed: dataset 'mnist' was not found" in lines[2]
@@ -352,7 +351,7 @@ def test_a_stopped_sweep_leaves_no_process_and_resumes(
     process = processes.launch(sweep)
     try:
         processes.wait_for(
-            lambda: all(complete(run)[-1:] > [0] for run in runs) or process.poll() is not None, "both runs"
+            lambda: all(run_folder.rounds(run)[-1:] > [0] for run in runs) or process.poll() is not None, "both runs"
         )
         started = processes.descendants(process.pid)
         assert len(started) >= len(rows) * ranks

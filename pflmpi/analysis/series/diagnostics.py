@@ -1,16 +1,19 @@
 """What an algorithm shows besides accuracy, drawn by kind as the checkpoints describe it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 
 from pflmpi.analysis.checkpoint import Checkpoint
-from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel, Plot
+from pflmpi.analysis.plots import Cloud, Clouds, Curve, Curves, Matrices, Missing, Panel, Plot
 from pflmpi.analysis.selection import ends
-from pflmpi.analysis.series import vectors
 from pflmpi.analysis.series.similarity import pairs
-from pflmpi.analysis.series.values import ClientValues, kept_rows, label, rows, sentences
 from pflmpi.learning.diagnostics import Category, ClassVectors, ClientWeights, Diagnostic, EntryShare, PerClient
+
+ClientValues = tuple[np.ndarray, np.ndarray]  # the ascending ids [m] of clients, and the values of each, [m, ...]
 
 
 def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
@@ -21,7 +24,6 @@ def figures(checkpoints: Sequence[Checkpoint]) -> list[Plot | Missing]:
 
     Raises:
         CheckpointError: a file is damaged.
-        OlderFormatError: the newest checkpoint does not describe itself.
     """
     found: list[Plot | Missing] = []
     for name, diagnostic in checkpoints[-1].diagnostics.items():
@@ -66,7 +68,7 @@ def _drawn(checkpoints: Sequence[Checkpoint], name: str, diagnostic: Diagnostic)
         case ClientWeights():
             return [weight_matrices(ends(checkpoints), name, diagnostic)]
         case ClassVectors():
-            return vectors.projections(ends(checkpoints), name, diagnostic)
+            return projections(ends(checkpoints), name, diagnostic)
     return []  # of a kind that a newer version has
 
 
@@ -246,3 +248,154 @@ def _spread(clients: np.ndarray, others: np.ndarray, weights: np.ndarray) -> tup
     position = {client: column for column, client in enumerate(columns.tolist())}
     matrix[row, [position[client] for client in others[row, place].tolist()]] = weights[row, place]
     return columns, matrix
+
+
+def rows(checkpoint: Checkpoint, name: str, diagnostic: Diagnostic) -> ClientValues | None:
+    """A diagnostic's values by client, flattened to [m, n]; None where the checkpoint has none."""
+    if diagnostic.kept:
+        return kept_rows(checkpoint, diagnostic.kept)
+    if diagnostic.server:
+        everyone = checkpoint.server_leaf(diagnostic.server)
+        return None if everyone is None else (np.arange(len(everyone)), everyone.reshape(len(everyone), -1))
+    clients, values = checkpoint.participants, checkpoint.measured.get(name)
+    return None if clients is None or values is None else (clients, values.reshape(len(clients), -1))
+
+
+def kept_rows(checkpoint: Checkpoint, path: str) -> ClientValues | None:
+    """What clients keep at or below a path, flattened to [m, n]; None where nobody does."""
+    one = len(checkpoint.cohorts) == 1
+    leaves = dict.fromkeys(leaf if one else leaf.partition("/")[2] for leaf in checkpoint.clients)
+    arrays = [kept_array(checkpoint, leaf) for leaf in leaves if leaf == path or leaf.startswith(f"{path}/")]
+    found = [array for array in arrays if array is not None]
+    if not found:
+        return None
+    return found[0][0], np.concatenate([values.reshape(len(clients), -1) for clients, values in found], axis=1)
+
+
+def kept_array(checkpoint: Checkpoint, path: str) -> ClientValues | None:
+    """One array of the clients of all cohorts, [m, ...]; None where nobody keeps it."""
+    one = len(checkpoint.cohorts) == 1
+    found = [
+        (clients, np.asarray(checkpoint.clients[leaf]))
+        for cohort, clients in checkpoint.cohorts.items()
+        if (leaf := path if one else f"{cohort}/{path}") in checkpoint.clients
+    ]
+    if not found:
+        return None
+    clients, values = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(clients, kind="stable")
+    return clients[order], values[order]
+
+
+def label(name: str, diagnostic: Diagnostic) -> str:
+    """Text at the axis of the values."""
+    words = name.replace("_", " ")
+    return f"{words} ({diagnostic.unit})" if diagnostic.unit else words
+
+
+def sentences(*texts: str) -> str:
+    """Texts one after the other, each ending with a full stop; empty ones are left out.
+
+    >>> sentences("One", "", "Two.")
+    'One. Two.'
+    """
+    return " ".join(text if text.endswith(".") else f"{text}." for text in texts if text)
+
+
+_SERVER = -1
+_MOST_POINTS = 2000  # of t-SNE, whose time grows faster than their number
+_FEWEST_POINTS = 100  # of t-SNE: what it shows of fewer is mostly chance
+_PERPLEXITY = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """Vectors [M, d] of classes in one checkpoint, with the classes [M] and clients [M]; client -1 is the server."""
+
+    round: int
+    values: np.ndarray
+    classes: np.ndarray
+    clients: np.ndarray
+
+
+def projections(checkpoints: Sequence[Checkpoint], name: str, diagnostic: ClassVectors) -> list[Clouds | Missing]:
+    """The vectors of some checkpoints by PCA and by t-SNE, each fitted to all of them."""
+    title = diagnostic.title
+    kept = [found for one in checkpoints if len((found := known_vectors(one, diagnostic)).classes)]
+    values = np.concatenate([found.values for found in kept]) if kept else np.empty((0, 0))
+    if len(values) < 4 or not np.isfinite(values).all() or (values == values[0]).all():
+        why = f"only {len(values)} vectors are known in the checkpoints, or all are the same, or some are not finite"
+        return [Missing(title, why)]
+    of_clients = any((found.clients != _SERVER).any() for found in kept)
+    marks = "Each class has a colour, and its number where there is room; stars are the server's" + (
+        ", other marks those of clients" if of_clients else ""
+    )
+    points, shares = pca(values)
+    percent = [f"principal component {i} ({100 * share:.0f} % of the variance)" for i, share in enumerate(shares, 1)]
+    caption = sentences(diagnostic.caption, marks, "One projection for all rounds")
+    plots: list[Clouds | Missing] = [_clouds(f"{name}_pca", f"{title}, PCA", caption, percent, kept, points)]
+    if len(values) < _FEWEST_POINTS:
+        return plots
+    if len(values) > _MOST_POINTS:
+        return [*plots, Missing(f"{title}, t-SNE", f"more than {_MOST_POINTS} points take too long: {len(values)}")]
+    caption = sentences(diagnostic.caption, marks, "t-SNE keeps neighbours together; its axes have no unit")
+    axes = ["t-SNE 1", "t-SNE 2"]
+    return [*plots, _clouds(f"{name}_tsne", f"{title}, t-SNE", caption, axes, kept, tsne(values))]
+
+
+def known_vectors(checkpoint: Checkpoint, diagnostic: ClassVectors) -> Vectors:
+    """The vectors that server and clients keep and that are known."""
+    parts = []
+    if diagnostic.server and (everyone := checkpoint.server_leaf(diagnostic.server)) is not None:
+        known = checkpoint.server_leaf(diagnostic.server_known) if diagnostic.server_known else None
+        parts.append((np.array([_SERVER]), everyone[np.newaxis], None if known is None else known[np.newaxis]))
+    if diagnostic.kept and (kept := kept_array(checkpoint, diagnostic.kept)) is not None:
+        flags = kept_array(checkpoint, diagnostic.kept_known) if diagnostic.kept_known else None
+        parts.append((*kept, None if flags is None else flags[1]))
+    found = []
+    for clients, values, known in parts:
+        place, label = np.nonzero(np.ones(values.shape[:2], bool) if known is None else known)
+        found.append((values[place, label].astype(np.float64), label, clients[place]))
+    if not found:
+        return Vectors(checkpoint.number, np.empty((0, 0)), np.empty(0, int), np.empty(0, int))
+    return Vectors(checkpoint.number, *(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def pca(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first two principal components [M, 2] of values [M, d], and their shares of the variance [2].
+
+    Each component's largest loading is positive, so that the picture does not depend on the linear algebra library.
+    """
+    centred = values - values.mean(0)
+    _, singular, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2] * np.sign(axes[np.arange(len(axes[:2])), np.abs(axes[:2]).argmax(1)])[:, np.newaxis]
+    points = np.zeros((len(values), 2))
+    points[:, : len(axes)] = centred @ axes.T
+    shares = np.zeros(2)
+    shares[: len(axes)] = singular[: len(axes)] ** 2 / max(float((singular**2).sum()), np.finfo(np.float64).tiny)
+    return points, shares
+
+
+def tsne(values: np.ndarray) -> np.ndarray:
+    """t-SNE of values [M, d] in two dimensions, [M, 2], from a fixed start."""
+    method: Any = import_module("sklearn.manifold").TSNE  # takes a second, and few runs have class vectors
+    perplexity = min(_PERPLEXITY, (len(values) - 1) / 3)
+    found = method(perplexity=perplexity, init="pca", random_state=0).fit_transform(values.astype(np.float32))
+    return np.asarray(found, np.float64)
+
+
+def _clouds(
+    name: str, title: str, caption: str, axes: Sequence[str], kept: Sequence[Vectors], points: np.ndarray
+) -> Clouds:
+    ends = np.cumsum([len(found.classes) for found in kept])[:-1]
+    return Clouds(
+        name=name,
+        title=title,
+        caption=caption,
+        x_label=axes[0],
+        y_label=axes[1],
+        clouds=tuple(
+            Cloud(f"round {found.round}", part, found.classes, found.clients)
+            for found, part in zip(kept, np.split(points, ends), strict=True)
+        ),
+    )

@@ -66,7 +66,7 @@ def partition(run: Run) -> Matrices | Missing:
         return Missing(
             _TITLE,
             f"{run.path} has no partition.csv: it was written before runs had one; "
-            "`pflmpi partition` draws it from the configuration",
+            "`pflmpi data CONFIG` draws it from the configuration",
         )
     clients, classes = counts.train.shape
     names = class_names(run, classes)

@@ -10,7 +10,6 @@ from pflmpi.analysis.model import assembled, client_states, comparable_model
 from pflmpi.analysis.plots import Curve, Curves, Matrices, Missing, Panel
 from pflmpi.analysis.run import Run
 from pflmpi.analysis.selection import some_of, spread_over
-from pflmpi.learning.personal import Kept, ModelExpression
 from pflmpi.store import probe_file
 from pflmpi.store.probe_file import Probe
 
@@ -85,7 +84,7 @@ def cosine_figures(checkpoints: Sequence[Checkpoint]) -> list[Matrices | Curves 
 
 def layers(checkpoint: Checkpoint, most: int) -> dict[str, Layer]:
     """The layers of body and head of the first `most` clients of each cohort; unlike models apart."""
-    model = _model(checkpoint)
+    model = comparable_model(checkpoint)
     found = {}
     for cohort, members in checkpoint.cohorts.items():
         rows: dict[str, list[np.ndarray]] = {}
@@ -148,22 +147,10 @@ def cosines_over_rounds(checkpoints: Sequence[Checkpoint], names: Sequence[str])
     )
 
 
-def _model(checkpoint: Checkpoint) -> ModelExpression:
-    """The model to compare; in files of format 1, which do not describe it, a model or parts that clients keep."""
-    if not checkpoint.describes_itself:
-        one = len(checkpoint.cohorts) == 1
-        names = {(leaf if one else leaf.partition("/")[2]).partition("/")[0] for leaf in checkpoint.clients}
-        if "model" in names:
-            return Kept("model")
-        if names & {"body", "head"}:
-            return Kept()
-    return comparable_model(checkpoint)
-
-
 def _affordable(checkpoint: Checkpoint, count: int) -> int:
     """Number of clients whose models are read from each of `count` checkpoints."""
     firsts = sorted(int(members[0]) for members in checkpoint.cohorts.values())
-    model = _model(checkpoint)
+    model = comparable_model(checkpoint)
     sizes = [
         sum(array.size for array in assembled(checkpoint, model, state).values())
         for state in client_states(checkpoint, firsts)

@@ -1,4 +1,4 @@
-"""Who holds which samples: pure functions, one file each; a line here is all that registers one.
+"""Who holds which samples: pure functions; a line here is all that registers one.
 
     f(labels int64 [n], clients N, rng, *, parameters) -> the ascending sample indices of each client
 
@@ -15,8 +15,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
-from pflmpi.data.partitions.dirichlet import dirichlet
-from pflmpi.data.partitions.exdir import exdir
+from pflmpi.data.partitions.dirichlet import dirichlet, exdir
 from pflmpi.data.partitions.iid import iid
 from pflmpi.data.partitions.lognormal import lognormal
 from pflmpi.data.partitions.nway_kshot import nway_kshot

@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from pflmpi.data.array_files import check_memory, read_npz
 from pflmpi.data.dataset import Dataset, assemble, whole
-from pflmpi.data.npz import check_memory, read_npz
 from pflmpi.data.sources.base import missing, unreadable
 from pflmpi.data.sources.download import downloading
 from pflmpi.errors import DataError

@@ -1,5 +1,9 @@
-"""RUN/metrics.csv: one line per round; resuming drops the lines of rounds that will run again."""
+"""RUN/metrics.csv: one line per round; resuming drops the lines of rounds that will run again.
 
+Each round file holds the length and CRC-32 of the file as it was after the round; see `store.verify`.
+"""
+
+import contextlib
 import csv
 import io
 import logging
@@ -8,10 +12,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from zlib_ng import zlib_ng as zlib
+
 from pflmpi import atomic, regular_file
-from pflmpi.errors import CheckpointError, RunError
+from pflmpi.errors import RunError
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.text import for_shell
 
+EMPTY = Checksum(0, 0)
 logger = logging.getLogger(__name__)
 
 COLUMNS = (
@@ -29,11 +37,11 @@ COLUMNS = (
     "exchange_seconds",
     "evaluation_seconds",
     "checkpoint_seconds",
-    "skipped",  # participants that failed; files of 0.1 have no such column
-    "unseen_accuracy_mean",  # of clients that were kept out of training; older files have none
+    "skipped",  # participants that failed
+    "unseen_accuracy_mean",  # of clients that were kept out of training
     "unseen_accuracy_weighted",
     "unseen_accuracy_std",
-    "train_loss",  # mean over the participants; older files have none of these
+    "train_loss",  # mean over the participants
     "test_loss",
     "f1_macro",
     "accuracy_bottom",
@@ -41,13 +49,10 @@ COLUMNS = (
     "trained_accuracy_weighted",
     "trained_accuracy_std",
     "trained_test_loss",
-    "waiting_seconds",  # for the slowest rank, the mean of the ranks that compute; older files have none of these
+    "waiting_seconds",  # for the slowest rank, the mean of the ranks that compute
     "memory_rank_bytes",  # the most that the largest rank ever had; 0: unknown
     "memory_bytes",  # that of all ranks together
 )
-FIRST_COLUMNS = COLUMNS[: COLUMNS.index("checkpoint_seconds")]  # which files of every version have
-# What an older file's lines get in a column that it has not.
-_MISSING = {"skipped": "0", "memory_rank_bytes": "0", "memory_bytes": "0"}
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.ASCII)
 _COUNTS = ("round", "participants", "skipped")
 
@@ -77,28 +82,28 @@ def read(run: Path) -> list[dict[str, str]]:
 
 
 def restart(run: Path, done: int) -> None:
-    """Keep the lines of rounds 1 to `done` and drop the rest; creates the file if it is missing."""
-    kept = _kept(run, done) if done else []
-    with atomic.replacing(path(run)) as descriptor, open(descriptor, "w", newline="", closefd=False) as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**_MISSING, **line} for line in kept)
+    """Keep the lines of rounds 1 to `done` and drop the rest; where the file is missing, those have no figures."""
+    lines = text(run).splitlines(keepends=True)[: done + 1] if done else []
+    if not lines:
+        lost = ["0" if is_count(name) else "" for name in COLUMNS[1:]]
+        rows = [COLUMNS, *((str(round), *lost) for round in range(1, done + 1))]
+        lines = [f"{','.join(row)}\n".encode() for row in rows]
+    atomic.write(path(run), b"".join(lines))
 
 
-def _kept(run: Path, done: int) -> list[dict[str, str]]:
-    try:
-        lines = read(run)
-        other = set(lines[0]) - set(COLUMNS) if lines else set()
-        if other:
-            raise ValueError(f"it has columns that this pflmpi does not write, such as {min(other)}")
-        return [line for line in lines if int(line["round"]) <= done]
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise CheckpointError(f"{path(run)} is damaged: {error}; put it back from a copy, or delete it") from error
+def flush(run: Path) -> None:
+    """Bring the lines so far to disk, before the round file that vouches for them."""
+    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, as `append` has said
+        descriptor = os.open(path(run), os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def restore(run: Path, text: bytes) -> None:
-    """Put back the file as a checkpoint recorded it."""
-    atomic.write(path(run), text)
+def checksum(content: bytes, before: Checksum = EMPTY) -> Checksum:
+    """Length and CRC-32 of the file, of which `content` are the last bytes and `before` describes the others."""
+    return Checksum(before.bytes + len(content), zlib.crc32(content, before.crc32))
 
 
 def text(run: Path) -> bytes:
@@ -113,7 +118,7 @@ def append(run: Path, line: Sequence[str | int]) -> str:
     try:
         with open(path(run), "a", newline="", opener=_not_through_a_link) as file:
             if not file.tell():
-                logger.warning("%s was deleted meanwhile; `pflmpi resume` puts it back from the checkpoint", path(run))
+                logger.warning("%s was deleted meanwhile; the figures of the rounds before are lost", path(run))
                 csv.writer(file, lineterminator="\n").writerow(COLUMNS)
             file.write(written.getvalue())
     except OSError as error:

@@ -44,17 +44,18 @@ def elsewhere(path: Path) -> str | None:
     if problem := checked_hdf5.damage(path):
         return problem
     with checked_hdf5.reading(path) as file:
-        if file.attrs.get("content") == COMPLETE:
+        about = checked_hdf5.about(file)
+        if about.get("content") == COMPLETE:
             return None
         if "layout" not in file:
-            rank = f" of rank {file.attrs['rank']}" if "rank" in file.attrs else ""
+            rank = f" of rank {about['rank']}" if "rank" in about else ""
             return f"{path} is a part of a run{rank}, and not a checkpoint; name the folder of the run"
         return _of_index(path, file)
 
 
 def _of_index(path: Path, file: File) -> str:
-    round = int(file.attrs["round"])
-    files = read_layout(file["layout"]).files
+    round = int(checked_hdf5.about(file)["run"]["round"])
+    files = read_layout(file).files
     there = sum((path.parent / name).exists() for name in files)
     if there == len(files):
         return f"{path} is the index of a checkpoint; name the folder of the run, {path.parent}, with --round {round}"
@@ -72,18 +73,18 @@ def damaged_arrays(path: Path) -> None:
 
 
 def arrays(path: Path) -> list[Array]:
-    """The arrays of the state, metrics and bytes of a checkpoint in one file."""
+    """The arrays of the state, metrics and bytes of a checkpoint in one file, and its single numbers."""
+    found = []
     with checked_hdf5.reading(path) as file:
-        return [
-            Array(f"{section}/{name}", found.shape, found.dtype, found.nbytes, _number(file[section], name))
-            for section in ("server", "clients", "metrics", "bytes", "normalisation")
-            for name in checked_hdf5.names(file.get(section, {}))
-            for found in (checked_hdf5.stored(file[section], name),)
-        ]
-
-
-def _number(group: Group, name: str) -> float | None:
-    return None if group[name].shape else float(checked_hdf5.get(group, name))
+        for section in ("server", "clients", "metrics", "bytes", "normalisation"):
+            group, single = file.get(section, {}), checked_hdf5.numbers(file, section)
+            for name in sorted([*checked_hdf5.names(group), *single]):
+                array = single[name] if name in single else checked_hdf5.stored(group, name)
+                value = (
+                    None if array.shape else float(single[name] if name in single else checked_hdf5.get(group, name))
+                )
+                found.append(Array(f"{section}/{name}", array.shape, array.dtype, array.nbytes, value))
+    return found
 
 
 def digest(path: Path) -> str:
