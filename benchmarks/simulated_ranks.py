@@ -26,16 +26,16 @@ from scale import data
 
 from pflmpi import tree
 from pflmpi.config import load as configuration
-from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
+from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.stored_config import attributes
 from pflmpi.learning.task import HOST
 from pflmpi.messages.kinds import ClassMeans, Messages, with_rows
 from pflmpi.runtime import rounds
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import allocate, initialise
-from pflmpi.runtime.evaluation.measures import Counts
 from pflmpi.runtime.executors.loop import Loop
-from pflmpi.runtime.executors.update import Update
+from pflmpi.runtime.executors.transfers import Update
+from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
@@ -177,7 +177,7 @@ def simulate(algorithm: str, model: str, ranks: int, count: int, folder: Path) -
         "runtime": {"device": "cpu", "executor": "loop"},
     }
     config = configuration.parse(raw)
-    experiment = assemble(config, load_federation(config), HOST)
+    experiment = prepare(config, HOST)
     began = time.process_time()
     ready = setup(experiment, ranks, ranks)
     planned = time.process_time() - began

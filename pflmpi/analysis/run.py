@@ -183,7 +183,7 @@ class Run:
     def _experiment(self) -> "Experiment":
         import torch
 
-        from pflmpi.experiment.start import reopened
+        from pflmpi.experiment.restore import reopened
 
         return reopened(self.path, (), torch.device("cpu"))
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from pflmpi.config.load import Config
-from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment.run import RankContext
 from pflmpi.machine import cores, gpus
 from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.devices import device_of, fix_kernels, limit_memory, place

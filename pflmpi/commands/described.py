@@ -14,7 +14,7 @@ from pflmpi.algorithms.base import Algorithm, initial_client
 from pflmpi.config.fields import fields_model, partition_model
 from pflmpi.config.load import SECTIONS
 from pflmpi.config.sections import nested
-from pflmpi.experiment.code import REGISTRIES, named
+from pflmpi.experiment.outside_code import REGISTRIES, named
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.kinds import Downlink, Uplink

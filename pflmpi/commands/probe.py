@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import open_run
     from pflmpi.analysis.selection import spread_over
     from pflmpi.commands.progress import bar
-    from pflmpi.experiment.start import reopened
+    from pflmpi.experiment.restore import reopened
     from pflmpi.experiment.stored_config import stored_config
     from pflmpi.runtime.devices import fix_kernels, own_device
     from pflmpi.store import probe_file

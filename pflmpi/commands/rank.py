@@ -32,7 +32,7 @@ from pflmpi.errors import (
     show,
     write_exit_code,
 )
-from pflmpi.experiment.execute import RankContext
+from pflmpi.experiment.run import RankContext
 from pflmpi.runtime.faults import CollectiveError
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.stopping import Stop, noted_signals

@@ -363,7 +363,7 @@ def read_config(path: Path | None, run: Path | None) -> tuple["Config | None", S
         from pflmpi.config.load import parse
         from pflmpi.config.sections import located
         from pflmpi.config.yaml_file import dump, read
-        from pflmpi.experiment.code import code_hashes
+        from pflmpi.experiment.outside_code import code_hashes
 
         raw = located(read(path), path.parent)
         if of_run:

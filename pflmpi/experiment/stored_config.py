@@ -19,7 +19,7 @@ from pflmpi.data.class_names import CLASS_NAMES
 from pflmpi.data.config import DataConfig
 from pflmpi.errors import CheckpointError
 from pflmpi.experiment.build import Experiment
-from pflmpi.experiment.code import changes, code_hashes, renamed
+from pflmpi.experiment.outside_code import changes, code_hashes, renamed
 from pflmpi.learning import diagnostics, personal
 from pflmpi.models.torch_module import ModuleArchitecture
 from pflmpi.runtime.config import FREE_ON_RESUME

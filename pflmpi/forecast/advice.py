@@ -7,8 +7,8 @@ from pathlib import Path
 from pflmpi import text
 from pflmpi.config.load import Config
 from pflmpi.forecast.forecast import Forecast
-from pflmpi.runtime import idle_ranks
-from pflmpi.runtime.state.storage import folder_of
+from pflmpi.runtime.client_rows import folder_of
+from pflmpi.runtime.round_schedule import advise_fewer_ranks
 from pflmpi.text import size
 
 
@@ -45,7 +45,7 @@ def useless(forecast: Forecast) -> Iterator[str]:
     idle = [rank for rank in range(1, count) if rank not in busy]
     if idle and forecast.rounds:
         yield f"{text.ranks(idle)} will have nothing to do: {_why_idle(forecast)}"
-    if note := idle_ranks.advice(forecast.setup, forecast.rounds):
+    if note := advise_fewer_ranks(forecast.setup, forecast.rounds):
         yield note
     for node in range(forecast.resources.nodes):
         on_cpu = [rank for rank in forecast.ranks.of_node[node] if rank in busy and forecast.ranks.gpu[rank] is None]

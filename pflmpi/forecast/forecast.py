@@ -10,7 +10,7 @@ import numpy as np
 
 from pflmpi.config.load import Config
 from pflmpi.errors import ConfigError
-from pflmpi.experiment.build import Experiment, assemble, complete, draft, load_federation, setup
+from pflmpi.experiment.build import Experiment, complete, draft, load_federation, prepare, setup
 from pflmpi.forecast.bytes import StateSizes, data_bytes, mapped_bytes, state_sizes, wire_bytes
 from pflmpi.forecast.disk import Disk, disk
 from pflmpi.forecast.measuring import Measured, ProcessMemory, measured_steps, resident, resident_files
@@ -19,8 +19,7 @@ from pflmpi.forecast.ranks import Ranks, TransportName, lay_out
 from pflmpi.forecast.seconds import Seconds, compute_seconds, message_seconds
 from pflmpi.learning.task import HOST
 from pflmpi.runtime.devices import fix_kernels, own_device, refuse_on_cpu
-from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 
 _CONTROL = 2  # calls of a round besides those that move messages: the report, and whether all go on
@@ -154,12 +153,12 @@ def _load(config: Config, on_gpu: bool) -> tuple[Experiment, ProcessMemory]:
         refuse_on_cpu(config.training)
     files = resident_files()
     federation = load_federation(config)
-    config = assemble(config, federation, HOST, ("GPU",) if on_gpu else ()).config
+    config = prepare(config, HOST, ("GPU",) if on_gpu else (), federation).config
     loaded, mapped = resident(), mapped_bytes(federation)
     read = min(mapped, max(resident_files() - files, 0))  # of what is mapped
     data = data_bytes(federation)
     here = own_device(config.runtime) if on_gpu else HOST
     fix_kernels(here, config.runtime, config.training)
     process = ProcessMemory(loaded, program=loaded - (data - mapped + read), data=data, shared=files + mapped)
-    drafted = draft(config, federation, here)
-    return complete(drafted, drafted.runtime.executor), process
+    first = draft(config, federation, here)
+    return complete(first, config.runtime, first.config.runtime.executor), process

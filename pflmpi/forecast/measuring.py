@@ -20,7 +20,7 @@ from pflmpi.machine import own_memory
 from pflmpi.messages.downlink import Homes, send_down
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime.executors import shared_model
+from pflmpi.runtime import evaluation
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopwatch import seconds_of
@@ -229,7 +229,8 @@ class _Trial:
         down = {name: value for name, value in self.down.items() if name in self.setup.algorithm.predicts_with}
         executor = self.setup.executor
         if self.setup.shares_model:
-            shared_model.evaluate(executor, self.clients, {name: tree.row(one, 0) for name, one in down.items()}, 1)()
+            received = {name: tree.row(message, 0) for name, message in down.items()}
+            evaluation.evaluate_together(executor, self.clients, received, 1)()
         else:
             executor.evaluate(self.clients, self.states, down, 1)()
 

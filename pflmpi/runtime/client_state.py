@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.algorithms.base import Algorithm, initial_client
+from pflmpi.algorithms.base import Algorithm, depends_on_client, initial_client, initial_received
 from pflmpi.learning import personal
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.optimizers import initial_state
@@ -16,9 +17,8 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.downlink import Reply
 from pflmpi.messages.kinds import Downlink, Messages, Own, OwnClasses, with_rows
 from pflmpi.messages.packing import to_numpy
-from pflmpi.runtime.contract import ANSWERED, RECEIVED, answer_templates
-from pflmpi.runtime.state.initial import fill
-from pflmpi.runtime.state.rows import Rows, empty_rows
+from pflmpi.runtime.client_rows import Rows, empty_rows
+from pflmpi.runtime.contract import ANSWERED, RECEIVED, answer_templates, calling
 from pflmpi.store.names import cohort_name
 from pflmpi.store.round_file import ReceivedMessage
 from pflmpi.tree import Tree
@@ -181,3 +181,26 @@ def received(algorithm: Algorithm, task: Task, templates: Sequence[Tree]) -> lis
 def received_by_all(kind: Downlink, published: dict[str, np.ndarray]) -> ReceivedMessage:
     """What a checkpoint stores of a message, from its arrays by path as published to all clients."""
     return ReceivedMessage(published, isinstance(kind, Own))
+
+
+def fill(rows: Rows, algorithm: Algorithm, task: Task) -> None:
+    """Give the clients of a cohort what they keep before the first round."""
+    if not len(rows.clients):
+        return
+    host = task.replace(device=HOST)
+    each = depends_on_client(algorithm, task)
+    with calling(algorithm, "init_client", 0):
+        for position in range(len(rows.clients) if each else 1):
+            client = int(rows.clients[position])
+            _begin(rows, rows.clients[position : position + 1] if each else rows.clients, _of(algorithm, host, client))
+
+
+def _of(algorithm: Algorithm, task: Task, client: int) -> Tree:
+    """What a client keeps before the first round, with its first kept messages."""
+    state, answers = initial_client(algorithm, task, client), initial_received(algorithm, task, client)
+    return {**state, ANSWERED: {**answers}} if answers else state
+
+
+def _begin(rows: Rows, clients: Any, state: Tree) -> None:
+    for path, leaf in tree.leaves(state):
+        rows.begin(clients, path, leaf.unsqueeze(0))

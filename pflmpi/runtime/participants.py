@@ -54,8 +54,10 @@ def train(setup: Setup, population: Population, reply: Reply, groups: list[Clien
     return found
 
 
-def without(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:
+def without_failed(setup: Setup, transport: Transport, now: RoundSchedule, failed: dict[int, str]) -> RoundSchedule:
     """The round without the participants that failed on any rank."""
+    if not setup.skips:
+        return now
     failed = client_errors.agree(transport, now.participants, failed)
     if not failed:
         return now

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pflmpi.runtime.evaluation.measures import Counts, figures
+from pflmpi.runtime.measures import Counts, figures
 from pflmpi.store.metrics import metrics_file
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")

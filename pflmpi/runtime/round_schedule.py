@@ -1,5 +1,9 @@
-"""One round of a run before it happens."""
+"""The rounds of a run before they happen: who trains and is tested where, what is saved, which calls are made.
 
+A pure function of the setup. The loop, the checkpoints and `plan` read it.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -8,10 +12,11 @@ import numpy as np
 from pflmpi.messages.calls import Call
 from pflmpi.messages.downlink import answer_calls, down_calls
 from pflmpi.messages.groups import ClientGroup
+from pflmpi.messages.kinds import Own, OwnClasses
 from pflmpi.messages.uplink import up_calls
-from pflmpi.runtime.evaluation.unseen import Unseen
 from pflmpi.runtime.exchange.newcomers import mean_calls
 from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.unseen import Unseen
 
 
 @dataclass(frozen=True)
@@ -136,3 +141,88 @@ class RoundSchedule:
             if sent and self.round == 1 and self.setup.algorithm.introduces:
                 found += declared.up_bytes(np.arange(n))
         return found
+
+
+def schedule(setup: Setup, done: int | None) -> Iterator[RoundSchedule]:
+    """The opening, then every round to the last.
+
+    Args:
+        setup: of the run.
+        done: the round to continue after; None for a new run.
+    """
+    training, everyone = setup.task.training, np.arange(setup.task.num_clients)
+    nobody = everyone[:0]
+    new, first = done is None, done or 0
+    before, upcoming = _participants(setup, first), _participants(setup, first + 1)
+    yield RoundSchedule(
+        setup,
+        round=first,
+        opening=True,
+        participants=everyone if new and setup.algorithm.introduces else nobody,
+        receivers=_receivers(setup, first, before, upcoming),
+        evaluates=False,
+        tested=nobody,
+        saves=new,
+        unsaved=everyone[setup.keeps] if new else nobody,
+    )
+    changed, unsaved = np.ones(len(everyone), bool), np.zeros(len(everyone), bool)
+    for round in range(first + 1, training.rounds + 1):
+        participants, upcoming, last = upcoming, _participants(setup, round + 1), round == training.rounds
+        changed[participants] = unsaved[participants] = True
+        evaluates = last or round % setup.evaluation.every == 0
+        saves = last or round % setup.checkpoint.every == 0
+        yield RoundSchedule(
+            setup,
+            round=round,
+            opening=False,
+            participants=participants,
+            receivers=_receivers(setup, round, participants, upcoming),
+            evaluates=evaluates,
+            tested=_tested(setup, changed) if evaluates else nobody,
+            saves=saves,
+            unsaved=np.flatnonzero(unsaved & setup.keeps),
+        )
+        changed &= not evaluates
+        unsaved &= not saves
+
+
+def _participants(setup: Setup, round: int) -> np.ndarray:
+    """Who trains in a round; nobody before the first and after the last."""
+    if not 1 <= round <= setup.task.training.rounds:
+        return np.empty(0, np.int64)
+    return setup.task.training.participants(setup.task.seed, round, setup.task.num_clients)
+
+
+def _receivers(setup: Setup, round: int, participants: np.ndarray, upcoming: np.ndarray) -> np.ndarray:
+    """Who trains next (`upcoming`), and who is tested with a message of its own."""
+    kinds = [setup.declared.down[name] for name in setup.algorithm.predicts_with]
+    if not any(isinstance(kind, Own | OwnClasses) for kind in kinds):
+        return upcoming
+    if round == 0 or setup.evaluation.absent == "latest":
+        return np.arange(setup.task.num_clients)
+    return np.union1d(upcoming, participants)
+
+
+def _tested(setup: Setup, changed: np.ndarray) -> np.ndarray:
+    """The clients whose personal model may differ from the one tested last; `changed` [N] says whose state does."""
+    by_state = not setup.algorithm.predicts_with or setup.evaluation.absent == "last_received"
+    return np.flatnonzero(changed) if by_state and not setup.executor.adapts else np.arange(len(changed))
+
+
+_FEW = 4  # ranks of which it does not matter
+
+
+def advise_fewer_ranks(setup: Setup, rounds: Sequence[RoundSchedule]) -> str:
+    """What to change if half of the ranks that compute have no client to train in any of these rounds; else ""."""
+    hosts = len(setup.placement.hosts)
+    busy = [sum(map(bool, one.training)) for one in rounds]
+    if hosts < _FEW or not busy or 2 * max(busy) > hosts:
+        return ""
+    participants = max(len(one.participants) for one in rounds)
+    lanes = min(max(map(len, setup.placement.groups)), setup.placement.most)
+    calls = f" in calls of up to {lanes}" if lanes > 1 else ""
+    lower = ", or set runtime.lanes lower" if lanes > 1 else ""
+    return (
+        f"{hosts} ranks compute clients, at most {max(busy)} of them at a time ({participants} participants{calls}); "
+        f"fewer ranks would be as quick{lower}"
+    )

@@ -1,33 +1,26 @@
-"""The loop of a run, for every rank: there is no other."""
-
-from functools import partial
+"""The training loop, run by every rank."""
 
 import numpy as np
 
 from pflmpi.learning import replay
 from pflmpi.messages.downlink import Reply
-from pflmpi.runtime import client_errors, report
+from pflmpi.runtime import client_errors
 from pflmpi.runtime.checkpoints import Checkpoints
 from pflmpi.runtime.client_state import Population
-from pflmpi.runtime.config import LEAST_TIMEOUT
-from pflmpi.runtime.evaluation.clients import evaluate, evaluate_shared_model, evaluate_trained
-from pflmpi.runtime.evaluation.measures import Counts, concatenated
-from pflmpi.runtime.evaluation.unseen import evaluate_unseen
+from pflmpi.runtime.evaluation import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.exchange.exchange import exchange
 from pflmpi.runtime.exchange.newcomers import mean_answers
-from pflmpi.runtime.participants import Trained, train, without
-from pflmpi.runtime.progress import Observer, Progress
-from pflmpi.runtime.report import RoundReport
-from pflmpi.runtime.round_schedule import RoundSchedule
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.measures import Counts, concatenated
+from pflmpi.runtime.participants import Trained, train, without_failed
+from pflmpi.runtime.progress import Observer
+from pflmpi.runtime.round_report import RoundHooks
+from pflmpi.runtime.round_schedule import RoundSchedule, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.stopwatch import Stopwatch
+from pflmpi.runtime.unseen import evaluate_unseen
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
-
-_FIRST_ROUND = 3600.0  # seconds to wait for other ranks while no round has been measured
-_PATIENCE = 20.0  # times the longest round, afterwards
 
 
 def run(
@@ -53,58 +46,34 @@ def run(
         Stopped: on all ranks, when one of them has a reason to stop; the last round is complete and on disk.
     """
     replay.forget()
-    rank, between_reports = transport.rank, Stopwatch()
-    scores = Counts.none(setup.executor.federation.test_class_counts)
-    _limit_waiting(setup, transport, None)
+    rank, last = transport.rank, setup.task.training.rounds
+    hooks = RoundHooks(setup, transport, checkpoints, observe, stop)
     rounds = schedule(setup, done)
     server, reply = _open(setup, transport, checkpoints, next(rounds), server, population)
-    for now in rounds:
+    for now in rounds:  # who takes part in a round is known before it happens
         watch = Stopwatch()
-        mine = train(setup, population, reply, now.training[rank], now.round)
-        training = watch.lap()
-        if setup.skips:
-            now = without(setup, transport, now, mine.failed)
-        trained = (
-            evaluate_trained(setup.executor, population, reply, mine.ups, now.round) if now.tests_trained else None
-        )
-        testing = watch.lap()
-        say = partial(_report, setup, transport, now, mine, training, stop, watch)
-        reported = None if now.evaluates else say(_nobody(setup), testing)  # travels right before the messages
+        trained = train(setup, population, reply, now.training[rank], now.round)
+        watch.lap("training")
+        now = without_failed(setup, transport, now, trained.failed)
+        after_training = _evaluate_trained(setup, population, reply, trained, now)
+        watch.lap("testing")
 
-        seen, reply = exchange(setup, transport, server, population, mine.ups, now)
+        # aggregate, server_update, publish
+        seen, reply = exchange(setup, transport, server, population, trained.ups, now)
         server = seen.server
         population.keep_reply(now.training[rank], reply)
         reply = reply.on(setup.executor.device)
-        exchanging = watch.lap()
+        watch.lap("exchange")
 
-        if now.evaluates:
-            right = _tested(setup, transport, population, server, reply, now)
-            reported = say(concatenated([right, trained]) if trained else right, testing + watch.lap())
-        progress = None
-        if reported is not None:
-            scores = scores.updated(now.tested, reported.tested) if now.evaluates else scores
-            seconds = {
-                "compute": reported.busiest,
-                "exchange": exchanging,
-                "waiting": reported.waiting,
-                "evaluation": reported.testing,
-                "checkpoint": checkpoints.take_seconds(),
-                "round": between_reports.lap(),
-            }
-            who, tested = (now.round, now.participants, now.skipped), scores if now.evaluates else None
-            others = (reported.unseen, reported.trained, reported.train_loss)
-            moved = _moved(transport, now)
-            progress = Progress(*who, tested, seconds, moved, reported.memory, *others)
-            checkpoints.record(progress)
-            observe(progress)
-            stop.early.add(progress.columns)
-        asked = stop.agree(transport, watch.seconds, None if reported is None else reported.stop)
-        _limit_waiting(setup, transport, stop.longest)
-        if now.saves or asked:
+        counts = concatenated([*_evaluate(setup, transport, population, server, reply, now), *after_training])
+        watch.lap("testing")
+
+        progress, pause = hooks.end_round(now, counts, trained.losses, watch)
+        if now.saves or pause:
             checkpoints.save(now, seen, population, progress)
-        if asked == "end":
+        if pause == "end":
             break
-        if asked and now.round < setup.task.training.rounds:
+        if pause and now.round < last:
             checkpoints.finish()
             raise stop.interruption(now.round)
     checkpoints.finish()
@@ -129,51 +98,27 @@ def _open(
     return seen.server, reply.on(setup.executor.device)
 
 
-def _tested(
+def _evaluate_trained(
+    setup: Setup, population: Population, reply: Reply, trained: Trained, now: RoundSchedule
+) -> list[Counts]:
+    """Test the participants of this rank with the models that local training leaves, where that is configured."""
+    if not now.tests_trained:
+        return []
+    return [evaluate_trained(setup.executor, population, reply, trained.ups, now.round)]
+
+
+def _evaluate(
     setup: Setup, transport: Transport, population: Population, server: Tree, reply: Reply, now: RoundSchedule
-) -> Counts:
-    """What the clients that are tested here get right, and after them the unseen ones."""
+) -> list[Counts]:
+    """Test the clients of this rank whose models may have changed, and the unseen ones; no clients in other rounds."""
     mine = now.testing[transport.rank]
+    if not now.evaluates:
+        return [Counts.none(setup.executor.federation.test_class_counts[:0])]
     if setup.shares_model:
-        right = evaluate_shared_model(setup.executor, reply, mine, now.round)
+        seen = evaluate_shared_model(setup.executor, reply, mine, now.round)
     else:
-        right = evaluate(setup.executor, population, reply, mine, now.round)
+        seen = evaluate(setup.executor, population, reply, mine, now.round)
     if not now.unseen:
-        return right
+        return [seen]
     shared = {**reply.shared, **mean_answers(setup, transport, population)}
-    new = evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)
-    return concatenated([right, new])
-
-
-def _nobody(setup: Setup) -> Counts:
-    """What nobody gets right."""
-    return Counts.none(setup.executor.federation.test_class_counts[:0])
-
-
-def _report(
-    setup: Setup,
-    transport: Transport,
-    now: RoundSchedule,
-    mine: Trained,
-    training: float,
-    stop: Stop,
-    watch: Stopwatch,
-    right: Counts,
-    testing: float,
-) -> RoundReport | None:
-    """Report what was measured here; on rank 0 what all ranks have reported."""
-    stop.round_took(watch.seconds)
-    found = report.Measured(right, mine.losses, training, testing, stop.said)
-    return report.gather(transport, *now.reported, setup.task.num_clients, found)
-
-
-def _limit_waiting(setup: Setup, transport: Transport, longest: float | None) -> None:
-    """Set how long a call waits for other ranks, from the seconds of the longest round; None before the first."""
-    if setup.timeout is None:
-        transport.timeout = _FIRST_ROUND if longest is None else max(LEAST_TIMEOUT, _PATIENCE * longest)
-
-
-def _moved(transport: Transport, now: RoundSchedule) -> dict[str, np.ndarray]:
-    """The bytes of a round: logical ones by client, and those that ranks have sent each other since the last one."""
-    wire_down, wire_up = map(np.array, transport.counter.take("data"))
-    return {"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down}
+    return [seen, evaluate_unseen(now.unseen, transport, server, shared, population.kept, now.round)]

@@ -11,11 +11,11 @@ from pflmpi.learning.task import HOST, Task
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.config import CheckpointConfig, EvaluationConfig
-from pflmpi.runtime.evaluation.unseen import Unseen
-from pflmpi.runtime.executors import shared_model
+from pflmpi.runtime.evaluation import is_shared
 from pflmpi.runtime.executors.base import Executor
-from pflmpi.runtime.executors.pool import Pool
+from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.placement import Placement
+from pflmpi.runtime.unseen import Unseen
 from pflmpi.tree import Tree
 
 
@@ -63,7 +63,7 @@ class Setup:
     @property
     def shares_model(self) -> bool:
         """Whether all clients predict with one model."""
-        return shared_model.is_shared(self.executor, self.placement.home)
+        return is_shared(self.executor, self.placement.home)
 
     @cached_property
     def num_test(self) -> np.ndarray:

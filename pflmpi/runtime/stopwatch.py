@@ -1,21 +1,27 @@
 """Seconds of the parts of a round, and of one call."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
 
 
 class Stopwatch:
-    """Runs from the moment it is made."""
+    """Seconds of the parts of a round, from the moment it is made.
+
+    Attributes:
+        laps: seconds of each part; a part may be measured in several pieces.
+    """
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
+        self.laps: defaultdict[str, float] = defaultdict(float)
 
-    def lap(self) -> float:
-        """Seconds since the last lap, or since it was made."""
+    def lap(self, part: str) -> None:
+        """Add the seconds since the last lap to a part."""
         before, self._last = self._last, time.perf_counter()
-        return self._last - before
+        self.laps[part] += self._last - before
 
     @property
     def seconds(self) -> float:

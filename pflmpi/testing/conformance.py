@@ -12,12 +12,12 @@ import torch
 
 from pflmpi import tree
 from pflmpi.config import load as configuration
-from pflmpi.experiment import stored_state
+from pflmpi.experiment import restore
 from pflmpi.experiment.build import Experiment, prepare, setup
 from pflmpi.experiment.evaluation import for_newcomers
 from pflmpi.learning.replay import step_by_step
 from pflmpi.runtime.client_state import from_flat
-from pflmpi.runtime.evaluation.unseen import joined, received
+from pflmpi.runtime.unseen import joined, received
 from pflmpi.store import run_folder
 from pflmpi.testing.quick_run import resume, run, settings
 from pflmpi.transports.inprocess import InProcessTransport
@@ -114,7 +114,7 @@ def newcomers_agree(runs: Runs, tolerance: float = _ROUNDING) -> None:
         if (unseen := ready.unseen) is None:  # a stated refusal
             return
         server, shared = from_flat(run_folder.read_server(folder, 3)), for_newcomers(ready, folder, 3)
-        kept = stored_state.kept(ready, folder, 3)
+        kept = restore.read_kept(ready, folder, 3)
         reply = received(unseen, InProcessTransport(), server, shared, kept, 3)
         states = [(group, joined(unseen, group, reply.for_clients(group), 3)) for group in unseen.groups[0]]
         rows = ((client, tree.row(state, row)) for group, state in states for row, client in enumerate(group.tolist()))

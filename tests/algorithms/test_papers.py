@@ -16,7 +16,7 @@ from pflmpi.config import yaml_file
 from pflmpi.data import dataset
 from pflmpi.data.config import DataConfig, PartitionConfig
 from pflmpi.data.federation import Federation, build
-from pflmpi.experiment.build import assemble
+from pflmpi.experiment.build import prepare
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Sum
 from pflmpi.models.resnet18 import ResNet18
@@ -100,7 +100,8 @@ def test_a_run_can_start_from_every_row_and_every_column(path: Path, monkeypatch
         rows.add(cell.row)
         columns.add(cell.column)
         data, partition = config.data, json.dumps(config.partition.__dict__)
-        assemble(config, federation(data.name, partition, data.split, data.test_share), torch.device("cpu"))
+        loaded = federation(data.name, partition, data.split, data.test_share)
+        prepare(config, torch.device("cpu"), federation=loaded)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -8,7 +8,7 @@ from every_algorithm import every_algorithm
 from pflmpi import tree
 from pflmpi.forecast.bytes import state_sizes, wire_bytes
 from pflmpi.runtime.client_state import allocate
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import schedule
 from pflmpi.store.metrics import metrics_file
 from planned_run import planned, planned_and_run
 

@@ -13,8 +13,8 @@ from pflmpi.forecast.measuring import ProcessMemory
 from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.learning.task import HOST
-from pflmpi.runtime.executors.pool import Pool
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.executors.batches import Pool
+from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 

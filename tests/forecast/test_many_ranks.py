@@ -9,7 +9,7 @@ from pflmpi.forecast.measuring import CohortCost, Cost, Costs, ProcessMemory
 from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.forecast.seconds import compute_seconds
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 SAME = Cost(1.0, 1.0, 0.0)

@@ -11,7 +11,7 @@ from every_algorithm import every_algorithm
 from pflmpi.forecast import measuring
 from pflmpi.forecast.bytes import state_sizes
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs, measure, measured_steps, resident, resident_files
-from pflmpi.runtime.schedule import schedule
+from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
 MEGABYTE = 2**20

@@ -19,9 +19,8 @@ import quick_run
 from every_algorithm import MESSAGE_KINDS, every_algorithm
 from pflmpi.config import load as configuration
 from pflmpi.data.federation import Federation
-from pflmpi.experiment.build import assemble, load_federation
-from pflmpi.experiment.execute import RankContext
-from pflmpi.experiment.start import start_prepared
+from pflmpi.experiment.build import load_federation
+from pflmpi.experiment.run import RankContext, run
 from pflmpi.runtime.devices import fix_kernels
 from pflmpi.runtime.progress import Progress
 from pflmpi.store import run_folder
@@ -67,7 +66,7 @@ def run_cases(transport: Transport, launch: Launch, folder: Path, data_root: str
         fix_kernels(torch.device("cpu"), config.runtime, config.training)
         if config.data.name not in federations:  # the same for all cases: data, partition and seed are
             federations[config.data.name] = load_federation(config)
-        experiment = assemble(config, federations[config.data.name], torch.device("cpu"))
+        federation = federations[config.data.name]
         rounds: list[dict[str, Any]] = []
 
         def observe(progress: Progress, rounds: list[dict[str, Any]] = rounds) -> None:
@@ -81,10 +80,10 @@ def run_cases(transport: Transport, launch: Launch, folder: Path, data_root: str
             )
 
         place = RankContext(transport, torch.device("cpu"), slots=2)
-        run = start_prepared(experiment, folder / name.replace(" ", "-"), place, observe)
+        at = run(config, folder / name.replace(" ", "-"), place, observe, federation=federation)
         if transport.rank == 0:
-            samples = experiment.federation.num_train.tolist()
-            results[name] = {"digest": run_folder.digest(run, ROUNDS), "rounds": rounds, "samples": samples}
+            samples = federation.num_train.tolist()
+            results[name] = {"digest": run_folder.digest(at, ROUNDS), "rounds": rounds, "samples": samples}
     return results
 
 

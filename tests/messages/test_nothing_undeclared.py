@@ -18,9 +18,8 @@ from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm
 from pflmpi.algorithms.fedgmh import FedGMH
 from pflmpi.config import load as configuration
-from pflmpi.experiment.build import Experiment, assemble, load_federation, setup
-from pflmpi.experiment.execute import RankContext
-from pflmpi.experiment.start import start
+from pflmpi.experiment.build import Experiment, prepare, setup
+from pflmpi.experiment.run import RankContext, run
 from pflmpi.learning.task import Task
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.messages.groups import clients_of
@@ -67,13 +66,13 @@ def record(folder: Path, case: Mapping[str, Any]) -> Recorded:
     )
     config = configuration.parse(raw)
     torch.set_num_threads(1)
-    experiment = assemble(config, load_federation(config), torch.device("cpu"))
+    experiment = prepare(config, torch.device("cpu"))
     progress: list[Progress] = []
 
     def work(inner: Transport) -> list[Payload]:
         transport = Recorder(inner)
         place = RankContext(transport, torch.device("cpu"), slots=RANKS)
-        start(config, folder, place, progress.append)
+        run(config, folder, place, progress.append)
         return transport.sent
 
     sent = [one for each in run_ranks(RANKS, work) for one in each]

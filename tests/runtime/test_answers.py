@@ -15,7 +15,7 @@ from pflmpi.algorithms.fedfomo import FedFomo
 from pflmpi.algorithms.local_only import Local
 from pflmpi.config import load as configuration
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.experiment import execute
+from pflmpi.experiment import run as experiment_run
 from pflmpi.experiment.build import prepare
 from pflmpi.experiment.evaluation import count_trained, count_unseen
 from pflmpi.learning.task import Task
@@ -138,7 +138,7 @@ def test_what_a_client_predicts_with_is_not_for_training_alone(
 def test_a_run_whose_rows_rank_0_cannot_hold_is_refused_at_the_start(
     algorithm: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute, "memory", lambda: Space(1 << 30, 1000))
+    monkeypatch.setattr(experiment_run, "memory", lambda: Space(1 << 30, 1000))
     with pytest.raises(ConfigError, match=f"rank 0 needs .* of memory for rows of .*{message}.* 1000 B are free"):
         quick_run.run({**RAW, "algorithm": algorithm}, tmp_path)
     quick_run.run({**RAW, "algorithm": {"name": "fedavg"}}, tmp_path / "mean")

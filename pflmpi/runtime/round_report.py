@@ -1,5 +1,6 @@
-"""The report that every rank sends rank 0 at the end of a round: scores, seconds, memory."""
+"""What surrounds the training loop: the report of each rank to rank 0, the metrics of a round, waiting and stopping."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -7,9 +8,18 @@ import numpy as np
 
 from pflmpi.machine import own_memory
 from pflmpi.messages.groups import ClientGroup, clients_per_rank, rank_by_rank
-from pflmpi.runtime.evaluation.measures import Counts
+from pflmpi.runtime.checkpoints import Checkpoints
+from pflmpi.runtime.config import LEAST_TIMEOUT
+from pflmpi.runtime.measures import Counts
+from pflmpi.runtime.progress import Observer, Progress
+from pflmpi.runtime.round_schedule import RoundSchedule
+from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.stopping import Pause, Stop
+from pflmpi.runtime.stopwatch import Stopwatch
 from pflmpi.transports.base import Transport
 
+_FIRST_ROUND = 3600.0  # seconds to wait for other ranks while no round has been measured
+_PATIENCE = 20.0  # times the longest round, afterwards
 _HEAD = 5  # microseconds of training and of testing, most memory, and what `Stop` says
 
 
@@ -18,9 +28,9 @@ class RoundReport:
     """What rank 0 knows of a round from all ranks.
 
     Attributes:
-        tested: [T] what the tested clients get right, in ascending order of their ids.
-        unseen: [U] what those kept out of training get right; None if there are none.
-        trained: [P] what the participants get right after local training; None if they were not tested then.
+        tested: [T] scores of the tested clients, in ascending order of their ids.
+        unseen: [U] scores of those kept out of training; None if there are none.
+        trained: [P] scores of the participants after local training; None if they were not tested then.
         train_loss: [P] float64, mean training loss of the participants.
         busiest: seconds that the slowest rank computed.
         waiting: seconds that the others waited for it, the mean of the ranks that compute.
@@ -45,7 +55,7 @@ class Measured:
     """What a rank reports.
 
     Attributes:
-        tested: what the clients tested here get right, in ascending order of their ids, as `gather` numbers them.
+        tested: scores of the clients tested here, in ascending order of their ids, as `gather` numbers them.
         train_loss: mean training loss of each client trained here.
         training, testing: seconds of this rank.
         stop: what `Stop` says here.
@@ -128,3 +138,79 @@ def _ascending(groups: list[list[ClientGroup]]) -> tuple[np.ndarray, np.ndarray]
     clients = rank_by_rank(groups)
     order = np.argsort(clients, kind="stable")
     return clients[order], order
+
+
+class RoundHooks:
+    """What happens around a round: seconds, the report of all ranks, metrics, progress, and whether all go on.
+
+    Args:
+        setup: of the run.
+        transport: to the other ranks; how long its calls wait follows from the length of the rounds.
+        checkpoints: get the metrics of each round.
+        observe: called on rank 0 after every round.
+        stop: whether this rank has a reason to stop.
+    """
+
+    def __init__(
+        self, setup: Setup, transport: Transport, checkpoints: Checkpoints, observe: Observer, stop: Stop
+    ) -> None:
+        self._setup, self._transport, self._checkpoints = setup, transport, checkpoints
+        self._observe, self._stop = observe, stop
+        self._scores = Counts.none(setup.executor.federation.test_class_counts)  # the newest of each client
+        self._last_report = time.perf_counter()
+        self._limit_waiting(_FIRST_ROUND)
+
+    def end_round(
+        self, now: RoundSchedule, counts: Counts, losses: Mapping[int, float], watch: Stopwatch
+    ) -> tuple[Progress | None, Pause | None]:
+        """Report a round to rank 0, which writes and shows its metrics, and agree on whether to stop.
+
+        Args:
+            counts, losses: of the clients that were tested and trained here; see `Measured`.
+            watch: with the laps training, testing and exchange.
+
+        Returns:
+            What rank 0 knows of the round, None elsewhere; why all ranks stop after it, None if they go on.
+        """
+        self._stop.round_took(watch.seconds)
+        measured = Measured(counts, losses, watch.laps["training"], watch.laps["testing"], self._stop.said)
+        reported = gather(self._transport, *now.reported, self._setup.task.num_clients, measured)
+        progress = None if reported is None else self._progress(now, reported, watch.laps["exchange"])
+        pause = self._stop.agree(self._transport, watch.seconds, None if reported is None else reported.stop)
+        self._limit_waiting(max(LEAST_TIMEOUT, _PATIENCE * self._stop.longest))
+        return progress, pause
+
+    def _progress(self, now: RoundSchedule, reported: RoundReport, exchanging: float) -> Progress:
+        """What rank 0 knows after a round, once it is in metrics.csv and shown."""
+        if now.evaluates:
+            self._scores = self._scores.updated(now.tested, reported.tested)
+        before, self._last_report = self._last_report, time.perf_counter()
+        wire_down, wire_up = map(np.array, self._transport.counter.take("data"))  # since the last round
+        progress = Progress(
+            round=now.round,
+            participants=now.participants,
+            skipped=now.skipped,
+            scores=self._scores if now.evaluates else None,
+            seconds={
+                "compute": reported.busiest,
+                "exchange": exchanging,
+                "waiting": reported.waiting,
+                "evaluation": reported.testing,
+                "checkpoint": self._checkpoints.take_seconds(),
+                "round": self._last_report - before,
+            },
+            bytes={"up": now.up_bytes, "down": now.down_bytes, "wire_up": wire_up, "wire_down": wire_down},
+            memory=reported.memory,
+            unseen=reported.unseen,
+            trained=reported.trained,
+            train_loss=reported.train_loss,
+        )
+        self._checkpoints.record(progress)
+        self._observe(progress)
+        self._stop.early.add(progress.columns)
+        return progress
+
+    def _limit_waiting(self, seconds: float) -> None:
+        """Set how long a call waits for other ranks, where that is not configured."""
+        if self._setup.timeout is None:
+            self._transport.timeout = seconds

@@ -15,10 +15,9 @@ from pflmpi.messages.downlink import Homes, KeptRows, Reply, down_calls, send_do
 from pflmpi.messages.groups import ClientGroup, clients_of_all
 from pflmpi.messages.kinds import Messages, Shared
 from pflmpi.runtime.contract import calling
-from pflmpi.runtime.evaluation.clients import evaluate_shared_model, finished
-from pflmpi.runtime.evaluation.measures import Counts
-from pflmpi.runtime.executors import shared_model
+from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
 from pflmpi.runtime.executors.base import Executor
+from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.placement import Placement, cut_groups, relative_flops
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -100,7 +99,7 @@ def evaluate_unseen(
     """
     reply = received(unseen, transport, server, shared, kept, round)
     groups, executor = unseen.groups[transport.rank], unseen.executor
-    if shared_model.is_shared(executor, unseen.home):
+    if is_shared(executor, unseen.home):
         return evaluate_shared_model(executor, reply, groups, round)
 
     def begin(group: ClientGroup) -> Callable[[], Counts]:
