@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pflmpi.messages.folding.exact import add_fixed, common_shift
+from pflmpi.messages.exact import add_fixed, common_shift
 
 ENTRIES = 2**21
 PARTICIPANTS = 5

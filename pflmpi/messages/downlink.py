@@ -10,12 +10,12 @@ from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.learning.task import HOST
 from pflmpi.messages.arrival import broadcast
-from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.deliver import deliver, delivery
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import NOBODY, Messages, Own, OwnClasses, tensor
 from pflmpi.messages.packing import pack, to_numpy
+from pflmpi.messages.traffic import Traffic
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -167,30 +167,30 @@ def send_answers(
         return _from_server(transport, places, answers, like)  # type: ignore[return-value]
 
 
-def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.ndarray | None) -> list[Call]:
-    """The collective calls of `send_down`, with the bytes of each rank; at most those, for rows of other clients.
+def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.ndarray | None) -> list[Traffic]:
+    """The calls of `send_down`; for rows of other clients at most those.
 
     Args:
         assigned: the groups of receivers of each rank.
         home: [N] the rank of each client; None where they keep nothing.
     """
     receivers, (shared, own, by_class) = [clients_of(groups) for groups in assigned], _by_kind(declared)
-    calls = [Call("broadcast", (tree.num_bytes(shared),) * len(assigned))] if shared else []
+    calls = [Traffic.broadcast(tree.num_bytes(shared), len(assigned))] if shared else []
     for like, wanted in ((own, _places(receivers)), (by_class, _classes(declared, receivers))):
         if like:
-            calls += delivery(wanted, _server(wanted), like)
+            calls.append(delivery(wanted, _server(wanted), like))
     for kind in declared.of_clients.values() if any(map(len, receivers)) else ():
         assert home is not None, "clients that keep rows have a home"
         ids = tree.leaf(kind.like, "clients").nbytes * sum(map(len, receivers))
-        calls.append(Call("broadcast", (ids,) * len(receivers)))
-        calls += delivery(_most(kind, receivers, home), home, _row(kind))
+        calls.append(Traffic.broadcast(ids, len(receivers)))
+        calls.append(delivery(_most(kind, receivers, home), home, _row(kind)))
     return calls
 
 
-def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
-    """The collective calls of `send_answers`, with the bytes of each rank."""
+def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
+    """The calls of `send_answers`."""
     wanted = _places([clients_of(groups) for groups in assigned])
-    return delivery(wanted, _server(wanted), {name: kind.like for name, kind in declared.answers.items()})
+    return [delivery(wanted, _server(wanted), {name: kind.like for name, kind in declared.answers.items()})]
 
 
 def _by_kind(declared: Declared) -> tuple[Tree, Tree, Tree]:

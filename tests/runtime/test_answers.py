@@ -139,7 +139,7 @@ def test_a_run_whose_rows_rank_0_cannot_hold_is_refused_at_the_start(
     algorithm: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execute, "memory", lambda: Space(1 << 30, 1000))
-    with pytest.raises(ConfigError, match=f"rank 0 needs .* of memory for rows of .*{message}.* 1000 B are free; lower"):
+    with pytest.raises(ConfigError, match=f"rank 0 needs .* for rows of .*{message}.* 1000 B are free; lower"):
         quick_run.run({**RAW, "algorithm": algorithm}, tmp_path)
     quick_run.run({**RAW, "algorithm": {"name": "fedavg"}}, tmp_path / "mean")
 
