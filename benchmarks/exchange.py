@@ -2,9 +2,9 @@
 
     python benchmarks/exchange.py [--repeats N]       on this machine, over MPI and gloo
 
-1 rank with 4 participants, 2 ranks with 2 each, 4 ranks with 1 each, 2 ranks with 8 each. An exchange folds the participants'
-models and sends the mean back to all ranks; nothing is trained. Seconds are medians on rank 0, from the moment when
-all ranks are ready. Sent: by the busiest rank on the way up; moved: by all ranks on the way up; both in models.
+1 rank with 4 participants, 2 ranks with 2 each, 4 ranks with 1 each, 2 ranks with 8 each. An exchange folds the
+participants' models and sends the mean back to all ranks; nothing is trained. Seconds are medians on rank 0, from the
+moment when all ranks are ready. Sent: by the busiest rank on the way up; moved: by all of them; both in models.
 """
 
 import argparse
