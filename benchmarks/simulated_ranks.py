@@ -99,19 +99,11 @@ class Threads(Transport):
             buffer[:] = sent
         self._barrier()
 
-    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         box = self._meet(sent, dict)
         for rank, part in received.items():
             part[:] = box[rank][self.rank]
         self._barrier()
-
-    def _maximum(self, keys: np.ndarray) -> None:
-        keys[:] = self._meet(keys.copy(), lambda values: np.max(list(values.values()), 0))
-
-    def _sum(self, values: np.ndarray) -> None:
-        found = self._meet(values, lambda all: np.sum([one for one in all.values() if one.any()] or [all[0]], 0))
-        if self.rank == 0:
-            values[:] = found
 
     def _barrier(self) -> None:
         self._meet(None, lambda values: None)

@@ -6,7 +6,8 @@ import pytest
 import quick_run
 from every_algorithm import every_algorithm
 from pflmpi import tree
-from pflmpi.forecast.bytes import state_sizes, wire_bytes
+from pflmpi.forecast.bytes import state_sizes
+from pflmpi.messages.traffic import wire_bytes
 from pflmpi.runtime.client_state import allocate
 from pflmpi.runtime.round_schedule import schedule
 from pflmpi.store.metrics import metrics_file
@@ -22,8 +23,8 @@ MODELS = [{"name": "mlp", "hidden": 12}, {"name": "cnn", "kernel": 3, "padding":
 def check_bytes(raw, ranks, folder):
     world = planned_and_run(raw, ranks, folder)
     opening, *ahead = schedule(world.setup, None)
-    wire = np.array([wire_bytes(one.calls, "mpi") for one in ahead])
-    wire[0] += wire_bytes(opening.calls, "mpi")
+    wire = np.array([wire_bytes(one.calls) for one in ahead])
+    wire[0] += wire_bytes(opening.calls)
     logical = [(int(one.up_bytes.sum()), int(one.down_bytes.sum())) for one in ahead]
     moved = [[int(row[name]) for name in COLUMNS] for row in metrics_file.read(folder)]
     planned = [[*one, *two] for one, two in zip(logical, wire.tolist(), strict=True)]
@@ -46,7 +47,7 @@ def test_the_bound_of_what_is_chosen_is_reached_where_everybody_is(ranks, tmp_pa
     """Each of 7 clients is sent the models of the 6 others once these have trained: after the first round."""
     algorithm = {"name": "fedfomo", "received_models": 6}
     world = planned_and_run(quick_run.settings(algorithm=algorithm, training={"participation": 1.0}), ranks, tmp_path)
-    planned = [wire_bytes(one.downlink, "mpi")[1] for one in schedule(world.setup, None)]
+    planned = [wire_bytes(one.downlink)[1] for one in schedule(world.setup, None)]
     moved = [int(row["wire_down_bytes"]) for row in metrics_file.read(tmp_path)]
     away = [7 - len(hosted) for rank in range(ranks) if len(hosted := world.setup.placement.hosted(rank))]
     models = sum(away) * tree.num_bytes(world.experiment.tasks[0].like())

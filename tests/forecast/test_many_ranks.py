@@ -3,12 +3,13 @@
 import sys
 
 import quick_run
-from pflmpi.forecast.bytes import state_sizes, wire_bytes
+from pflmpi.forecast.bytes import state_sizes
 from pflmpi.forecast.disk import disk
 from pflmpi.forecast.measuring import CohortCost, Cost, Costs, ProcessMemory
 from pflmpi.forecast.memory import rank_memory
 from pflmpi.forecast.ranks import lay_out
 from pflmpi.forecast.seconds import compute_seconds
+from pflmpi.messages.traffic import wire_bytes
 from pflmpi.runtime.round_schedule import schedule
 from planned_run import planned
 
@@ -32,7 +33,7 @@ def calls_of_functions(ranks):
         _, *rounds = schedule(world.setup, None)
         disk(world.setup, sizes)
         compute_seconds(laid_out, 2, rounds, costs)
-        assert all(sum(wire_bytes(one.calls, "torch")) for one in rounds)
+        assert all(sum(wire_bytes(one.calls)) for one in rounds)
         rank_memory(world.setup, laid_out, rounds, sizes, costs, ProcessMemory(0, 0, 0, 0))
     finally:
         sys.setprofile(None)
