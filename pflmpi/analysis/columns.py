@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.store.verify import Metrics
 
 

@@ -10,8 +10,7 @@ from statistics import median
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import config_file, names, verify
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import config_file, metrics_file, names, verify
 from pflmpi.text import short_name
 
 _UNSEEN = "unseen_accuracy_mean"

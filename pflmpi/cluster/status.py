@@ -10,8 +10,7 @@ from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.run_status import run_status
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.store import job_file
-from pflmpi.store.lock import run_lock
+from pflmpi.store import job_file, run_lock
 from pflmpi.text import counted
 
 _FORGOTTEN = "Slurm forgets a job some minutes after its end"

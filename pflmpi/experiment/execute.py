@@ -30,9 +30,9 @@ from pflmpi.runtime.state.storage import folder_of
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers.base import Tracked
 from pflmpi.runtime.trackers.tracking import tracked
+from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
-from pflmpi.store.lock.run_lock import RunLock
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store.run_lock import RunLock
 from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
@@ -51,7 +51,7 @@ class RankContext:
         slots: how many ranks can compute at once on all nodes.
         gpu_models: of the ranks that compute; none on CPUs.
         stop: whether it has a reason to stop.
-        jobs: what starts the run again, with how often it has; see `store.lock.owner`.
+        jobs: what starts the run again, with how often it has; see `store.run_lock.Owner`.
         take_over: take the run from a process that still writes it.
     """
 

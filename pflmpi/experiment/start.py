@@ -24,10 +24,8 @@ from pflmpi.runtime.faults import all_or_none, on_root
 from pflmpi.runtime.progress import Observer
 from pflmpi.runtime.state.storage import check_scratch
 from pflmpi.runtime.trackers.tracking import check_installed
-from pflmpi.store import config_file, run_folder, run_identity
-from pflmpi.store.lock.run_lock import RunLock
-from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import config_file, metrics_file, run_folder, run_identity
+from pflmpi.store.run_lock import RunLock, take
 from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
 

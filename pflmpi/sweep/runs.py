@@ -12,7 +12,7 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pflmpi.errors import Stopped
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.processes import LoggedCommand, run_all
 from pflmpi.terminal import console

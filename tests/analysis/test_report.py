@@ -13,8 +13,7 @@ from pflmpi.analysis import formats
 from pflmpi.analysis.table import Entry, Value, entries, pick
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import config_file
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import config_file, metrics_file
 from pflmpi.sweep.cells import Cell, cells
 from pflmpi.sweep.table import SweepTable, load
 

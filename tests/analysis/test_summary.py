@@ -18,7 +18,7 @@ from pflmpi.analysis.series.target import CostTo
 from pflmpi.analysis.summary import cells, common_target, summaries, targets_of
 from pflmpi.analysis.table import entries
 from pflmpi.errors import ConfigError
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.sweep.cells import cells as cells_of
 from pflmpi.sweep.table import SweepTable
 

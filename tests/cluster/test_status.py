@@ -23,9 +23,8 @@ from pflmpi.cluster.run_status import RunStatus, run_status
 from pflmpi.cluster.sbatch import seconds
 from pflmpi.cluster.status_text import headline, progress_lines, progress_summary
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import job_file
-from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import job_file, metrics_file
+from pflmpi.store.run_lock import take
 
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
 

@@ -22,7 +22,7 @@ from pflmpi.cli import main
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError, UserError
 from pflmpi.runtime.trackers import tensorboard, tracking
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 
 ON = {"tensorboard": True}
 

@@ -15,7 +15,7 @@ from pflmpi.runtime.trackers.base import Tracked, Tracker
 from pflmpi.runtime.trackers.mlflow_store import MLflow
 from pflmpi.runtime.trackers.tensorboard import TensorBoard
 from pflmpi.runtime.trackers.weights_and_biases import WeightsAndBiases
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.text import for_shell
 
 _LIBRARIES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
