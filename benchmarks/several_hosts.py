@@ -31,7 +31,7 @@ from hosts import Network, Sent
 
 from pflmpi.config.yaml_file import dump
 from pflmpi.machine import cores
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.transports.base import Transport
 
 TRANSPORTS = ("mpi", "torch")

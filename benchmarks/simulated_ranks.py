@@ -39,9 +39,9 @@ from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
+from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
-from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store.run_lock import take
 from pflmpi.text import size
 from pflmpi.transports.base import Transport
 from pflmpi.transports.inprocess import InProcessTransport

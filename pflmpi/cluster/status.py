@@ -12,9 +12,7 @@ from pflmpi.cluster.jobs import Job, by_working_directory, jobs_in, located, run
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import config_file, job_file, names, verify
-from pflmpi.store.lock import run_lock
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
 from pflmpi.text import counted, short_name
 
 _UNSEEN = "unseen_accuracy_mean"

@@ -56,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def _show_round(run: Path, options: argparse.Namespace) -> None:
     """Show a checkpoint, the newest one by default, or only its digest."""
     from pflmpi.analysis.run import open_run
-    from pflmpi.store import run_folder
-    from pflmpi.store.lock import run_lock
+    from pflmpi.store import run_folder, run_lock
 
     newest, passed_over = run_folder.newest_good(run)
     if options.round is None:
@@ -98,20 +97,20 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
 
 def _show_file(options: argparse.Namespace) -> None:
     """Show a checkpoint in one file, which is checked whole; or only its digest, or that it is good."""
-    from pflmpi.store.one_file import reading
+    from pflmpi.store import one_file
 
     path = options.run
-    reading.check(path)
+    one_file.check(path)
     if options.round is not None or options.diff is not None:
         raise ConfigError(f"{path} holds one round; leave --round and --diff out")
     if options.digest:
-        print(reading.digest(path))
+        print(one_file.digest(path))
     elif options.verify:
-        reading.damaged_arrays(path)
+        one_file.damaged_arrays(path)
         console().print(f"good: {path}, {size(path.stat().st_size)}", highlight=False)
     else:
-        _show_arrays(str(path), reading.arrays(path))
-        console().print(f"digest: {reading.digest(path)}", soft_wrap=True)
+        _show_arrays(str(path), one_file.arrays(path))
+        console().print(f"digest: {one_file.digest(path)}", soft_wrap=True)
 
 
 def _show_arrays(title: str, arrays: Sequence[Shown]) -> None:

@@ -14,7 +14,7 @@ from pflmpi.config.load import Config
 from pflmpi.errors import UserError
 from pflmpi.experiment.build import prepare
 from pflmpi.learning.task import HOST
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
 from pflmpi.text import counted
 

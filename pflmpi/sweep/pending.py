@@ -12,8 +12,7 @@ from pflmpi.config.yaml_file import dump
 from pflmpi.errors import CheckpointError, ConfigError, UserError
 from pflmpi.experiment.stored_config import allowed_changes, changed_code
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import run_folder, verify
-from pflmpi.store.lock import run_lock
+from pflmpi.store import run_folder, run_lock, verify
 from pflmpi.sweep.table import PlannedRun
 
 State = Literal["start", "continue", "done", "other"]

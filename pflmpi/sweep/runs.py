@@ -16,7 +16,7 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from pflmpi.errors import RunError, Stopped
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
 from pflmpi.terminal import console
 

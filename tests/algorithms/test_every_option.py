@@ -9,8 +9,7 @@ import pytest
 
 import quick_run
 from both_ways import run
-from pflmpi.store import run_folder
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder
 
 OPTIONS: list[dict[str, Any]] = [
     {"precision": "bf16"},

@@ -24,8 +24,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.selection import named
 from pflmpi.analysis.series.accuracy import client_accuracy
 from pflmpi.cli import main
-from pflmpi.store import checked_hdf5, config_file, verify
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import checked_hdf5, config_file, metrics_file, verify
 from pflmpi.store.names import round_path
 
 NOTHING_MORE = {"link", "iframe", "object", "embed", "img"}

@@ -21,9 +21,8 @@ from pflmpi.cluster.batch_script import seconds
 from pflmpi.cluster.jobs import Job
 from pflmpi.cluster.status import RunStatus, headline, progress_lines, progress_summary, run_status
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import job_file
-from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import job_file, metrics_file
+from pflmpi.store.run_lock import take
 
 PATIENCE = 200.0  # seconds that a job may need to start and to run its first rounds
 

@@ -10,7 +10,7 @@ from pflmpi.forecast.bytes import state_sizes
 from pflmpi.messages.traffic import wire_bytes
 from pflmpi.runtime.client_state import allocate
 from pflmpi.runtime.round_schedule import schedule
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from planned_run import planned, planned_and_run
 
 COLUMNS = ("up_bytes", "down_bytes", "wire_up_bytes", "wire_down_bytes")

@@ -14,7 +14,7 @@ from every_algorithm import every_algorithm
 from pflmpi.cli import main
 from pflmpi.forecast import advice
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.text import size
 
 PARTS = "estimated seconds: train, messages, test"

@@ -17,8 +17,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
 from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
 from pflmpi.learning.task import HOST
-from pflmpi.store import run_folder
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep.pending import cell_task, run_state
 from pflmpi.sweep.table import SweepTable, cells
 

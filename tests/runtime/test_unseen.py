@@ -23,8 +23,7 @@ from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.client_state import from_flat
 from pflmpi.runtime.exchange.newcomers import mean_calls
 from pflmpi.runtime.round_schedule import schedule
-from pflmpi.store import run_folder
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder
 
 UNSEEN = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}
 CASES = every_algorithm()

@@ -11,7 +11,7 @@ from pflmpi.cli import main
 from pflmpi.config.load import parse
 from pflmpi.errors import Stopped
 from pflmpi.forecast.budget import Budget, but_seed, seconds_per_round, work_per_round
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.sweep.pending import CellTask
 from pflmpi.sweep.table import Cell, cells, load
 

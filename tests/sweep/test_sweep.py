@@ -18,9 +18,8 @@ from pflmpi.cli import main
 from pflmpi.commands.sweep import environments
 from pflmpi.config import load as configuration
 from pflmpi.errors import ConfigError
-from pflmpi.store import run_folder
-from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder
+from pflmpi.store.run_lock import take
 from pflmpi.sweep.lock import locked
 from pflmpi.sweep.pending import cell_task, prepare, unless_written
 from pflmpi.sweep.runs import LoggedCommand, SweepProgress, run_all
