@@ -81,7 +81,6 @@ class Curves(Plot):
         x_names: what the values 1, 2, ... of x are called, where they are no quantities.
         x_ticks: where the axis has its ticks; none for where they are best.
         zero: whether there is a line at y = 0.
-        apart: whether each curve has a small drawing of its own, on common axes.
         by_round: whether x is the number of a round.
         percent: whether y is a share in percent, of at most 100.
         single_client: whether only the curves of one client are shown at a time, which the reader chooses.
@@ -94,7 +93,6 @@ class Curves(Plot):
     zero: bool = False
     x_names: tuple[str, ...] = ()
     x_ticks: tuple[int, ...] = ()
-    apart: bool = False
     by_round: bool = False
     percent: bool = False
     single_client: bool = False
