@@ -15,7 +15,7 @@ from pflmpi.text import some
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
 _MOST_NAMED = 8  # runs in the caption
-_MOST_LOSERS = 6  # clients named for each
+_MOST_LOSERS = 3  # clients named for each
 _MOST_CHOICES = 100  # clients of a run that a reader can choose
 _LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of every two clients compare
 
