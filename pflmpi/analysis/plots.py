@@ -288,10 +288,8 @@ def thinned(plot: Plot) -> Plot:
             rows = tuple(plot.rows[place] for place in places)
             clients = tuple(plot.clients[place] for place in places)
             series = {label: values[places] for label, values in plot.series.items()}
-            fewer_rows = replace(plot, rows=rows, clients=clients, series=series)
-            return _noted(
-                fewer_rows, f"{_MOST_ROWS} of {len(plot.rows)} clients are drawn, evenly spaced in this order"
-            )
+            note = f"{_MOST_ROWS} of {len(plot.rows)} clients are drawn, evenly spaced in this order"
+            return _noted(replace(plot, rows=rows, clients=clients, series=series), note)
         case Clouds() if (total := sum(len(cloud.classes) for cloud in plot.clouds)) > _MOST_IN_CLOUDS:
             clouds = tuple(_some_of_cloud(cloud, _MOST_IN_CLOUDS / total) for cloud in plot.clouds)
             return _noted(replace(plot, clouds=clouds), f"{_MOST_IN_CLOUDS} of {total} points are drawn, evenly spaced")
@@ -329,19 +327,11 @@ def _some_rows(plot: Matrices) -> Matrices:
     for panel in plot.panels:
         rows = spread_over(range(len(panel.rows)), max(2, int(len(panel.rows) * share)))
         columns = rows if square else list(range(len(panel.columns)))
-        panels.append(
-            Panel(
-                panel.title,
-                panel.values[np.ix_(rows, columns)],
-                [panel.rows[row] for row in rows],
-                [panel.columns[column] for column in columns],
-            )
-        )
+        names = [panel.rows[row] for row in rows], [panel.columns[column] for column in columns]
+        panels.append(Panel(panel.title, panel.values[np.ix_(rows, columns)], *names))
     count, most = (max(len(panel.rows) for panel in several) for several in (panels, plot.panels))
-    drawn: Matrices = _noted(
-        replace(plot, panels=tuple(panels)), f"{count} of {most} {plot.row_label}s are drawn, evenly spaced"
-    )
-    return drawn
+    note = f"{count} of {most} {plot.row_label}s are drawn, evenly spaced"
+    return _noted(replace(plot, panels=tuple(panels)), note)
 
 
 def _some_of_cloud(cloud: Cloud, share: float) -> Cloud:
