@@ -145,7 +145,8 @@ def test_layers_are_in_their_order_below_the_axis():
 
 def test_small_drawings_of_several_runs_have_common_axes():
     x = np.array([1, 2])
-    plot = curves(Curve("a", x, np.array([0.0, 50])), Curve("b", x, np.array([0.0, 100])), apart=True)
+    parts = [(name, curves(Curve("", x, np.array([0.0, top])))) for name, top in (("a", 50), ("b", 100))]
+    plot = Multiples(**ABOUT, parts=tuple(parts))
     first, second = marks(plot, "line")
     assert first[1]["y"] == pytest.approx((first[0]["y"] + second[1]["y"]) / 2) and first[1]["x"] == NARROW
     assert {"a", "b"} <= {*texts(svg(chart(plot)))}
@@ -249,7 +250,7 @@ def test_classes_have_colours_and_servers_points_stand_out_with_names_that_do_no
     "plot",
     [
         curves(Curve("a", np.arange(3), np.arange(3.0), low=np.zeros(3), high=np.ones(3), mark=1), by_round=True),
-        curves(Curve("", np.arange(3), np.full(3, np.nan)), apart=True),
+        curves(Curve("", np.arange(3), np.full(3, np.nan))),
         curves(Curve("a", np.array([1]), np.array([1.0]), client=3), x_names=("fc",), single_client=True),
         matrix(np.full((2, 2), np.nan)),
         matrix([[0, 1]], categories=("x", "y")),

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from pflmpi.analysis.comparable import NOT_COMPARED
-from pflmpi.analysis.plots import Curve, Curves, Missing
+from pflmpi.analysis.plots import Curve, Curves, Missing, Multiples
 from pflmpi.analysis.run import Run
-from pflmpi.analysis.selection import NamedRun, spread_over
+from pflmpi.analysis.selection import MOST_ROUNDS, NamedRun, spread_over
 from pflmpi.errors import CheckpointError
 
 _QUANTILES = (0.1, 0.9)
 _TITLE = "Accuracy over rounds"
-_BAND = "The band has the middle 80 % of the clients, in rounds that have a checkpoint."
+_BAND = f"The band has the middle 80 % of the clients, in at most {MOST_ROUNDS} rounds that have a checkpoint."
 _CONFIDENCE = 0.95
 _LOSS = "loss, mean over clients"
 _MEASURES = {  # column of metrics.csv -> title, caption, label of the y axis, factor
@@ -83,25 +83,21 @@ def accuracy_over_rounds(runs: Sequence[NamedRun]) -> Curves | Missing:
     )
 
 
-def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:
+def bands_over_rounds(runs: Sequence[NamedRun]) -> list[Multiples]:
     """The bands over clients of several runs, side by side; no figure without any."""
     tested = [named_run for named_run in runs if evaluated(named_run.run).any()]
-    curves = [replace(_mean_accuracy(named_run, True), label=named_run.label) for named_run in tested]
+    curves = [replace(_mean_accuracy(named_run, True), label="") for named_run in tested]
     if all(np.isnan(np.asarray(curve.low)).all() for curve in curves):
         return []
-    return [
-        Curves(
-            name="accuracy_of_clients",
-            title="Accuracy of the clients over rounds",
-            caption=f"Mean over clients of each run. {_BAND}",
-            x_label="round",
-            y_label="accuracy (%)",
-            curves=tuple(curves),
-            apart=True,
-            by_round=True,
-            percent=True,
-        )
-    ]
+    title, y_label = "Accuracy of the clients over rounds", "accuracy (%)"
+    name, caption = "accuracy_of_clients", f"Mean over clients of each run. {_BAND}"
+
+    def panel(curve: Curve) -> Curves:
+        named = Curves(name=name, title=title, caption="", x_label="round", y_label=y_label, curves=(curve,))
+        return replace(named, by_round=True, percent=True)
+
+    parts = tuple((named_run.label, panel(curve)) for named_run, curve in zip(tested, curves, strict=True))
+    return [Multiples(name=name, title=title, caption=caption, parts=parts)]
 
 
 def measures_over_rounds(runs: Sequence[NamedRun]) -> list[Curves]:

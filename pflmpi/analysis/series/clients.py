@@ -15,7 +15,7 @@ from pflmpi.text import some
 _TITLE = "Distribution over clients at the end"
 _AGAINST = "Against local training"
 _MOST_NAMED = 8  # runs in the caption
-_MOST_LOSERS = 6  # clients named for each
+_MOST_LOSERS = 3  # clients named for each
 _MOST_CHOICES = 100  # clients of a run that a reader can choose
 _LAYERS = {"layer_cosines": "cosine", "layer_cka": "CKA"}  # what figures of every two clients compare
 
@@ -50,8 +50,8 @@ def distribution(runs: Sequence[NamedRun], finals: Sequence[Final | None]) -> Cu
             continue
         clients = _ascending(end.accuracy)
         share = 100 * (np.arange(len(clients)) + 0.5) / max(len(clients), 1)
-        words = {"style": named_run.style, "source": named_run.label}
-        curves.append(Curve(named_run.legend, share, end.accuracy[clients], points=clients, **words))  # type: ignore[arg-type]
+        curve = Curve(named_run.legend, share, end.accuracy[clients], points=clients, style=named_run.style)
+        curves.append(replace(curve, source=named_run.label))
     if not curves:
         return Missing(_TITLE, "no checkpoint has the accuracies of the clients")
     caption = "Each point is a client of the newest checkpoint, from the worst to the best."
@@ -255,5 +255,14 @@ def _samples(runs: Sequence[NamedRun]) -> list[Bars]:
                 bars += [(client, panel, names[label], part, int(samples[client, label])) for label in held]
     if not bars:
         return []
-    words = {"name": "client_samples", "title": "Samples of a client", "x_label": "class", "y_label": "samples"}
-    return [Bars(**words, caption="", names=tuple(names), bars=tuple(bars))]
+    return [
+        Bars(
+            name="client_samples",
+            title="Samples of a client",
+            caption="",
+            x_label="class",
+            y_label="samples",
+            names=tuple(names),
+            bars=tuple(bars),
+        )
+    ]
