@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import resource
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 import torch
 
 from pflmpi.machine import own_memory
-from pflmpi.runtime.stopwatch import seconds_of
 
 _REPEATS = 3
 _LONG = 2.0  # seconds; a longer call is made once
@@ -52,8 +52,8 @@ class ProcessMemory:
 def measure(call: Callable[[], object], device: torch.device) -> Cost:
     """Cost of a call, made a few times."""
     host, on_gpu = _reset_peaks(device)
-    first = seconds_of(call, device)
-    times = [seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
+    first = _seconds_of(call, device)
+    times = [_seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
     peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return Cost(statistics.median(times or [first]), max(own_memory("VmHWM") - host, 0), peak - on_gpu)
 
@@ -81,3 +81,13 @@ def _reset_peaks(device: torch.device) -> tuple[int, int]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     return host, torch.cuda.memory_reserved(device)
+
+
+def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, to its end; on a CPU those that this thread computes, whatever else runs there."""
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    began = clock()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - began

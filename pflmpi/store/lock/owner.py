@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pflmpi import regular_file
-from pflmpi.process import has_ended, start_of
+from pflmpi.machine import has_ended, start_of
 
 
 @dataclass(frozen=True)
