@@ -1,4 +1,4 @@
-"""What this machine is, and what of it this process may use: cores, memory, temporary space, processor, GPU."""
+"""This machine and what of it this process may use: cores, memory, temporary space, processor, GPU; its processes."""
 
 import contextlib
 import os
@@ -160,3 +160,28 @@ def _limit(folder: Path, limit: str, used: str, reclaimable: str) -> tuple[int, 
         return int((folder / limit).read_text()), max(int((folder / used).read_text()) - spare, 0)
     except (OSError, ValueError):  # the text for no limit is "max"
         return 1 << 63, 0
+
+
+_UNKNOWN = -1  # start of a process where the system does not tell
+_ENDED = ("Z", "X")  # states of a process that has ended and has not been reaped
+
+
+def start_of(process: int) -> int:
+    """Start of a process of this host in clock ticks after the boot; 0 once it has ended, -1 where that is unknown."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return _UNKNOWN
+    return 0 if fields[0] in _ENDED else int(fields[19])
+
+
+def has_ended(process: int, started: int | None = None) -> bool:
+    """Whether a process of this host has ended: none has its number, or one that `started` at another time."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # of another user
+    now = start_of(process)
+    return now == 0 if started is None else now not in (started, _UNKNOWN)

@@ -21,7 +21,7 @@ from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation import evaluate, evaluate_trained
 from pflmpi.runtime.exchange.newcomers import mean_answers
 from pflmpi.runtime.measures import Counts, in_client_order
-from pflmpi.runtime.participants import train
+from pflmpi.runtime.rounds import train
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.unseen import evaluate_unseen
 from pflmpi.transports.inprocess import InProcessTransport

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import resource
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -23,7 +24,6 @@ from pflmpi.messages.kinds import Messages
 from pflmpi.runtime import evaluation
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
-from pflmpi.runtime.stopwatch import seconds_of
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
 
@@ -66,8 +66,8 @@ class ProcessMemory:
 def measure(call: Callable[[], object], device: torch.device) -> Cost:
     """Cost of a call, made a few times."""
     host, on_gpu = _reset_peaks(device)
-    first = seconds_of(call, device)
-    times = [seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
+    first = _seconds_of(call, device)
+    times = [_seconds_of(call, device) for _ in range(_REPEATS if first < _LONG else 0)]
     peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
     return Cost(statistics.median(times or [first]), max(own_memory("VmHWM") - host, 0), peak - on_gpu)
 
@@ -95,6 +95,16 @@ def _reset_peaks(device: torch.device) -> tuple[int, int]:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     return host, torch.cuda.memory_reserved(device)
+
+
+def _seconds_of(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, to its end; on a CPU those that this thread computes, whatever else runs there."""
+    clock = time.perf_counter if device.type == "cuda" else time.thread_time
+    began = clock()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - began
 
 
 _FEW, _MORE = 2, 6  # steps of the two measured trainings, whose difference is the cost of a step

@@ -1,6 +1,7 @@
 """What surrounds the training loop: the report of each rank to rank 0, the metrics of a round, waiting and stopping."""
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Pause, Stop
-from pflmpi.runtime.stopwatch import Stopwatch
 from pflmpi.transports.base import Transport
 
 _FIRST_ROUND = 3600.0  # seconds to wait for other ranks while no round has been measured
@@ -138,6 +138,28 @@ def _ascending(groups: list[list[ClientGroup]]) -> tuple[np.ndarray, np.ndarray]
     clients = rank_by_rank(groups)
     order = np.argsort(clients, kind="stable")
     return clients[order], order
+
+
+class Stopwatch:
+    """Seconds of the parts of a round, from the moment it is made.
+
+    Attributes:
+        laps: seconds of each part; a part may be measured in several pieces.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self.laps: defaultdict[str, float] = defaultdict(float)
+
+    def lap(self, part: str) -> None:
+        """Add the seconds since the last lap to a part."""
+        before, self._last = self._last, time.perf_counter()
+        self.laps[part] += self._last - before
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was made."""
+        return time.perf_counter() - self._began
 
 
 class RoundHooks:

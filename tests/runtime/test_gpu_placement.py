@@ -9,7 +9,7 @@ import pytest
 from pflmpi.errors import ConfigError
 from pflmpi.machine import Gpu
 from pflmpi.runtime.config import RuntimeConfig
-from pflmpi.runtime.gpu_placement import GpuPlacement, place_ranks
+from pflmpi.runtime.devices import GpuPlacement, place_ranks
 from pflmpi.transports.peers import Peer
 
 A100, H100, V100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "Tesla V100-PCIE-16GB"

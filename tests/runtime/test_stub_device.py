@@ -15,7 +15,7 @@ from pflmpi import tree
 from pflmpi.errors import AlgorithmError
 from pflmpi.learning import client, replay
 from pflmpi.messages.kinds import Messages
-from pflmpi.runtime import client_errors, evaluation, participants
+from pflmpi.runtime import client_errors, evaluation, rounds
 from pflmpi.runtime.executors.transfers import Update
 from pflmpi.tree import Tree
 from stub_device import DEVICE, stub_device
@@ -89,7 +89,7 @@ def test_messages_for_which_a_device_has_no_room_are_summed_on_the_host(
     raw = stub_run.settings(every_algorithm()["fedavg"], "mlp", executor)
     there = stub_run.run(raw, True)
     size = 4 * sum(leaf.numel() for path, leaf in there.values.items() if path.startswith("server/"))
-    monkeypatch.setattr(participants, "device_message_limit", lambda _: 1.5 * size)  # one client in a loop, no lanes
+    monkeypatch.setattr(rounds, "device_message_limit", lambda _: 1.5 * size)  # one client in a loop, no lanes
     some = stub_run.run(raw, True)
     for path, leaf in stub_run.run(raw, False).values.items():
         torch.testing.assert_close(there.values[path], leaf, rtol=0, atol=0)
