@@ -13,7 +13,7 @@ from typing import BinaryIO
 MOST_TEXT = 1 << 28  # bytes of a text file; metrics.csv of a million rounds has as many
 _HOLES = 1 << 30  # bytes that a file system may keep without storing them, and
 _PACKED = 1 << 10  # times as many as it stores: some compress what they store
-_WITHIN = ("shards", "records")  # folders of a run
+_WITHIN = ("shards",)  # folders of a run
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -14,11 +14,9 @@ from pflmpi.errors import CheckpointError
 from pflmpi.learning import diagnostics, personal
 from pflmpi.learning.diagnostics import Diagnostic
 from pflmpi.learning.personal import Personal
-from pflmpi.store import checked_hdf5, run_folder
-from pflmpi.store.checked_hdf5 import cut_short
+from pflmpi.store import run_folder
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
-from pflmpi.store.run_identity import exchanged, foreign
 
 T = TypeVar("T")
 
@@ -136,30 +134,8 @@ class Checkpoint:
         """Whose rows were written after an earlier round, [N] bool; the others are the same bytes on disk."""
         return np.array([here != there for here, there in zip(self._places(), before._places(), strict=True)], bool)
 
-    def mistaken(self) -> list[str]:
-        """Files of another round or run in place of the round's; a lost shard is found when it is read."""
-        if problem := cut_short(self.path) or foreign(self.run, self.number):
-            return [problem]
-        try:
-            others = exchanged(self.run, run_folder.read_checksums(self.run, self.number))
-        except CheckpointError as error:
-            return [str(error)]
-        return [problem for name, problem in others.items() if (self.run / name).exists()]
-
-    def problems(self) -> list[str]:
-        """Which files of the round are missing, of another length, or `mistaken`; little is read."""
-        if found := self.mistaken():
-            return found
-        try:
-            files = self._layout.files
-        except CheckpointError as error:
-            return [str(error)]
-        return [problem for name in files if (problem := cut_short(self.run / name))]
-
     def _array(self, section: str, path: str) -> np.ndarray | None:
-        with checked_hdf5.reading(self.path) as file:
-            group = file.get(section, {})
-            return checked_hdf5.get(group, path) if path in group else None
+        return run_folder.read_array(self.run, self.number, section, path)
 
     def _described(self, name: str, read: Callable[[Any], T]) -> T:
         try:

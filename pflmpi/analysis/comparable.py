@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pflmpi.analysis.checkpoint import Checkpoint
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.analysis.selection import spread_over
 from pflmpi.config.sections import by_key
@@ -63,12 +62,12 @@ def unlike(first: Run, other: Run) -> str | None:
 
 
 def damaged(run: Run) -> list[str]:
-    """What a report leaves out of a run: rounds whose files are cut, mistaken or, the newest's, lost; its partition."""
+    """What a report leaves out of a run: rounds with files that are cut, foreign or, the newest's, lost."""
     found = [problem for number in run.rounds if (problem := cut_short(round_path(run.path, number)))]
     for number in spread_over(run.rounds):
-        found += run.mistaken(number)
+        found += [problem for path, problem in run.problems(number).items() if path.exists()]
     if run.rounds and not found:
-        found = Checkpoint(run.path, run.rounds[-1]).problems()
+        found += run.problems(run.rounds[-1]).values()
     problems = [f"{problem}; its round is left out" for problem in dict.fromkeys(found)]
     try:
         run.counts  # noqa: B018  a partition.csv that is not the run's is found here

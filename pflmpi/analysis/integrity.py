@@ -6,13 +6,9 @@ from pathlib import Path
 
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import config_file, partition_file, probe_file, verify
+from pflmpi.store import config_file, metrics_file, partition_file, probe_file, verify
 from pflmpi.store.checked_hdf5 import damage, damaged_arrays
-from pflmpi.store.metrics import history, metrics_file
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
-from pflmpi.store.reading import read_checksums, read_layout
-from pflmpi.store.run_identity import exchanged, foreign
-from pflmpi.store.shard import rows_problem
 from pflmpi.text import for_shell
 
 
@@ -44,7 +40,7 @@ def check(run: Path) -> Iterator[Checked]:
     A round file is good when its own bytes are, and every shard that it needs is there and holds the clients it names.
     """
     good: set[Path] = set()
-    texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run), history.path(run)]
+    texts = [config_file.path(run), partition_file.path(run), metrics_file.path(run)]
     for path in [*texts, *files(run)]:
         try:
             problems = _problems(run, path, good)
@@ -75,31 +71,20 @@ def _problems(run: Path, path: Path, good: set[Path]) -> tuple[str, ...]:
     if path == metrics_file.path(run):
         verify.metrics(run, stored.last_round(stored.read(run)))
         return ()
-    if path == history.path(run):
-        verify.metrics_copy(run)
-        return ()
     if path.is_symlink() and not path.exists():
         return (f"{path} is a link to nothing; put the file there, or delete the link",)
     if path.parent == run and (probed := probe_file.round_of(path.name)) is not None:
         return _listed(probe_file.damage(run, probed))
-    number = round_of(path.name) if path.parent == run else None
-    if problem := damage(path) or (None if number is None else foreign(run, number)):
-        return (problem,)
-    return (*damaged_arrays(path), *(() if number is None else _unmet(run, number, good)))
+    if path.parent != run:
+        return _listed(damage(path)) or tuple(damaged_arrays(path))
+    number = round_of(path.name)
+    assert number is not None, path
+    problems = verify.checkpoint(run, number, whole=True, intact=good)
+    if path in problems:
+        return (problems[path],)
+    needed = (problem for shard, problem in problems.items() if shard in good or not shard.exists())  # else said of it
+    return (*damaged_arrays(path), *(f"{path}: {problem}" for problem in needed))
 
 
 def _listed(problem: str | None) -> tuple[str, ...]:
     return () if problem is None else (problem,)
-
-
-def _unmet(run: Path, number: int, good: set[Path]) -> tuple[str, ...]:
-    """What a round file needs of its shards and does not find; damage within a shard is reported for the shard."""
-    path, layout = round_path(run, number), read_layout(run, number)
-    wrong = {name: f"{path} needs {run / name}, which is missing" for name in layout.files if not (run / name).exists()}
-    intact = {name: each for name, each in read_checksums(run, number).items() if run / name in good}
-    wrong |= {name: f"{path}: {problem}" for name, problem in exchanged(run, intact).items()}
-    for cohort in sorted(layout.cohorts):
-        for name, clients in layout.shards(cohort):
-            if run / name in good and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):
-                wrong[name] = f"{path}: {problem}"
-    return tuple(wrong[name] for name in sorted(wrong))

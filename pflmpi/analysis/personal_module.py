@@ -19,8 +19,7 @@ from pflmpi.experiment.build import Experiment
 from pflmpi.learning.task import Task
 from pflmpi.messages.downlink import send_down
 from pflmpi.messages.kinds import as_messages
-from pflmpi.runtime.contract import RECEIVED
-from pflmpi.runtime.exchange.mixed import ANSWERED
+from pflmpi.runtime.contract import ANSWERED, RECEIVED
 from pflmpi.runtime.executors.loop import Loop
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree

@@ -19,9 +19,8 @@ from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, verify
 from pflmpi.store.checked_hdf5 import NewerFormatError
-from pflmpi.store.one_file.reading import elsewhere
+from pflmpi.store.one_file import elsewhere
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.store.records.recovery import recover_records
 from pflmpi.store.verify import Metrics
 from pflmpi.text import short_name, spans
 
@@ -136,22 +135,25 @@ class Run:
             return newest
         if (number := as_integer("round", number)) not in (there := self.rounds):
             raise CheckpointError(f"{self.path} has no checkpoint of round {number}; it has {spans(there) or 'none'}")
-        if problems := self.mistaken(number):
-            raise CheckpointError("; ".join(problems))
+        if problems := [problem for path, problem in self.problems(number).items() if path.exists()]:
+            raise CheckpointError("; ".join(problems))  # of a round file without its shards, the server is there
         return Checkpoint(self.path, number)
 
-    def mistaken(self, number: int) -> list[str]:
-        """`Checkpoint.mistaken` of a round; where nothing was wrong, it is not looked for again."""
-        if number in self._own:
-            return []
-        problems = Checkpoint(self.path, number).mistaken()
+    def problems(self, number: int) -> dict[Path, str]:
+        """What is wrong with the files of a round, by path, see `verify.checkpoint`; little of them is read.
+
+        Where nothing was wrong, it is not looked for again.
+        """
+        if number in self._intact:
+            return {}
+        problems = verify.checkpoint(self.path, number, whole=False)
         if not problems:
-            self._own.add(number)
+            self._intact.add(number)
         return problems
 
     @cached_property
-    def _own(self) -> set[int]:
-        """Rounds whose files were all found to be of this run and round."""
+    def _intact(self) -> set[int]:
+        """Rounds whose files were all found to be as they were written."""
         return set()
 
     def samples(self, client: int) -> "ClientSamples":
@@ -181,7 +183,7 @@ class Run:
     def _experiment(self) -> "Experiment":
         import torch
 
-        from pflmpi.experiment.start import reopened
+        from pflmpi.experiment.restore import reopened
 
         return reopened(self.path, (), torch.device("cpu"))
 
@@ -193,10 +195,9 @@ class Run:
         """
         problems: list[str] = []
         for number in reversed(self.rounds):
-            found = Checkpoint(self.path, number)
-            if not (problem := found.problems()):
-                return found, problems
-            problems += problem
+            if not (found := self.problems(number)):
+                return Checkpoint(self.path, number), problems
+            problems += found.values()
         raise CheckpointError(f"{self.path} has no good checkpoint: {'; '.join(dict.fromkeys(problems)) or 'none yet'}")
 
     def __repr__(self) -> str:
@@ -216,7 +217,6 @@ def open_run(path: str | PathLike[str]) -> Run:
         regular_file.check_folders(folder)
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from error
-    recover_records(folder)
     _check_format(folder)
     config, notes = stored.verified(folder)
     section = config.get("algorithm")

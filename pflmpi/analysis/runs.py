@@ -13,8 +13,7 @@ from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.store import config_file
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import config_file, metrics_file
 from pflmpi.store.names import SHARDS
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from pflmpi.learning.early_stop import EarlyStop, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import verify
-from pflmpi.sweep.cells import Cell
-from pflmpi.sweep.table import SweepTable
+from pflmpi.sweep.table import Cell, SweepTable
 from pflmpi.text import comma_separated as as_csv
 from pflmpi.text import counted
 

@@ -12,7 +12,7 @@ from pflmpi.errors import ConfigError
 
 if TYPE_CHECKING:
     from pflmpi.analysis.checkpoint import Checkpoint
-    from pflmpi.runtime.evaluation.measures import Counts
+    from pflmpi.runtime.measures import Counts
 
 _MOST_SHOWN = 20  # clients in the table
 
@@ -61,9 +61,9 @@ def run(options: argparse.Namespace) -> int:
         UserError: no such run, round or data; other data than the run had; a file that cannot be written.
     """
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.experiment import evaluation, other_data
-    from pflmpi.experiment.start import reopened
+    from pflmpi.experiment.restore import reopened
     from pflmpi.experiment.stored_config import stored_config
     from pflmpi.runtime.devices import fix_kernels, own_device
 
@@ -107,7 +107,7 @@ def _show(counts: "Counts", title: str, class_names: list[str]) -> None:
     """Show the figures over all clients, those of each class, and those of the first clients."""
     from rich.table import Table
 
-    from pflmpi.runtime.evaluation.measures import figures
+    from pflmpi.runtime.measures import figures
     from pflmpi.terminal import console
 
     terminal = console()
@@ -145,7 +145,7 @@ def _against(round: "Checkpoint", counts: "Counts", before: str) -> str:
 def _write(path: Path, counts: "Counts") -> None:
     """Write a line for each client: its figures, and its accuracy in each class."""
     from pflmpi import atomic
-    from pflmpi.runtime.evaluation.measures import share
+    from pflmpi.runtime.measures import share
 
     by_class = share(counts.hits, counts.total)  # [N, K]
     text = io.StringIO()

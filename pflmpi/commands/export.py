@@ -79,10 +79,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_all(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
-    from pflmpi.store import probe_file
+    from pflmpi.commands.progress import bar
+    from pflmpi.store import one_file, probe_file
     from pflmpi.store.names import round_of
-    from pflmpi.store.one_file import writing
 
     path = options.out
     if path.suffix != ".h5":
@@ -96,7 +95,7 @@ def _run_all(options: argparse.Namespace) -> int:
     round = arguments.checkpoint(opened, options)
     try:
         with bar("clients") as update:
-            writing.write(path, opened.path, round.number, options.compress, update)
+            one_file.write(path, opened.path, round.number, options.compress, update)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; {remedy(error)}, or choose another -o") from error
     which = f"round {round.number} of {opened.name}, {counted(round.num_clients, 'client')}"

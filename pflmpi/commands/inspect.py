@@ -38,13 +38,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         CheckpointError: no run, no such round, or a damaged one, with everything that is wrong.
     """
-    from pflmpi.store.records.recovery import recover_records
-
     if options.round is not None and (options.diff is not None or options.verify):
         other = "--verify, which checks every file" if options.verify else "--diff, which names two rounds"
         raise ConfigError(f"--round {options.round} cannot go with {other}; leave one of them out")
-    if not options.verify:  # which opens the run, with its records
-        recover_records(options.run)
     if options.run.is_file():
         options.run = options.run.resolve()  # which may be named by a link
         _show_file(options)
@@ -60,8 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def _show_round(run: Path, options: argparse.Namespace) -> None:
     """Show a checkpoint, the newest one by default, or only its digest."""
     from pflmpi.analysis.run import open_run
-    from pflmpi.store import run_folder
-    from pflmpi.store.lock import run_lock
+    from pflmpi.store import run_folder, run_lock
 
     newest, passed_over = run_folder.newest_good(run)
     if options.round is None:
@@ -102,20 +97,20 @@ def _show_round(run: Path, options: argparse.Namespace) -> None:
 
 def _show_file(options: argparse.Namespace) -> None:
     """Show a checkpoint in one file, which is checked whole; or only its digest, or that it is good."""
-    from pflmpi.store.one_file import reading
+    from pflmpi.store import one_file
 
     path = options.run
-    reading.check(path)
+    one_file.check(path)
     if options.round is not None or options.diff is not None:
         raise ConfigError(f"{path} holds one round; leave --round and --diff out")
     if options.digest:
-        print(reading.digest(path))
+        print(one_file.digest(path))
     elif options.verify:
-        reading.damaged_arrays(path)
+        one_file.damaged_arrays(path)
         console().print(f"good: {path}, {size(path.stat().st_size)}", highlight=False)
     else:
-        _show_arrays(str(path), reading.arrays(path))
-        console().print(f"digest: {reading.digest(path)}", soft_wrap=True)
+        _show_arrays(str(path), one_file.arrays(path))
+        console().print(f"digest: {one_file.digest(path)}", soft_wrap=True)
 
 
 def _show_arrays(title: str, arrays: Sequence[Shown]) -> None:
@@ -134,7 +129,7 @@ def _show_difference(run: Path, before: int, after: int) -> None:
 
     from pflmpi.analysis.difference import difference
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
 
     opened = open_run(run)
     with bar("leaves") as update:
@@ -169,7 +164,7 @@ def _verify(run: Path) -> None:
     """Read every byte of every file of a run, and name each problem."""
     from pflmpi.analysis import integrity
     from pflmpi.analysis.run import open_run
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.store import run_folder
 
     opened = open_run(run)  # raises if it is none

@@ -59,10 +59,9 @@ def _folder(text: str) -> Path:
 
 
 def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
     from pflmpi.scaling.page import PAGE, write_page
-    from pflmpi.scaling.results import results
-    from pflmpi.scaling.tables import write_tables
+    from pflmpi.scaling.results import results, write_table
 
     if others := [path for path in options.paths if path not in scaled]:
         raise ConfigError(f"{scaled[0]} is a scaling experiment, and {others[0]} is not; report them one by one")
@@ -73,7 +72,7 @@ def _report_scaling(options: argparse.Namespace, scaled: Sequence[Path]) -> int:
     with bar("report") as update:
         problems = write_page(experiments, out, options.to, update)
     for experiment in experiments:
-        write_tables(experiment)
+        write_table(experiment)
     return _finish(out / PAGE, [PflmpiError(problem) for problem in problems])
 
 
@@ -81,7 +80,7 @@ def _report_runs(options: argparse.Namespace) -> int:
     from pflmpi.analysis.metrics import check_target
     from pflmpi.analysis.report import PAGE, write_report
     from pflmpi.analysis.runs import runs_in
-    from pflmpi.commands.display.progress import bar
+    from pflmpi.commands.progress import bar
 
     for target in options.target:
         check_target("--target", target)

@@ -14,7 +14,6 @@ from pflmpi.config.load import Config
 from pflmpi.errors import RunError, Stopped, recorded
 from pflmpi.python.rounds import NewRounds, OnRound
 from pflmpi.store import run_folder
-from pflmpi.store.records.recovery import recover_records
 
 _EVERY = 0.1  # seconds between two looks at the metrics
 
@@ -27,7 +26,6 @@ def run(config: Config, folder: Path, ranks: int | None, on_round: OnRound | Non
         words = ["run", str(file), "--out", str(folder), "--error-file", str(errors), "--stop-at-eof"]
         words += [] if ranks is None else ["--ranks", str(ranks)]
         words += [*(["--continue"] if resume else []), *(["--quiet"] if quiet else [])]
-        recover_records(folder)
         done = run_folder.rounds(folder)[-1:] if resume and folder.is_dir() else []
         with NewRounds(folder, *(done or [0])) as rounds:
             code = _watch(words, rounds, on_round)

@@ -1,6 +1,7 @@
 """Checkpoints, written while training continues."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,28 +11,28 @@ import numpy as np
 from torch import Tensor
 
 from pflmpi import tree
-from pflmpi.errors import PflmpiError
+from pflmpi.errors import PflmpiError, RunError
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import Population, received, received_by_all, row_kinds
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
+from pflmpi.runtime.shard_writers import clients_written, row_bytes, send_to_writers, shard_writers
+from pflmpi.store import metrics_file
+from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
-from pflmpi.store.lock.run_lock import RunLock
-from pflmpi.store.metrics import history, metrics_file
-from pflmpi.store.metrics.history import History
-from pflmpi.store.names import shard_path
-from pflmpi.store.records import content, sharing
-from pflmpi.store.records.background import Background
-from pflmpi.store.records.content import Checkpoint
-from pflmpi.store.records.conversion import finish
-from pflmpi.store.records.segments import RecordFile
-from pflmpi.store.round_file import RoundContent
+from pflmpi.store.names import round_path, shard_path
+from pflmpi.store.pruning import prune
+from pflmpi.store.round_file import RoundContent, write_round
+from pflmpi.store.run_lock import RunLock
 from pflmpi.store.shard import Arrays, ClientRows, write_shard
 from pflmpi.store.writer import Writer
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
+
+_PATIENCE = 600.0  # seconds to wait for another rank's shard
+_LOOK = 0.01  # seconds from one look for it to the next
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class ServerRound:
 class Checkpoints:
     """Writes checkpoints while training continues, which waits for no more than a copy in memory.
 
-    Each rank records the changed clients that live there, and rank 0 the rest. A process beside rank 0 turns that into
-    HDF5; see `store.records`.
+    A thread of each rank writes the rows of clients that have changed; that of rank 0 then the round file, which makes
+    them a checkpoint.
 
     Args:
         run: the folder.
         setup: of the run.
-        rank: of this process.
+        transport: to the other ranks.
         attributes: written into every round file.
         layout: where the newest row of each client is.
         lock: of the run; without it nothing more is written.
@@ -68,22 +69,22 @@ class Checkpoints:
         self,
         run: Path,
         setup: Setup,
-        rank: int,
+        transport: Transport,
         attributes: Mapping[str, str | int],
         layout: Layout,
         lock: RunLock,
     ) -> None:
-        self._run, self._setup, self._rank, self._attributes = run, setup, rank, attributes
-        self._layout = layout
-        self._lock = lock
-        self._kinds = row_kinds(setup.templates)
-        self._row_bytes = sharing.row_bytes(self._kinds, setup.executor.cohort)
+        self._run, self._setup, self._transport, self._attributes = run, setup, transport, attributes
+        self._layout, self._lock = layout, lock
+        self._templates = row_kinds(setup.templates)
+        self._row_bytes = row_bytes(self._templates, setup.executor.cohort)
+        self._hosts = [peer.host for peer in transport.peers] or [""] * transport.size
         self._writer = Writer(run)
-        self._records = RecordFile(run, rank)
-        self._background = Background(run, lock)
-        self._history = history.Recorder(run) if rank == 0 else None
+        self._ending = threading.Event()  # after a fault: other ranks' shards are not waited for
+        self._shards: dict[str, Checksum] = {}  # of the newest round file
+        self._joined: dict[int, tuple[str, ...]] = {}  # shards of the newest rounds
+        self._metrics = metrics_file.checksum(metrics_file.text(run)) if transport.rank == 0 else None  # so far
         self._seconds = 0.0
-        self._last: int | None = None  # round that was handed over
 
     def take_seconds(self) -> float:
         """Seconds for which training waited for checkpoints since the last call."""
@@ -94,12 +95,15 @@ class Checkpoints:
         """Write the metrics of a round (rank 0)."""
         with self._timed():
             self._lock.check()
-            self._background.check()
-            assert self._history is not None
-            self._history.add(metrics_file.append(self._run, list(progress.columns.values())))
+            self._writer.check()
+            assert self._metrics is not None
+            line = metrics_file.append(self._run, list(progress.columns.values()))
+            self._metrics = metrics_file.checksum(line.encode(), self._metrics)
 
     def save(self, now: RoundSchedule, seen: ServerRound, population: Population, progress: Progress | None) -> None:
         """Hand over the state after a round: a copy of the clients that changed since the last checkpoint.
+
+        Every rank calls this.
 
         Args:
             now: the round.
@@ -108,32 +112,28 @@ class Checkpoints:
             progress: of the round, on rank 0; None before the first.
         """
         with self._timed():
-            rows = population.flat(now.rows[self._rank])
-            rest: Checkpoint | None = None
-            moved: History | None = None
-            if self._history is not None:
-                lines, moved = self._history.take()
-                rest = self._checkpoint(now, seen, progress, lines)
-            own = self._row_bytes[now.rows[self._rank]].sum() > sharing.OWN
-            self._writer.submit(lambda: self._write(now.round, rows, rest, own, moved))
-            self._last = now.round
+            cohort = self._setup.executor.cohort
+            writers = shard_writers([int(self._row_bytes[clients].sum()) for clients in now.rows], self._hosts)
+            rows = population.flat(now.rows[self._transport.rank])
+            rows = send_to_writers(self._transport, rows, now.rows, writers, self._templates, cohort)
+            content, layout = None, self._layout
+            if self._metrics is not None:
+                keeping = [name for name, leaves in self._templates.items() if leaves]
+                layout = layout.updated(now.round, clients_written(now.rows, writers), cohort).only(keeping)
+                content, self._layout = self._content(now.round, seen, progress, self._metrics), layout
+            self._writer.submit(lambda: self._write(now.round, rows, content, layout))
 
-    def finish(self, transport: Transport) -> None:
-        """Wait until everything is on disk, as HDF5."""
+    def finish(self) -> None:
+        """Wait until everything is on disk; every rank calls this."""
         self._writer.close()
-        transport.barrier()  # every rank's records are there
-        if self._rank == 0:
-            self._background.end()
-            finish(self._run, self._last)
+        self._transport.barrier()
 
     def close(self) -> None:
-        """Stop after a fault; checkpoints that are complete still become HDF5, where that is possible."""
+        """Stop after a fault, once what this rank has of checkpoints is on disk, where that is possible."""
+        self._ending.set()
         with contextlib.suppress(PflmpiError):
             self._writer.flush()
         self._writer.abandon()
-        if self._rank == 0:
-            with contextlib.suppress(PflmpiError):
-                self._background.end()
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -141,26 +141,10 @@ class Checkpoints:
         yield
         self._seconds += time.perf_counter() - began
 
-    def _checkpoint(
-        self, now: RoundSchedule, seen: ServerRound, progress: Progress | None, lines: History
-    ) -> Checkpoint:
-        """What rank 0 has of a checkpoint, and which ranks have the rest."""
-        cohort = self._setup.executor.cohort
-        layout, ranks = sharing.shared(self._layout, now.round, now.rows, self._row_bytes, cohort)
-        self._layout = layout.only([cohort for cohort, kinds in self._kinds.items() if kinds])
-        return Checkpoint(
-            self._content(now.round, seen, progress, lines),
-            self._layout,
-            self._kinds,
-            self._attributes,
-            ranks,
-            self._setup.checkpoint.keep,
-        )
-
-    def _content(self, round: int, seen: ServerRound, progress: Progress | None, lines: History) -> RoundContent:
+    def _content(self, round: int, seen: ServerRound, progress: Progress | None, metrics: Checksum) -> RoundContent:
         """What rank 0 stores: copies of what shares memory with the server's state, which goes on, each once."""
         setup, arrays = self._setup, dict[int, np.ndarray]()
-        names, published = received(setup.algorithm, setup.task, setup.templates), seen.published or {}
+        names, published = (received(setup.algorithm, setup.task, setup.templates), seen.published or {})
         in_use = {leaf.untyped_storage().data_ptr() for _, leaf in tree.leaves(seen.server)}
 
         def stored(state: Tree) -> Arrays:
@@ -178,18 +162,32 @@ class Checkpoints:
             diagnostics={name: to_numpy(values).copy() for name, values in seen.measured.items()},
             partition={"train_samples": setup.declared.num_train, "test_samples": setup.num_test},
             normalisation=setup.task.normalisation,
-            history=lines,
+            metrics_file=metrics,
         )
 
-    def _write(self, round: int, rows: ClientRows, rest: Checkpoint | None, own: bool, moved: History | None) -> None:
+    def _write(self, round: int, rows: ClientRows, content: RoundContent | None, layout: Layout) -> None:
+        """Write the rows and, on rank 0, the round file."""
         self._lock.check()
-        if moved is not None:
-            history.extend(self._run, moved)
-        if own:
-            attributes = {"run": self._attributes["run"], "round": round, "rank": self._rank}
-            write_shard(shard_path(self._run, round, self._rank), rows, attributes)
-            rows = {}
-        if rows or rest is not None:
-            self._records.append(content.pack(round, rows, rest))
-        if rest is not None:
-            self._background.begin()
+        if rows:
+            described = {"run": self._attributes["run"], "round": round, "rank": self._transport.rank}
+            write_shard(shard_path(self._run, round, self._transport.rank), rows, described)
+        if content is None:
+            return
+        metrics_file.flush(self._run)
+        for name in layout.files:
+            if name not in self._shards:
+                self._wait_for(self._run / name)
+        self._lock.check()
+        self._shards = write_round(self._run, content, layout, self._templates, self._attributes, self._shards)
+        if keep := self._setup.checkpoint.keep:
+            self._joined[round] = layout.files
+            prune(self._run, keep, self._joined)
+            self._joined = {kept: files for kept, files in self._joined.items() if round_path(self._run, kept).exists()}
+
+    def _wait_for(self, shard: Path) -> None:
+        """Wait until another rank has written its shard."""
+        end = time.monotonic() + _PATIENCE
+        while not shard.exists():
+            self._lock.check()
+            if self._ending.wait(_LOOK) or time.monotonic() > end:
+                raise RunError(f"{shard} is missing, which another rank writes; resume the run, or look at that rank")

@@ -7,12 +7,12 @@
         /layout/file, row [N], files      where client n's row is: files[file[n]], row[n]; file -1: it has none
         /layout/cohorts/<cohort>          [m] the clients of each cohort
         attributes                        format_version, round, and what the run adds (config, hashes, versions)
-    RUN/shards/round_00012_rank_003.h5    the clients of rank 3, and of ranks that share its shard (see
-                                          `records.sharing`), that changed since the last checkpoint
+    RUN/shards/round_00012_rank_003.h5    the clients of rank 3, and of ranks of its node whose rows it writes,
+                                          that changed since the last checkpoint
         /<cohort>/client                  [m] ascending ids
         /<cohort>/rows/<path>             [m, ...]
         /<cohort>/row_crc32               [m] see `shard`
-        /<cohort>/once/<path>             [1, ...] a row that all m have; `rows` shows it; see `once.leaf`
+        /<cohort>/once/<path>             [1, ...] a row that all m have; `rows` shows it; see `shard`
 
 A cohort is a set of clients that keep the same leaves. A run with several cohorts stores them separately, as
 /clients/<cohort>/<path> [m, ...] beside the ids in /clients/<cohort>/client [m], even where leaves are the same.
@@ -21,8 +21,6 @@ A cohort that keeps nothing has no group, and its clients have no rows.
 The datasets below /clients are HDF5 virtual datasets: any HDF5 program reads them through the round file, from the
 shards beside it, so a run folder can be moved as a whole. HDF5 itself silently fills in for a missing shard, with what
 cannot be mistaken (see `joined`); the functions here go to the shards through the layout and check what they read.
-
-While a run goes on, its newest checkpoints may be in RUN/records alone; see `records`.
 
 Every stored dataset has the attribute `crc32` (zlib's, over its bytes in C order), every file a checksum of all its
 bytes in its first 512 bytes, the HDF5 user block (see `checked_hdf5`).

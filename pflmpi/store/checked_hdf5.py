@@ -2,15 +2,19 @@
 
 A file starts with an HDF5 user block of 512 bytes, which every HDF5 program skips. It holds one line of text with the
 length and the CRC-32 of the rest. So a damaged file is detected before the HDF5 library, which may crash on one, reads
-it.
+it. The attribute `about` is JSON: what there is to say of the file, and below `arrays`, for each of its arrays by path,
+`crc32` (zlib's, over its bytes in C order), `unit` and `description`. Each attribute of HDF5 costs as much as a small
+array; in one text they cost nothing.
 """
 
+import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from zlib_ng import zlib_ng as zlib
@@ -19,13 +23,22 @@ from pflmpi import atomic, regular_file
 from pflmpi.contained_hdf5 import is_virtual, refuse_external_links, refuse_other_sources, refuse_unstored
 from pflmpi.errors import CheckpointError, PflmpiError
 from pflmpi.store.checksums import Part, crc32, crc32_of_file
-from pflmpi.store.hdf5 import Dataset, File, Group, Identifier, h5py, write_array, write_attribute
-from pflmpi.store.large_files.target import Target
+from pflmpi.store.hdf5 import (
+    Dataset,
+    File,
+    Group,
+    Identifier,
+    h5py,
+    name_axes,
+    references,
+    reserve_array,
+    write_array,
+    write_attribute,
+    write_scale,
+)
 from pflmpi.store.names import SHARD_NAME
 
-# 1: without `received`, `diagnostics` and descriptions; 2: booleans of clients are not known to be missing;
-# 3: `history` is the whole of metrics.csv.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 _HEAD_BYTES = 512
 _WRITTEN = b"pflmpi bytes=%d crc32=%08x\n"
@@ -33,7 +46,7 @@ _HEAD = re.compile(rb"pflmpi bytes=(\d+) crc32=([0-9a-f]{8})\n\0*")
 _PIECE = 1 << 25  # bytes of an array in memory while it is checked
 _KINDS = "biufcS"  # of arrays
 _SOURCE = re.compile(rf"\.|{SHARD_NAME.pattern}")  # of virtual datasets: the file itself, or a shard
-_SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory
+_SMALL = 1 << 20  # bytes of arrays up to which a file is made in memory; of an array that HDF5 itself writes
 _LIBRARY = ("v110", "v110")  # readable by any HDF5 since 1.10; its metadata have checksums of their own
 
 
@@ -48,11 +61,84 @@ class NewerFormatError(CheckpointError):
     """A file in a format of a newer pflmpi."""
 
 
-def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int | None = None) -> None:
+class Writing:
+    """An HDF5 file that is being written.
+
+    Attributes:
+        file: of h5py.
+        about: what its attribute `about` will say.
+        large: arrays that are written once HDF5 has closed the file, with where they belong and their CRC-32: HDF5
+            would hold the interpreter's lock meanwhile.
+    """
+
+    def __init__(self, file: File, in_memory: bool) -> None:
+        self.file = file
+        self.about: dict[str, Any] = {"arrays": {}}
+        self.large: list[tuple[Part, np.ndarray]] = []
+        self._in_memory = in_memory
+        self._scales: dict[str, tuple[Identifier, int]] = {}
+        self._references: dict[tuple[str, ...], np.ndarray] = {}  # to the scales of axes of these names
+
+    def put(
+        self,
+        path: str,
+        array: np.ndarray,
+        checksum: int | None = None,
+        *,
+        axes: Sequence[str] = (),
+        unit: str = "",
+        description: str = "",
+    ) -> Identifier:
+        """Store an array, with its CRC-32, which is `checksum` if that is known; its identifier.
+
+        Args:
+            axes: names of the first axes; a dimension scale that is not there yet counts from 0.
+        """
+        array = np.asarray(array, order="C")
+        assert array.dtype.kind in _KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
+        for name, extent in zip(axes, array.shape, strict=False):
+            if name not in self._scales:
+                self.scale(name, name, np.arange(extent), f"{name}, from 0 on")
+        checksum = crc32(array) if checksum is None else checksum
+        large = not self._in_memory and array.nbytes > _SMALL
+        dataset = (reserve_array if large else write_array)(self.file.id, path, array)
+        if large:
+            self.large.append((Part(dataset.get_offset(), array.nbytes, checksum), array))
+        self.describe(path, checksum, unit, description)
+        self.name_axes(dataset, array.shape, axes)
+        return dataset
+
+    def describe(self, path: str, checksum: int | None, unit: str = "", description: str = "") -> None:
+        """Say of an array what it is; None for the checksum of one that shows values that lie elsewhere."""
+        described = {"crc32": checksum, "unit": unit, "description": description}
+        self.about["arrays"].setdefault(path, {}).update(
+            {key: value for key, value in described.items() if value not in (None, "")}
+        )
+
+    def scale(self, name: str, path: str, values: np.ndarray, description: str = "") -> None:
+        """Store the coordinates [m] of an axis as a dimension scale of HDF5, by which later arrays name theirs."""
+        dataset = self.put(path, values, description=description)
+        h5py.h5ds.set_scale(dataset, name.encode())
+        self._scales[name] = dataset, len(values)
+
+    def name_axes(self, dataset: Identifier, shape: Sequence[int], axes: Sequence[str]) -> None:
+        """Name the axes of a dataset by scales, where those named have its extents; the others by their extents."""
+        extents = [self._scales[name][1] for name in axes]
+        if axes and extents == list(shape[: len(axes)]):
+            names = [*axes, *(f"size_{extent}" for extent in shape[len(axes) :])]
+            if (key := tuple(names)) not in self._references:
+                for name, extent in zip(names, shape, strict=True):
+                    if name not in self._scales:
+                        self._scales[name] = write_scale(self.file.id, name, extent), extent
+                self._references[key] = references([self._scales[name][0] for name in names])
+            name_axes(dataset, self._references[key])
+
+
+def write(path: Path, fill: Callable[[Writing], None], size: int | None = None) -> None:
     """Write an HDF5 file atomically.
 
     Args:
-        fill: writes the content; may return parts of the file whose checksums it knows, which are not read again.
+        fill: writes the content.
         size: bytes of the arrays, if known. A small file is made in memory, which takes less of the processor.
 
     Raises:
@@ -61,30 +147,115 @@ def write(path: Path, fill: Callable[[File], Iterable[Part] | None], size: int |
     if size is not None and size <= _SMALL:
         memory = {"driver": "core", "backing_store": False}
         with h5py.File(path, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY, **memory) as file:
-            write_attribute(file.id, "format_version", FORMAT_VERSION)
-            fill(file)
+            _fill(Writing(file, in_memory=True), fill)
             file.flush()
             content = file.id.get_file_image()  # without the user block
         atomic.write(path, (_WRITTEN % (len(content), zlib.crc32(content))).ljust(_HEAD_BYTES, b"\0") + content)
         return
     with atomic.replacing(path) as descriptor:
-        target = Target(descriptor)
+        target = _Target(descriptor)
         try:
             with h5py.File(target, "w", userblock_size=_HEAD_BYTES, libver=_LIBRARY) as file:
-                write_attribute(file.id, "format_version", FORMAT_VERSION)
-                known = fill(file) or ()
+                writing = Writing(file, in_memory=False)
+                _fill(writing, fill)
         finally:
-            target.finish()  # raises a disk error rather than what followed from it
-        atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, known), 0)
+            target.check()  # a disk error rather than what followed from it
+        for part, array in writing.large:
+            atomic.write_at(descriptor, array.reshape(-1).view(np.uint8).data, part.start)
+        parts = [part for part, _ in writing.large]
+        atomic.write_at(descriptor, _WRITTEN % crc32_of_file(descriptor, _HEAD_BYTES, parts), 0)
 
 
-def put(group: Group, path: str, array: np.ndarray, checksum: int | None = None) -> Identifier:
-    """Store an array with the CRC-32 of its bytes, which is `checksum` if that is known; its identifier."""
-    array = np.asarray(array, order="C")
-    assert array.dtype.kind in _KINDS, f"{path}: arrays of {array.dtype} cannot be stored"
-    dataset = write_array(group.id, path, array)
-    write_attribute(dataset, "crc32", np.uint32(crc32(array) if checksum is None else checksum))
-    return dataset
+def _fill(writing: Writing, fill: Callable[[Writing], None]) -> None:
+    write_attribute(writing.file.id, "format_version", FORMAT_VERSION)
+    fill(writing)
+    write_attribute(writing.file.id, "about", json.dumps(writing.about))
+
+
+class _Target:
+    """The file that h5py writes, by its descriptor.
+
+    Errors are hidden from HDF5, because it cannot close a file that it cannot write, and crashes on it at exit. After
+    the first error nothing more is written.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._position = descriptor, 0
+        self._error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise the first error."""
+        if self._error is not None:
+            raise self._error
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to an offset from the beginning or the end of the file."""
+        assert whence in (os.SEEK_SET, os.SEEK_END)
+        self._position = offset + (os.fstat(self._descriptor).st_size if whence == os.SEEK_END else 0)
+        return self._position
+
+    def tell(self) -> int:
+        """Current position."""
+        return self._position
+
+    def write(self, content: memoryview) -> int:
+        """Write at the position and advance."""
+        self._attempt(lambda: atomic.write_at(self._descriptor, content, self._position))
+        self._position += len(content)
+        return len(content)
+
+    def read(self, size: int) -> bytes:
+        """Read at the position and advance; h5py requires a readable object."""
+        content = os.pread(self._descriptor, size, self._position)
+        self._position += len(content)
+        return content
+
+    def truncate(self, size: int) -> int:
+        """Set the length of the file."""
+        self._attempt(lambda: os.ftruncate(self._descriptor, size))
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed once, when complete."""
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        if self._error is None:
+            try:
+                step()
+            except BaseException as error:
+                self._error = error
+
+
+def about(file: File) -> dict[str, Any]:
+    """What a file says of itself: its attribute `about`.
+
+    Raises:
+        ValueError: it is not what pflmpi writes.
+    """
+    text = file.attrs["about"]
+    if not isinstance(text, str):
+        raise ValueError("its attribute 'about' is no text")
+    found = _parsed(text)
+    if not isinstance(found, dict) or not isinstance(found.get("arrays"), dict):
+        raise ValueError("its attribute 'about' does not describe its arrays")
+    return found
+
+
+def numbers(file: File, section: str) -> dict[str, np.ndarray]:
+    """The numbers, and lists of numbers, that a file says in a section of `about`, by name."""
+    found = {}
+    for name, value in about(file).get(section, {}).items():
+        values = value if isinstance(value, list) else [value]
+        if not all(each is None or isinstance(each, int | float) for each in values):
+            raise ValueError(f"{section}/{name} in its attribute 'about' is no number")
+        read = [np.nan if each is None else each for each in values]
+        found[str(name)] = np.array(read if isinstance(value, list) else read[0])
+    return found
+
+
+@lru_cache(maxsize=4)  # several arrays of a file are read one after the other
+def _parsed(text: str) -> Any:
+    return json.loads(text)
 
 
 def get(group: Group, path: str) -> np.ndarray:
@@ -100,6 +271,12 @@ def get(group: Group, path: str) -> np.ndarray:
     return array
 
 
+def recorded_crc32(dataset: Dataset) -> int | None:
+    """The CRC-32 of an array that was written; None where a file does not say."""
+    described = about(dataset.file)["arrays"].get(dataset.name.lstrip("/"), {})
+    return int(described["crc32"]) if "crc32" in described else None
+
+
 def damaged_arrays(path: Path) -> list[str]:
     """Problems with the arrays of a file that have a checksum of their own; a piece at a time is in memory.
 
@@ -107,7 +284,7 @@ def damaged_arrays(path: Path) -> list[str]:
         CheckpointError: see `reading`.
     """
     with reading(path) as file:
-        arrays = [file[name] for name in names(file) if "crc32" in file[name].attrs]
+        arrays = [file[name] for name in names(file) if recorded_crc32(file[name]) is not None]
         return [problem for array in arrays if (problem := _other(array, _crc32_in_pieces(array)))]
 
 
@@ -122,9 +299,11 @@ def _crc32_in_pieces(dataset: Dataset) -> int:
 
 def _other(dataset: Dataset, found: int) -> str | None:
     """Says that an array has another CRC-32 than was written; None if it has not."""
-    if found == (expected := int(dataset.attrs["crc32"])):
+    if found == (expected := recorded_crc32(dataset)):
         return None
     where = f"{dataset.name} in {dataset.file.filename}"
+    if expected is None:
+        return f"{where} has no CRC-32, with which every array is written"
     return f"{where} is damaged: its CRC-32 is {found:08x}, written was {expected:08x}"
 
 
@@ -161,7 +340,7 @@ def _opened(path: Path) -> File:
 
 
 # What h5py raises, and what a file of another form leads to.
-_OF_A_FILE = OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError
+_OF_A_FILE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, MemoryError)
 
 
 @contextmanager
@@ -169,7 +348,7 @@ def reading(path: Path) -> Iterator[File]:
     """Open a file for reading.
 
     Raises:
-        CheckpointError: it is missing, unreadable, or written by a newer pflmpi; also if what the block reads
+        CheckpointError: it is missing, unreadable, or in another format; also if what the block reads
             is not there, or of another form.
     """
     try:
@@ -180,6 +359,11 @@ def reading(path: Path) -> Iterator[File]:
                 raise NewerFormatError(
                     f"{path} was written by a newer pflmpi: its format version is {version}, this one reads up to "
                     f"{FORMAT_VERSION}; update pflmpi"
+                )
+            if version < FORMAT_VERSION:
+                raise CheckpointError(
+                    f"{path} was written by a pflmpi before its first release: its format version is {version}, this "
+                    f"one reads {FORMAT_VERSION}; use the version that wrote it, or run it again"
                 )
             yield file
     except PflmpiError:

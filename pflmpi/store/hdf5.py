@@ -6,6 +6,7 @@ are made once.
 The names below stand in for h5py's types. What is written is the same to the byte as by `create_dataset` and `attrs`.
 """
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -29,6 +30,12 @@ def write_array(where: Identifier, path: str, array: np.ndarray) -> Identifier:
     return dataset
 
 
+def reserve_array(where: Identifier, path: str, array: np.ndarray) -> Identifier:
+    """`write_array` without the values: they have their place in the file, where they can be written later."""
+    kind, space = _kind(array.dtype), _space(array.shape)
+    return h5py.h5d.create(where, path.encode(), kind, space, _reserved(), lcpl=with_groups())
+
+
 def write_group(where: Identifier, path: str) -> Group:
     """Create a group, with those on its path."""
     return h5py.Group(h5py.h5g.create(where, path.encode(), lcpl=with_groups(), gcpl=_untimed(h5py.h5p.GROUP_CREATE)))
@@ -42,12 +49,49 @@ def write_attribute(where: Identifier, name: str, value: str | int | float | np.
     h5py.h5a.create(where, name.encode(), kind, _space(())).write(stored, in_memory)
 
 
+def write_scale(file: Identifier, name: str, extent: int) -> Identifier:
+    """Create a dimension scale without coordinates, as netCDF has them; its identifier."""
+    creation = _untimed(h5py.h5p.DATASET_CREATE)
+    scale = h5py.h5d.create(file, name.encode(), _kind(np.dtype("f4")), _space((extent,)), creation)
+    h5py.h5ds.set_scale(scale, b"This is a netCDF dimension but not a netCDF variable.%10d" % extent)
+    return scale
+
+
+def references(scales: Sequence[Identifier]) -> np.ndarray:
+    """References to dimension scales, one for each axis of a dataset; see `name_axes`."""
+    found = np.empty(len(scales), h5py.vlen_dtype(h5py.ref_dtype))
+    for axis, scale in enumerate(scales):
+        found[axis] = np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
+    return found
+
+
+def name_axes(dataset: Identifier, scales: np.ndarray) -> None:
+    """Name all axes of a dataset by `references`; HDF5's own function also lists the datasets in the scales."""
+    kind, in_memory = _references()
+    h5py.h5a.create(dataset, b"DIMENSION_LIST", kind, _space(scales.shape)).write(scales, in_memory)
+
+
+@cache
+def _references() -> tuple[Any, Any]:
+    """HDF5's type of the scales of one axis in a file, and in Python."""
+    dtype = h5py.vlen_dtype(h5py.ref_dtype)
+    return h5py.h5t.py_create(dtype, logical=True), h5py.h5t.py_create(dtype)
+
+
 @cache
 def with_groups() -> Any:
     """The property by which links create the groups on their path."""
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     links.set_create_intermediate_group(True)
     return links
+
+
+@cache
+def _reserved() -> Any:
+    creation = untimed(h5py.h5p.DATASET_CREATE)
+    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return creation
 
 
 def _kind(dtype: np.dtype) -> Any:

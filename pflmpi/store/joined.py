@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pflmpi.contained_hdf5 import refuse_other_sources
-from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Dataset, Group, Identifier, h5py, untimed, with_groups, write_attribute
+from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.hdf5 import Dataset, h5py, untimed, with_groups, write_attribute
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARD_NAME
 from pflmpi.store.shard import consecutive
@@ -47,15 +47,16 @@ def _ranges(rows: np.ndarray) -> list[tuple[int, int]]:
 
 
 def join(
-    group: Group, path: str, source_path: str, shape: tuple[int, ...], dtype: np.dtype, joined: Joined
-) -> Identifier:
+    writing: Writing, path: str, source_path: str, shape: tuple[int, ...], dtype: np.dtype, joined: Joined
+) -> None:
     """Create the virtual dataset [m, ...] of one leaf of a cohort, which is `source_path` in the shards.
 
     One mapping per shard: a cohort's rows in a shard are in client order, so a union of row ranges on each side pairs
     them correctly, however they are cut, and a thousand scattered clients do not become a thousand mappings.
     """
     if 0 in shape:  # nothing to map
-        return checked_hdf5.put(group, path, np.empty((joined.members, *shape), dtype))
+        writing.put(path, np.empty((joined.members, *shape), dtype))
+        return
     rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
     whole = h5py.h5s.create_simple((joined.members, *shape))
     creation = untimed(h5py.h5p.DATASET_CREATE)
@@ -70,9 +71,9 @@ def join(
     creation.set_fill_value(np.array(missing, stored))
     kind = h5py.h5t.py_create(stored, logical=True)
     whole.select_all()
-    dataset = h5py.h5d.create(group.id, path.encode(), kind, whole, creation, lcpl=with_groups())
+    dataset = h5py.h5d.create(writing.file.id, path.encode(), kind, whole, creation, lcpl=with_groups())
     write_attribute(dataset, "missing", called)
-    return dataset
+    writing.name_axes(dataset, (joined.members, *shape), ("client",))
 
 
 def kind_of(dataset: Dataset) -> tuple[tuple[int, ...], np.dtype]:

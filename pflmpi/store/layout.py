@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import Group
+from pflmpi.store.hdf5 import File
 from pflmpi.store.names import SHARD_NAME, cohort_name, shard_name
 
 NOWHERE = -1
@@ -88,37 +88,36 @@ class Layout:
 
 
 def arrays(layout: Layout) -> dict[str, np.ndarray]:
-    """What is stored of a layout, by path."""
-    files = np.array([name.encode() for name in layout.files], "S" if layout.files else "S1")
-    cohorts = {f"cohorts/{name}": clients for name, clients in layout.cohorts.items()}
-    return {"file": layout.file, "row": layout.row, "files": files, **cohorts}
+    """What is stored of a layout, by path, besides the names of its cohorts and files."""
+    cohort = np.zeros(len(layout.file), np.int64)
+    for number, clients in enumerate(layout.cohorts.values()):
+        cohort[clients] = number
+    return {"file": layout.file, "row": layout.row, "cohort": cohort}
 
 
-def get(group: Group) -> Layout:
-    """Read a layout and verify its checksums.
+def get(file: File) -> Layout:
+    """Read the layout in a round file and verify its checksums.
 
     Raises:
         CheckpointError: it is damaged.
         ValueError: it is none that pflmpi writes.
     """
-    files = names_of_shards(checked_hdf5.get(group, "files"))
-    cohorts = {name: checked_hdf5.get(group["cohorts"], name) for name in sorted(group["cohorts"])}
-    file, row = checked_hdf5.get(group, "file"), checked_hdf5.get(group, "row")
-    everyone = np.sort(np.concatenate([np.empty(0, np.int64), *cohorts.values()]))
-    whole = np.array_equal(everyone, np.arange(len(file))) and file.shape == row.shape
-    ascending = all((np.diff(clients) > 0).all() for clients in cohorts.values())
-    if not (whole and ascending and ((file >= NOWHERE) & (file < len(files)) & (row >= NOWHERE)).all()):
+    about = checked_hdf5.about(file)
+    files, names = names_of_shards(about["shards"]), list(about["cohorts"])
+    file_of, row, cohort = (checked_hdf5.get(file, f"layout/{name}") for name in ("file", "row", "cohort"))
+    alike = file_of.shape == row.shape == cohort.shape and ((cohort >= 0) & (cohort < len(names))).all()
+    if not (alike and ((file_of >= NOWHERE) & (file_of < len(files)) & (row >= NOWHERE)).all()):
         raise ValueError("its layout names clients, files or rows that are not there")
-    return Layout(cohorts, file, row, files)
+    cohorts = {str(name): np.flatnonzero(cohort == number) for number, name in enumerate(names)}
+    return Layout(cohorts, file_of, row, files)
 
 
-def names_of_shards(stored: np.ndarray) -> tuple[str, ...]:
-    """The names in a layout [f]; one of another pattern, which could lead out of the run, raises `ValueError`."""
-    names = tuple(name.decode(errors="replace") for name in stored.tolist())
-    for name in names:
+def names_of_shards(shards: Mapping[str, object]) -> tuple[str, ...]:
+    """The names in a layout; one of another pattern, which could lead out of the run, raises `ValueError`."""
+    for name in shards:
         if not SHARD_NAME.fullmatch(name):
             raise ValueError(f"its layout names {name!r}, which is no shard")
-    return names
+    return tuple(shards)
 
 
 def _cohorts(cohort_of: np.ndarray) -> dict[str, np.ndarray]:

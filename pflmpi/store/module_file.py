@@ -4,15 +4,13 @@ A checkpoint has what is trained; constants, and the names of what is tied, are 
 be put together without the module's code.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import File, write_attribute, write_group
+from pflmpi.store.checked_hdf5 import Writing
 
 CONSTANT = ""  # instead of a path in the model
 Entries = tuple[dict[str, str], dict[str, np.ndarray]]  # paths in the model by name in the state dict, and constants
@@ -28,12 +26,11 @@ def write(run: Path, modules: Mapping[int, Entries]) -> None:
     if not modules:
         return
 
-    def fill(file: File) -> None:
-        for number, (paths, constants) in modules.items():
-            group = write_group(file.id, str(number))
-            write_attribute(group.id, "entries", json.dumps(paths))
+    def fill(writing: Writing) -> None:
+        writing.about["modules"] = {number: paths for number, (paths, _) in modules.items()}
+        for number, (_, constants) in modules.items():
             for name, array in constants.items():
-                checked_hdf5.put(group, name, array)
+                writing.put(f"{number}/{name}", array)
 
     checked_hdf5.write(path(run), fill)
 
@@ -47,12 +44,11 @@ def read(run: Path, number: int) -> Entries | None:
     if not path(run).exists():
         return None
     with checked_hdf5.reading(path(run)) as file:
-        if str(number) not in file:
+        entries = checked_hdf5.about(file)["modules"]
+        if str(number) not in entries:
             return None
-        group = file[str(number)]
-        try:
-            paths = {str(name): str(place) for name, place in json.loads(group.attrs["entries"]).items()}
-        except (KeyError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{path(run)} is damaged: it has no entries of model {number}") from error
-        constants = {name: checked_hdf5.get(group, name) for name, place in paths.items() if place == CONSTANT}
+        paths = {str(name): str(place) for name, place in entries[str(number)].items()}
+        constants = {
+            name: checked_hdf5.get(file, f"{number}/{name}") for name, place in paths.items() if place == CONSTANT
+        }
     return paths, constants

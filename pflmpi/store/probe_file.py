@@ -9,7 +9,7 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.hdf5 import File
+from pflmpi.store.checked_hdf5 import Writing
 from pflmpi.store.run_identity import run_id
 
 _NAME = re.compile(r"probe_(\d{5,})\.h5")
@@ -70,16 +70,12 @@ def write(run: Path, probe: Probe) -> None:
         OSError: the file could not be written; see `atomic.replacing`.
     """
 
-    def fill(file: File) -> None:
-        file.attrs["round"] = probe.round
-        file.attrs["samples"] = probe.samples
-        if (owner := run_id(run)) is not None:
-            file.attrs["run"] = owner
-        for number, (name, layer) in enumerate(probe.layers.items()):
-            group = file.create_group(f"layers/{number:03d}")
-            group.attrs["name"] = name
-            checked_hdf5.put(group, "client", layer.clients)
-            checked_hdf5.put(group, "cka", layer.cka)
+    def fill(writing: Writing) -> None:
+        names = {f"layers/{number:03d}": name for number, name in enumerate(probe.layers)}
+        writing.about |= {"round": probe.round, "samples": probe.samples, "run": run_id(run), "layers": names}
+        for place, name in names.items():
+            writing.put(f"{place}/client", probe.layers[name].clients)
+            writing.put(f"{place}/cka", probe.layers[name].cka)
 
     checked_hdf5.write(path(run, probe.round), fill)
 
@@ -90,8 +86,8 @@ def damage(run: Path, round: int) -> str | None:
         return problem
     try:
         with checked_hdf5.reading(path(run, round)) as file:
-            of, owner = int(file.attrs["round"]), file.attrs.get("run", run_id(run))
-            file.attrs["samples"], file["layers"]
+            about = checked_hdf5.about(file)
+            of, owner, _, _ = (int(about["round"]), about["run"], int(about["samples"]), about["layers"].items())
     except CheckpointError as error:
         return str(error)
     if of != round:
@@ -103,13 +99,16 @@ def read(run: Path, round: int) -> Probe:
     """The probe of a round.
 
     Raises:
-        CheckpointError: it is missing, damaged or in a newer format.
+        CheckpointError: it is missing, damaged or in another format.
     """
     if problem := damage(run, round):
         raise CheckpointError(f"{problem}; delete it, or make it again with `pflmpi probe {run} --round {round}`")
     with checked_hdf5.reading(path(run, round)) as file:
+        about = checked_hdf5.about(file)
         layers = {
-            str(group.attrs["name"]): LayerSimilarity(checked_hdf5.get(group, "client"), checked_hdf5.get(group, "cka"))
-            for _, group in sorted(file["layers"].items())
+            str(name): LayerSimilarity(
+                checked_hdf5.get(file, f"{place}/client"), checked_hdf5.get(file, f"{place}/cka")
+            )
+            for place, name in about["layers"].items()
         }
-        return Probe(int(file.attrs["round"]), int(file.attrs["samples"]), layers)
+        return Probe(int(about["round"]), int(about["samples"]), layers)

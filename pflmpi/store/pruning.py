@@ -12,7 +12,6 @@ from pflmpi import atomic
 from pflmpi.errors import CheckpointError
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.store.reading import read_layout
-from pflmpi.store.records.segments import clear
 
 
 def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = None) -> None:
@@ -54,21 +53,23 @@ def prune(run: Path, keep: int, joined: Mapping[int, Collection[str]] | None = N
                 (run / name).unlink(missing_ok=True)
 
 
-def discard_after(run: Path, round: int) -> None:
-    """Delete what a run left behind after the round to resume from: later rounds, their shards, records, partial files.
+def discard_after(run: Path, round: int | None) -> None:
+    """Delete what a run left behind after the round to resume from: later rounds, their shards, partial files.
 
     No process may be writing to the run.
+
+    Args:
+        round: None for a run that begins, in a folder where one was stopped before its first checkpoint.
 
     Raises:
         CheckpointError: the layout of the round cannot be read.
         OSError: a file could not be deleted.
     """
-    layout = read_layout(run, round)
-    clear(run)
-    _delete([round_path(run, later) for later in reversed(rounds(run)) if later > round], run)
-    needed = set(layout.files)
-    later = [name for name, its in _shards(run).items() if its > round and name not in needed]
-    _delete([run / name for name in later], run / SHARDS)
+    needed = set() if round is None else set(read_layout(run, round).files)
+    last = -1 if round is None else round
+    _delete([round_path(run, later) for later in reversed(rounds(run)) if later > last], run)
+    shards = [run / name for name, its in _shards(run).items() if its > last and name not in needed]
+    _delete(shards, run / SHARDS)
     for folder in (run, run / SHARDS):
         _delete(sorted(folder.glob(f"*.h5{atomic.TEMPORARY}")), folder)
 

@@ -12,8 +12,6 @@ from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.hdf5 import Group
 from pflmpi.store.layout import Layout
-from pflmpi.store.metrics import history
-from pflmpi.store.metrics.history import History
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays, ClientRows, read_rows
 from pflmpi.text import shown
@@ -25,14 +23,16 @@ def read_server(run: Path, round: int) -> Arrays:
     """Server state by path.
 
     Raises:
-        CheckpointError: the round file is missing, damaged or in a newer format; the same holds for all functions here.
+        CheckpointError: the round file is missing, damaged or in another format; the same holds for all functions here.
     """
     return _section(run, round, "server")
 
 
 def read_metrics(run: Path, round: int) -> Arrays:
     """Metrics of the round by name."""
-    return _section(run, round, "metrics")
+    found = _section(run, round, "metrics")
+    with checked_hdf5.reading(round_path(run, round)) as file:
+        return found | ({"participants": checked_hdf5.get(file, "participant")} if "participant" in file else {})
 
 
 def read_bytes(run: Path, round: int) -> Arrays:
@@ -41,19 +41,30 @@ def read_bytes(run: Path, round: int) -> Arrays:
 
 
 def read_diagnostics(run: Path, round: int) -> Arrays:
-    """Values measured in the round by name, one row per participant; empty for format 1."""
+    """Values measured in the round by name, one row per participant."""
     return _section(run, round, "diagnostics")
 
 
 def read_normalisation(run: Path, round: int) -> Arrays:
-    """Means and deviations [C] of the samples, float64; empty in files that do not hold them."""
+    """Means and deviations [C] of the samples, float64."""
     return _section(run, round, "normalisation")
 
 
-def read_history(run: Path, round: int) -> History | None:
-    """What the round file holds of metrics.csv as it was after the round; None in files of format 1."""
+def read_metrics_checksum(run: Path, round: int) -> Checksum:
+    """Length and CRC-32 of metrics.csv as it was after the round."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        return history.held(file)
+        return Checksum(*checked_hdf5.about(file)["metrics_csv"])
+
+
+def read_array(run: Path, round: int, section: str, path: str) -> np.ndarray | None:
+    """One array of the server, the metrics or the bytes, and no other; None if there is none of that path."""
+    with checked_hdf5.reading(round_path(run, round)) as file:
+        if (section, path) == ("metrics", "participants"):
+            return checked_hdf5.get(file, "participant") if "participant" in file else None
+        numbers, group = checked_hdf5.numbers(file, section), file.get(section, {})
+        if path in numbers:
+            return numbers[path]
+        return checked_hdf5.get(group, path) if path in group else None
 
 
 def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
@@ -66,7 +77,11 @@ def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
         for name, message in file["received"].items() if "received" in file else ():
             for path in checked_hdf5.names(message):
                 array = checked_hdf5.get(message, path)
-                rows = array[clients] if message.attrs["own"] else np.broadcast_to(array, (len(clients), *array.shape))
+                rows = (
+                    array[clients]
+                    if checked_hdf5.about(file)["own"][name]
+                    else np.broadcast_to(array, (len(clients), *array.shape))
+                )
                 found[f"{name}/{path}"] = rows
     return found
 
@@ -74,25 +89,21 @@ def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
 def read_layout(run: Path, round: int) -> Layout:
     """Where each client's row is stored."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        return layouts.get(file["layout"])
+        return layouts.get(file)
 
 
 def read_checksums(run: Path, round: int) -> dict[str, Checksum]:
-    """Checksums of the shards that a round file joins, by name; empty for format 1."""
+    """Checksums of the shards that a round file joins, by name."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        group: Group = file["layout"]
-        if "crc32" not in group:
-            return {}
-        names = layouts.names_of_shards(checked_hdf5.get(group, "files"))
-        numbers = [checked_hdf5.get(group, name).tolist() for name in ("bytes", "crc32")]
-        return {name: Checksum(*values) for name, *values in zip(names, *numbers, strict=True)}
+        shards = checked_hdf5.about(file)["shards"]
+        return {name: Checksum(*shards[name]) for name in layouts.names_of_shards(shards)}
 
 
 def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ...], np.dtype]]]:
     """For each cohort that keeps anything, path -> (shape, dtype) of one client's state."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         clients: Group = file["clients"]
-        cohorts = sorted(file["layout"]["cohorts"])
+        cohorts = sorted(checked_hdf5.about(file)["cohorts"])
         groups = {cohorts[0]: clients} if len(cohorts) == 1 else {name: clients[name] for name in sorted(clients)}
         return {
             cohort: {
@@ -121,10 +132,9 @@ def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.nda
 
 
 def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
-    """Attributes of the round file: what it says about itself and the run; round and configuration are among them."""
+    """What the round file says about itself and the run; round and configuration are among it."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        values = {name: file.attrs[name] for name in sorted(file.attrs)}
-    found = {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
+        found: dict[str, str | int | float] = checked_hdf5.about(file)["run"]
     kinds = {**dict.fromkeys(found, str | int | float), "round": int, "config": str}
     for name, kind in kinds.items():
         if not isinstance(value := found.get(name), kind):
@@ -189,9 +199,11 @@ def rows_of(run: Path, layout: Layout, clients: np.ndarray) -> ClientRows:
 
 
 def _section(run: Path, round: int, section: str) -> Arrays:
+    """The arrays of a section, with what is said of it in place of arrays without client and class."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         group: Group = file.get(section, {})
-        return {path: checked_hdf5.get(group, path) for path in checked_hdf5.names(group)}
+        arrays = {path: checked_hdf5.get(group, path) for path in checked_hdf5.names(group)}
+        return checked_hdf5.numbers(file, section) | arrays
 
 
 def _check_alike(path: Path, rows: Arrays, others: Arrays) -> None:

@@ -1,18 +1,18 @@
 """The round file, which rank 0 writes once all shards of a round are on disk: it turns them into a checkpoint."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from pflmpi.store import checked_hdf5, joined
+from pflmpi.store import checked_hdf5, joined, metrics_file
 from pflmpi.store import layout as layouts
-from pflmpi.store.checked_hdf5 import Checksum
-from pflmpi.store.descriptions import describe
-from pflmpi.store.hdf5 import File, h5py, write_attribute, write_group
+from pflmpi.store.checked_hdf5 import Checksum, Writing
+from pflmpi.store.descriptions import Descriptions
+from pflmpi.store.hdf5 import h5py, write_group
 from pflmpi.store.layout import Layout
-from pflmpi.store.metrics.history import NO_HISTORY, History
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays
 
@@ -20,7 +20,6 @@ __all__ = ["Layout", "ReceivedMessage", "RoundContent", "Templates", "write_roun
 
 Templates = Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype]]]
 
-_OWN_ATTRIBUTES = ("format_version", "round", "content", "content_description")
 _INDEX = (
     "the state of the clients lies in the folder shards/ beside this file, and shows as `missing` says without it; "
     "copy the folder of the run as a whole, or write one file: `pflmpi export RUN --round {round} --all -o one.h5`"
@@ -61,8 +60,8 @@ class RoundContent:
             the same object as one in `server` is stored as a link to it.
         diagnostics: measured values by name.
         partition: samples of each client, by name; see `descriptions.PARTITION`.
-        normalisation: how samples are normalised, by name; see `descriptions.NORMALISATION`.
-        history: of metrics.csv after the round, so that a damaged one can be restored.
+        normalisation: `mean` and `std` [C]: models take (x - mean) / std, where x of bytes is divided by 255 before.
+        metrics_file: of metrics.csv after the round.
     """
 
     round: int
@@ -73,7 +72,7 @@ class RoundContent:
     diagnostics: Arrays = field(default_factory=dict)
     partition: Arrays = field(default_factory=dict)
     normalisation: Arrays = field(default_factory=dict)
-    history: History = NO_HISTORY
+    metrics_file: Checksum = metrics_file.EMPTY
 
 
 def write_round(
@@ -104,45 +103,32 @@ def write_round(
     for cohort in keeping:
         lost = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
         assert not len(lost), f"round {content.round}: client {lost[0]} of {cohort} was never written"
-    assert not set(attributes) & set(_OWN_ATTRIBUTES), f"{_OWN_ATTRIBUTES} are set here"
 
     known = checksums or {}
     shards = {name: known.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
 
-    def fill(file: File) -> None:
-        for name, value in {"round": content.round, **attributes}.items():
-            write_attribute(file.id, name, value)
-        write_attribute(file.id, "content", "index")
-        write_attribute(file.id, "content_description", _INDEX.format(round=content.round))
-        sections = {
-            "server": content.server,
-            "metrics": content.metrics,
-            "bytes": content.bytes,
-            "diagnostics": content.diagnostics,
-            "partition": content.partition,
-            "normalisation": content.normalisation,
-        }
-        arrays = {f"{section}/{path}": array for section, each in sections.items() for path, array in each.items()}
-        arrays |= {"history": content.history.lines, **_put_received(file, content)}
-        arrays |= {f"layout/{path}": array for path, array in layouts.arrays(layout).items()}
-        arrays["layout/bytes"] = np.array([each.bytes for each in shards.values()], np.int64)
-        arrays["layout/crc32"] = np.array([each.crc32 for each in shards.values()], np.int64)
-        datasets = {}
-        for section in (*sections, "layout", "clients"):
-            write_group(file.id, section)
+    def fill(writing: Writing) -> None:
+        about = writing.about
+        about["content"] = "index"
+        about["content_description"] = _INDEX.format(round=content.round)
+        about["run"] = {"round": content.round, **attributes}
+        about["metrics_csv"] = list(content.metrics_file)
+        about["shards"] = {name: list(each) for name, each in shards.items()}
+        about["cohorts"] = list(layout.cohorts)
+        descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))))
+        writing.scale("client", "client", np.arange(len(layout.file)), "ids of the clients")
+        put_sections(writing, content, descriptions)
+        for name, array in layouts.arrays(layout).items():
+            unit, axes, text = descriptions.figure("layout", name)
+            writing.put(f"layout/{name}", array, axes=axes, unit=unit, description=text)
+        write_group(writing.file.id, "clients")
         for cohort in keeping:
-            place, rows = "clients", joined.Joined.of(cohort, layout)
-            if len(layout.cohorts) > 1:
-                assert "client" not in templates[cohort], "a leaf may not be called client: the ids are stored there"
-                place = f"clients/{cohort}"
-                arrays[f"{place}/client"] = layout.cohorts[cohort]
+            place = put_members(writing, cohort, layout, templates[cohort])
+            rows = joined.Joined.of(cohort, layout)
             for path, (shape, dtype) in sorted(templates[cohort].items()):
-                source = f"/{cohort}/rows/{path}"
-                datasets[f"{place}/{path}"] = joined.join(file, f"{place}/{path}", source, shape, dtype, rows)
-        datasets |= {path: checked_hdf5.put(file, path, arrays[path]) for path in sorted(arrays)}
-        for name, value in content.history.before._asdict().items():
-            write_attribute(datasets["history"], f"{name}_before", value)
-        describe(file, datasets, several_cohorts=len(layout.cohorts) > 1)
+                joined.join(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
+                unit, axes, text = descriptions.client(path)
+                writing.describe(f"{place}/{path}", None, unit, text)
 
     messages = [message.arrays for message in content.received.values()]
     size = sum(array.nbytes for arrays in (content.server, content.metrics, *messages) for array in arrays.values())
@@ -150,16 +136,51 @@ def write_round(
     return shards
 
 
-def _put_received(file: File, content: RoundContent) -> Arrays:
-    """Store the groups of messages, and links to what is in `server` too; the other arrays by path."""
-    paths, arrays = {id(array): path for path, array in content.server.items()}, {}
-    write_group(file.id, "received")
+def put_members(writing: Writing, cohort: str, layout: Layout, leaves: Mapping[str, object]) -> str:
+    """Store the ids of a cohort, unless it is the only one, as the scale `client`; gives the group of its arrays."""
+    if len(layout.cohorts) == 1:
+        return "clients"
+    assert "client" not in leaves, "a leaf may not be called client: the ids are stored there"
+    place = f"clients/{cohort}"
+    writing.scale("client", f"{place}/client", layout.cohorts[cohort], "ids of the clients of the cohort")
+    return place
+
+
+def put_sections(writing: Writing, content: RoundContent, descriptions: Descriptions) -> None:
+    """Store all but the clients' state; what has neither a client nor a class is said in `about`."""
+    if "participants" in content.metrics:
+        unit, _, text = descriptions.figure("metrics", "participants")
+        writing.scale("participant", "participant", content.metrics["participants"], text)
+    for section in ("metrics", "bytes", "partition"):
+        writing.about[section] = {}
+        for name, array in getattr(content, section).items():
+            unit, axes, text = descriptions.figure(section, name)
+            if not array.ndim:
+                value = array.item()
+                writing.about[section][name] = None if value != value else value  # JSON has no NaN
+            elif name != "participants":
+                writing.put(f"{section}/{name}", array, axes=axes, unit=unit, description=text)
+    for name, array in content.diagnostics.items():
+        unit, axes, text = descriptions.diagnostic(name)
+        writing.put(f"diagnostics/{name}", array, axes=axes[: array.ndim], unit=unit, description=text)
+    writing.about["normalisation"] = {name: array.tolist() for name, array in content.normalisation.items()}
+    write_group(writing.file.id, "server")
+    for path, array in sorted(content.server.items()):
+        unit, axes, text = descriptions.server(path)
+        writing.put(f"server/{path}", array, axes=axes, unit=unit, description=text)
+    _put_received(writing, content, descriptions)
+
+
+def _put_received(writing: Writing, content: RoundContent, descriptions: Descriptions) -> None:
+    """Store the messages, and links to what is in `server` too."""
+    server, arrays = ({id(array): path for path, array in content.server.items()}, writing.about["arrays"])
+    writing.about["own"] = {name: message.own for name, message in sorted(content.received.items())}
     for name, message in sorted(content.received.items()):
-        group = write_group(file.id, f"received/{name}")
-        write_attribute(group.id, "own", message.own)
+        group = write_group(writing.file.id, f"received/{name}")
         for path, array in sorted(message.arrays.items()):
-            if id(array) in paths:
-                group[path] = h5py.SoftLink(f"/server/{paths[id(array)]}")
+            unit, axes, text = descriptions.received(path, message.own)
+            if id(array) in server:
+                group[path] = h5py.SoftLink(f"/server/{server[id(array)]}")
+                arrays[f"received/{name}/{path}"] = arrays[f"server/{server[id(array)]}"]
             else:
-                arrays[f"received/{name}/{path}"] = array
-    return arrays
+                writing.put(f"received/{name}/{path}", array, axes=axes[: array.ndim], unit=unit, description=text)

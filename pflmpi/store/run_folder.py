@@ -1,47 +1,46 @@
 """The folder of a run: its rounds, whether they are intact, and what is in them."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
+from pflmpi.store import verify as checks
 from pflmpi.store.digest import digest
-from pflmpi.store.layout import Layout
 from pflmpi.store.names import SHARDS, round_path, rounds
-from pflmpi.store.one_file.reading import elsewhere
+from pflmpi.store.one_file import elsewhere
 from pflmpi.store.pruning import discard_after, prune
 from pflmpi.store.reading import (
+    read_array,
     read_attributes,
     read_bytes,
     read_checksums,
     read_clients,
     read_diagnostics,
-    read_history,
     read_kinds,
     read_layout,
     read_metrics,
+    read_metrics_checksum,
     read_normalisation,
     read_pieces,
     read_received,
     read_server,
 )
-from pflmpi.store.run_identity import exchanged, foreign
-from pflmpi.store.shard import rows_problem
 
 __all__ = [
     "digest",
     "discard_after",
     "newest_good",
     "prune",
+    "read_array",
     "read_attributes",
     "read_bytes",
     "read_checksums",
     "read_clients",
     "read_diagnostics",
-    "read_history",
     "read_kinds",
     "read_layout",
     "read_metrics",
+    "read_metrics_checksum",
     "read_normalisation",
     "read_pieces",
     "read_received",
@@ -53,13 +52,7 @@ __all__ = [
 
 def verify(run: Path, round: int) -> list[str]:
     """Problems of a round, one line each; every byte of it is read."""
-    if problem := checked_hdf5.damage(round_path(run, round)) or foreign(run, round):
-        return [problem]
-    try:
-        layout, checksums = read_layout(run, round), read_checksums(run, round)
-    except CheckpointError as error:
-        return [str(error)]
-    return list(_shard_problems(run, layout, exchanged(run, checksums)).values())
+    return list(checks.checkpoint(run, round, whole=True).values())
 
 
 def newest_good(run: Path) -> tuple[int, list[str]]:
@@ -92,14 +85,3 @@ def newest_good(run: Path) -> tuple[int, list[str]]:
         f"{run} has no good checkpoint among {len(present)}: {'; '.join(dict.fromkeys(skipped))}; restore the files "
         "from a copy, or start again with `pflmpi run`"
     )
-
-
-def _shard_problems(run: Path, layout: Layout, exchanged: Mapping[str, str]) -> dict[str, str]:
-    """What is wrong with each shard: its bytes, or that it is another one or holds other clients."""
-    bad = {name: problem for name in layout.files if (problem := checked_hdf5.damage(run / name))}
-    bad = {**exchanged, **bad}
-    for cohort in sorted(layout.cohorts):
-        for name, clients in layout.shards(cohort):
-            if name not in bad and (problem := rows_problem(run / name, cohort, clients, layout.row[clients])):
-                bad[name] = problem
-    return dict(sorted(bad.items()))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, config_file
-from pflmpi.store.checked_hdf5 import Checksum
+from pflmpi.store import config_file
 from pflmpi.store.names import round_path
 from pflmpi.store.reading import read_attributes
 
@@ -21,7 +20,7 @@ def new_run_id() -> str:
 
 
 def run_id(run: Path) -> str | None:
-    """Id in RUN/config.yaml, or else in the newest checkpoint; None for a run of format 1, or a damaged config.yaml."""
+    """Id in RUN/config.yaml, or else in the newest checkpoint; None with a damaged config.yaml."""
     try:
         found = _ID.search(
             regular_file.read(config_file.path(run)).decode()
@@ -34,7 +33,7 @@ def run_id(run: Path) -> str | None:
 
 
 def foreign(run: Path, round: int) -> str | None:
-    """Why a round file belongs to another round or run, or None; a file of format 1 does not record its run."""
+    """Why a round file belongs to another round or run, or None."""
     try:
         return foreign_by(run, round, read_attributes(run, round))
     except CheckpointError as error:
@@ -51,15 +50,3 @@ def foreign_by(run: Path, round: int, found: Mapping[str, str | int | float]) ->
             f"{path} belongs to run {found['run']}, {run}/config.yaml to run {expected}; restore the files of one run"
         )
     return None
-
-
-def exchanged(run: Path, checksums: Mapping[str, Checksum]) -> dict[str, str]:
-    """Shards that are not the files that a round file joined: the problem by name; only their heads are read."""
-    problems = {}
-    for name, expected in sorted(checksums.items()):
-        try:
-            if checked_hdf5.recorded_checksum(run / name) != expected:
-                problems[name] = f"{run / name} is not the file that the checkpoint was made of; restore that one"
-        except CheckpointError as error:
-            problems[name] = str(error)
-    return problems

@@ -1,9 +1,22 @@
-"""A shard: one rank's file with the rows of its clients that changed.
+"""A shard: a file with the rows of clients that changed, of one rank or of several of a node.
+
+    /<cohort>/client            [m] ascending ids
+    /<cohort>/row_crc32         [m] see below
+    /<cohort>/rows/<path>       [m, ...]
 
 `row_crc32` is the CRC-32 over a client's id (int64) followed by its row of every leaf, in sorted path order, so a few
 rows can be read and checked without the rest.
+
+A large leaf of which all rows are the same is stored once, and shown for every client:
+
+    /<cohort>/once/<path>       [1, ...] the row
+    /<cohort>/several/<path>    [b, ...] virtual: b times that row
+    /<cohort>/rows/<path>       [m, ...] virtual, in pieces of b rows: what every reader finds
+
+HDF5 has no mapping of many rows to one, and needs one for each piece; with b the root of m they are few on both levels.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,15 +24,16 @@ import numpy as np
 
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5
-from pflmpi.store.checksums import Part, crc32_combine, crc32_join, crc32_of_rows, crc32_repeat
-from pflmpi.store.hdf5 import Dataset, File, Group, write_attribute, write_group
-from pflmpi.store.once import leaf as once
+from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checksums import crc32_combine, crc32_join, crc32_of_rows, crc32_repeat
+from pflmpi.store.hdf5 import Dataset, Group, h5py, untimed, with_groups, write_group
 
 Arrays = dict[str, np.ndarray]
 ClientRows = dict[str, tuple[np.ndarray, Arrays]]
 
 ID_BYTES = 12  # of a client's id and its row's checksum, besides the row
 _LONG = 1 << 16  # bytes of a row from which on its checksum is joined sooner than its bytes are gone over again
+_ONCE = 1 << 20  # bytes of a leaf from which on equal rows are stored once
 _WASTE = 4  # at most this many rows are read for each one requested
 
 
@@ -28,7 +42,7 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
 
     Args:
         rows: for each cohort the ascending ids [m] (int64) and, by path, the arrays [m, ...]. One whose rows are one
-            in memory, as `np.broadcast_to` makes them, takes no more on disk; see `once.leaf`.
+            in memory, as `np.broadcast_to` makes them, takes no more on disk; see above.
         attributes: of the file.
 
     Raises:
@@ -39,23 +53,17 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for leaf, array in leaves.items():
             assert len(array) == len(clients), f"{cohort}/{leaf}: {len(array)} rows of {len(clients)} clients"
 
-    def fill(file: File) -> list[Part]:
-        parts = list[Part]()
-        for name, value in (attributes or {}).items():
-            write_attribute(file.id, name, value)
+    def fill(writing: Writing) -> None:
+        writing.about |= attributes or {}
         for cohort, (clients, leaves) in sorted(rows.items()):
-            group = write_group(file.id, cohort)
-            write_group(group.id, "rows")
+            write_group(writing.file.id, f"{cohort}/rows")
             ids = clients.astype(np.int64)
             known = _known_rows(leaves)
-            checked_hdf5.put(group, "client", ids)
-            checked_hdf5.put(group, "row_crc32", _row_checksums(ids, leaves, known))
+            writing.put(f"{cohort}/client", ids)
+            writing.put(f"{cohort}/row_crc32", _row_checksums(ids, leaves, known))
             for leaf in sorted(leaves):
                 whole = _leaf_checksum(leaves[leaf], known[leaf]) if leaf in known else None
-                dataset = once.put(group, leaf, leaves[leaf], whole)
-                if dataset is not None and whole is not None:
-                    parts.append(Part(dataset.get_offset(), leaves[leaf].nbytes, whole))
-        return parts
+                _put_leaf(writing, cohort, leaf, leaves[leaf], whole)
 
     checked_hdf5.write(path, fill, sum(array.nbytes for _, leaves in rows.values() for array in leaves.values()))
 
@@ -98,7 +106,7 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
     with checked_hdf5.reading(path) as file:
         if len(rows) and rows[-1] >= len(checked_hdf5.stored(file[cohort], "client")):
             raise CheckpointError(f"{path} is not what the round file expects: no row {rows[-1]} of {cohort}")
-        if (same := once.get(file[cohort], leaf, len(rows))) is not None:
+        if (same := _repeated_leaf(file[cohort], leaf, len(rows))) is not None:
             return same
         stored = checked_hdf5.stored(file[cohort]["rows"], leaf)
         if len(rows) == len(stored):
@@ -134,7 +142,7 @@ def consecutive(*columns: np.ndarray) -> list[slice]:
 
 def _leaf(cohort: Group, leaf: str, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
     """Array [m, ...]: the given ascending rows [m] of a leaf."""
-    same = once.get(cohort, leaf, len(rows))
+    same = _repeated_leaf(cohort, leaf, len(rows))
     return _take(checked_hdf5.stored(cohort["rows"], leaf), rows, runs) if same is None else same
 
 
@@ -153,7 +161,7 @@ def _known_rows(leaves: Arrays) -> dict[str, np.ndarray]:
     """Checksums uint32 [m] of the rows, by path, of leaves whose rows are one in memory or long enough to join."""
     found = {}
     for leaf, array in leaves.items():
-        if once.is_repeated(array):
+        if _is_repeated(array):
             found[leaf] = np.repeat(crc32_of_rows(array[:1]), len(array))
         elif array[:1].nbytes >= _LONG:
             found[leaf] = crc32_of_rows(array)
@@ -163,7 +171,7 @@ def _known_rows(leaves: Arrays) -> dict[str, np.ndarray]:
 def _leaf_checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
     """Checksum of a leaf [m, ...] whose rows have the given ones [m]."""
     length = leaf[0].nbytes
-    return crc32_repeat(int(rows[0]), length, len(leaf)) if once.is_repeated(leaf) else crc32_join(rows, length)
+    return crc32_repeat(int(rows[0]), length, len(leaf)) if _is_repeated(leaf) else crc32_join(rows, length)
 
 
 def _row_checksums(clients: np.ndarray, leaves: Arrays, known: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -175,3 +183,50 @@ def _row_checksums(clients: np.ndarray, leaves: Arrays, known: Mapping[str, np.n
         else:
             found = crc32_of_rows(leaves[leaf], found)
     return found
+
+
+def _is_repeated(array: np.ndarray) -> bool:
+    """Whether all rows of an array [m, ...] are one in memory, as `np.broadcast_to` makes them."""
+    return len(array) > 1 and array.strides[0] == 0 and array.size > 0
+
+
+def _put_leaf(writing: Writing, cohort: str, path: str, array: np.ndarray, checksum: int | None) -> None:
+    """Store a leaf [m, ...] of a cohort; once if it is repeated, with a known CRC-32, and large."""
+    if checksum is None or not _is_repeated(array) or array.nbytes < _ONCE:
+        writing.put(f"{cohort}/rows/{path}", array, checksum)
+        return
+    rows, row = len(array), np.ascontiguousarray(array[:1])
+    writing.put(f"{cohort}/once/{path}", row)
+    several = math.isqrt(rows - 1) + 1
+    group = writing.file[cohort]
+    _show_repeated(group, f"once/{path}", f"several/{path}", row, 1, several)
+    _show_repeated(group, f"several/{path}", f"rows/{path}", row, several, rows)
+    writing.describe(f"{cohort}/rows/{path}", checksum)
+
+
+def _repeated_leaf(cohort: Group, path: str, rows: int) -> np.ndarray | None:
+    """So many rows of a leaf that is stored once, as one in memory; None for any other leaf.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if f"once/{path}" not in cohort:
+        return None
+    row = checked_hdf5.get(cohort, f"once/{path}")
+    return np.broadcast_to(row, (rows, *row.shape[1:]))
+
+
+def _show_repeated(cohort: Group, source: str, path: str, row: np.ndarray, piece: int, rows: int) -> None:
+    """Create a virtual dataset of so many rows, of pieces of a source that has `piece` rows."""
+    shape = row.shape[1:]
+    rest, ones = (0,) * len(shape), (1,) * (1 + len(shape))
+    whole, part = (h5py.h5s.create_simple((rows, *shape)), h5py.h5s.create_simple((piece, *shape)))
+    creation = untimed(h5py.h5p.DATASET_CREATE)
+    for start in range(0, rows, piece):
+        block = (min(piece, rows - start), *shape)
+        whole.select_hyperslab((start, *rest), ones, block=block)
+        part.select_hyperslab((0, *rest), ones, block=block)
+        creation.set_virtual(whole, b".", f"{cohort.name}/{source}".encode(), part)
+    whole.select_all()
+    kind = h5py.h5t.py_create(row.dtype, logical=True)
+    h5py.h5d.create(cohort.id, path.encode(), kind, whole, creation, lcpl=with_groups())

@@ -1,10 +1,11 @@
-"""The text files of a run, held against its newest round file: what that vouches for, and what nothing vouches for.
+"""Whether a run is as it was written: what every command asks before it shows or continues anything of it.
 
-Every command that shows a number asks here (`config.stored.verified` for config.yaml). A round file holds length and
-CRC-32 of metrics.csv up to its round, the CRC-32 of partition.csv, and the configuration.
+`checkpoint` is asked for the files of a round, `metrics` and `partition` for the text files (`config.stored.verified`
+for config.yaml). A round file holds the checksums of its shards, length and CRC-32 of metrics.csv up to its round, the
+CRC-32 of partition.csv, and the configuration.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import NamedTuple
 
 from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
-from pflmpi.store import partition_file
-from pflmpi.store.metrics import history, metrics_file
-from pflmpi.store.metrics.history import History
-from pflmpi.store.names import rounds
+from pflmpi.store import checked_hdf5, metrics_file, partition_file
+from pflmpi.store.checked_hdf5 import Checksum
+from pflmpi.store.names import round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
-from pflmpi.store.reading import read_attributes, read_history
-from pflmpi.store.run_identity import foreign_by
+from pflmpi.store.reading import read_attributes, read_checksums, read_layout, read_metrics_checksum
+from pflmpi.store.run_identity import foreign, foreign_by
+from pflmpi.store.shard import rows_problem
 from pflmpi.text import for_shell, spans
 
 
@@ -28,12 +29,12 @@ class Index(NamedTuple):
     Attributes:
         round: its number.
         attributes: of the file.
-        history: of metrics.csv; None in files of format 1.
+        metrics: length and CRC-32 of metrics.csv.
     """
 
     round: int
     attributes: Mapping[str, str | int | float]
-    history: History | None
+    metrics: Checksum
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,34 @@ class Metrics:
         return [*notes, f"metrics.csv ends in half a line after round {len(self.texts)}"] if self.torn else notes
 
 
+def checkpoint(run: Path, round: int, *, whole: bool, intact: Collection[Path] = ()) -> dict[Path, str]:
+    """What is wrong with the files of a round, by path: damage, or a file of another round or run in the place of one.
+
+    Args:
+        whole: every byte is read, and which clients the shards hold; otherwise only heads and lengths are.
+        intact: shards whose bytes have been read, which are not read again.
+    """
+    path = round_path(run, round)
+    check = checked_hdf5.damage if whole else checked_hdf5.cut_short
+    if problem := check(path) or foreign(run, round):
+        return {path: problem}
+    try:
+        layout, recorded = read_layout(run, round), read_checksums(run, round)
+    except CheckpointError as error:
+        return {path: str(error)}
+    problems: dict[Path, str] = {}
+    for shard, expected in ((run / name, expected) for name, expected in sorted(recorded.items())):
+        if shard not in intact and (problem := check(shard)):
+            problems[shard] = problem
+        elif checked_hdf5.recorded_checksum(shard) != expected:
+            problems[shard] = f"{shard} is not the file that the checkpoint was made of; restore that one"
+    for cohort in sorted(layout.cohorts) if whole else ():
+        for shard, clients in ((run / name, clients) for name, clients in layout.shards(cohort)):
+            if shard not in problems and (problem := rows_problem(shard, cohort, clients, layout.row[clients])):
+                problems[shard] = problem
+    return dict(sorted(problems.items()))
+
+
 def newest_index(run: Path) -> Index | None:
     """The newest round file of a run that can be read; None without any.
 
@@ -74,7 +103,7 @@ def newest_index(run: Path) -> Index | None:
     problems = []
     for number in reversed(rounds(run)):
         try:
-            found = Index(number, read_attributes(run, number), read_history(run, number))
+            found = Index(number, read_attributes(run, number), read_metrics_checksum(run, number))
         except CheckpointError:
             continue  # which is said where checkpoints are read
         if problem := foreign_by(run, number, found.attributes):
@@ -102,29 +131,32 @@ def metrics(run: Path, last: int | None) -> Metrics:
         whole, end, rest = content.rpartition(b"\n")
         header, *texts = (whole + end).decode().split("\n")[:-1] or [""]
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing; {_remedy(run, index)}") from error
+        resumed = f"`pflmpi resume {for_shell(run)}` begins a new one, without figures of the rounds so far"
+        raise CheckpointError(f"{path} is missing; {resumed}; or put it back from a copy") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; {_remedy(run, index)}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}; {_remedy(run)}") from error
     vouched = 0
-    if index is not None and index.history is not None:
-        recorded, vouched = history.checksum(index.history), index.round
-        head = content[: recorded.bytes]
-        if history.checksum_of(head) != recorded or head.count(b"\n") != 1 + vouched:
-            where = _differing(run, index.history, content)
-            raise CheckpointError(f"{path} differs from what round {vouched} recorded{where}; {_remedy(run, index)}")
+    if index is not None:
+        vouched = index.round
+        check_metrics(run, vouched)
     found = Metrics(tuple(header.split(",")), tuple(texts), vouched, torn=bool(rest))
     if problem := _problem(found, last):
-        raise CheckpointError(f"{path} is damaged: {problem}; {_remedy(run, index)}")
+        raise CheckpointError(f"{path} is damaged: {problem}; {_remedy(run)}")
     return found
 
 
-def metrics_copy(run: Path) -> None:
-    """Raise `CheckpointError` unless the copy of metrics.csv has the lines that the newest round file has not."""
-    index = newest_index(run)
-    if index is not None and index.history is not None and not history.holds(history.path(run), index.history.before):
-        raise CheckpointError(
-            f"{history.path(run)} differs from what round {index.round} recorded; {_remedy(run, index)}"
-        )
+def check_metrics(run: Path, round: int) -> None:
+    """Raise `CheckpointError` unless metrics.csv begins as a checkpoint recorded it."""
+    content = metrics_file.text(run)
+    if _begins(content, run, round):
+        return
+    intact = [other for other in rounds(run) if other < round and _begins(content, run, other)]
+    first = max(intact, default=-1) + 2  # its header is line 1
+    where = f"line {round + 1}" if first == round + 1 else f"lines {first} to {round + 1}"
+    raise CheckpointError(
+        f"{metrics_file.path(run)} differs from what round {round} recorded, in {where}; put it back from a copy, or "
+        f"delete it: `pflmpi resume {for_shell(run)}` then begins a new one, without figures of the rounds so far"
+    )
 
 
 def partition(run: Path, recorded: Mapping[str, object]) -> SampleCounts | None:
@@ -142,27 +174,25 @@ def partition(run: Path, recorded: Mapping[str, object]) -> SampleCounts | None:
     return partition_file.read(run)
 
 
-def _differing(run: Path, recorded: History, content: bytes) -> str:
-    """In which lines metrics.csv differs from what a checkpoint recorded, where its copy still says."""
-    expected = (history.whole(run, recorded) or b"").splitlines()
-    lines = content.splitlines()
-    wrong = [i for i, line in enumerate(expected, 1) if lines[i - 1 : i] != [line]]
-    return f" in line {spans(wrong)}" if wrong else ""
+def _begins(content: bytes, run: Path, round: int) -> bool:
+    """Whether metrics.csv is up to a round as its checkpoint recorded it."""
+    try:
+        recorded = read_metrics_checksum(run, round)
+    except CheckpointError:
+        return False
+    head = content[: recorded.bytes]
+    alike = metrics_file.checksum(head) == recorded and head.count(b"\n") == 1 + round
+    return alike or recorded == metrics_file.EMPTY
 
 
-def _remedy(run: Path, index: Index | None) -> str:
-    """What to do about damaged metrics: after the newest checkpoint the rounds are run again in any case."""
-    if index is not None and index.history is not None and history.whole(run, index.history) is not None:
-        return f"`pflmpi resume {for_shell(run)}` restores it"
-    return "put it back from a copy"
+def _remedy(run: Path) -> str:
+    return f"put it back from a copy, or delete it and `pflmpi resume {for_shell(run)}`, which begins a new one"
 
 
 def _problem(found: Metrics, last: int | None) -> str:
     """What is not as a run writes it in the header and in the lines that no checkpoint vouches for; "" if all is."""
-    if found.vouched == 0 and found.names != tuple(name for name in metrics_file.COLUMNS if name in found.names):
+    if found.vouched == 0 and found.names != metrics_file.COLUMNS:
         return "its first line does not name the columns of metrics"
-    if missing := [name for name in metrics_file.FIRST_COLUMNS if name not in found.names]:
-        return f"it has no column {missing[0]}"
     for number, text in enumerate(found.texts[found.vouched :], found.vouched + 1):
         values = text.split(",")
         if len(values) != len(found.names):

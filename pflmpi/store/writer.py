@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from pflmpi import atomic
 from pflmpi.errors import PflmpiError, RunError
-from pflmpi.store.records.conversion import explained
+from pflmpi.store.names import rounds
+from pflmpi.text import for_shell
 
 _MOST_WAITING = 2
 
@@ -124,7 +126,7 @@ class Writer:
         if isinstance(error, PflmpiError):
             raise error
         if isinstance(error, OSError):
-            raise RunError(explained(self._run, error)) from error
+            raise RunError(_explained(self._run, error)) from error
         raise RunError(f"writing a checkpoint of {self._run} failed: {type(error).__name__}: {error}") from error
 
 
@@ -135,3 +137,11 @@ def _run(job: Callable[[], None]) -> BaseException | None:
     except BaseException as error:
         return error
     return None
+
+
+def _explained(run: Path, error: OSError) -> str:
+    """What happened while a checkpoint was written, what is there, and what to do."""
+    what, complete = error.strerror or str(error), rounds(run)
+    last = f"the last complete round is {complete[-1]}" if complete else "no round is complete yet"
+    again = f"`pflmpi resume {for_shell(run)}`" if complete else "start again"
+    return f"{what} while writing {error.filename or run}; {last}; {atomic.remedy(error)} and {again}"

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
-Channel = Literal["data", "control"]
+Channel = Literal["data", "control", "checkpoint"]
 
 
 class Counter:
@@ -20,8 +20,8 @@ class Counter:
     """
 
     def __init__(self) -> None:
-        self._down = {"data": 0, "control": 0}
-        self._up = {"data": 0, "control": 0}
+        self._down: dict[Channel, int] = dict.fromkeys(get_args(Channel), 0)
+        self._up: dict[Channel, int] = dict.fromkeys(get_args(Channel), 0)
         self._channel: Channel = "control"
 
     @contextmanager

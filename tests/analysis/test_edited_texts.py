@@ -15,7 +15,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.analysis.runs import open_runs
 from pflmpi.analysis.summary import results
 from pflmpi.cli import main
-from pflmpi.cluster.run_status import run_status
+from pflmpi.cluster.status import run_status
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError
 from pflmpi.store import config_file
@@ -220,7 +220,7 @@ DAMAGES = {
     changed_lr: "config.yaml is not the one that the run was written with: training.lr = 0.7",
     doubled_round: "metrics.csv is damaged: line 7 is of round '5', and 6 is to follow",
     sixth_round: "metrics.csv is damaged: it has 6 rounds, and training.rounds is 5",
-    first_line_lost: "metrics.csv differs from what round 4 recorded in line 2-5",
+    first_line_lost: "metrics.csv differs from what round 4 recorded, in lines 1 to 5",
     no_metrics: "metrics.csv is missing; `pflmpi resume",
 }
 

@@ -169,7 +169,7 @@ def test_a_missing_shard_is_told_by_each_round_that_needs_it(copy, capfd):
     (copy / name).unlink()
     code, problems, _ = verify(copy, capfd)
     assert code == 2
-    assert problems == [f"{copy}/round_{n:05d}.h5 needs {copy / name}, which is missing" for n in needing]
+    assert problems == [f"{copy}/round_{n:05d}.h5: {copy / name} is missing" for n in needing]
 
 
 def test_a_shard_with_other_clients_is_told(copy, capfd):

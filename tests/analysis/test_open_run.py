@@ -12,6 +12,7 @@ import yaml
 
 import pflmpi
 import quick_run
+from described import about
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
@@ -138,7 +139,7 @@ def test_checkpoints_alone_are_a_run_too(alike_run, copy):
     (copy / "metrics.csv").unlink()
     run = open_run(copy)
     assert run.config == open_run(alike_run).config and run.name == "fedgmh"
-    with pytest.raises(CheckpointError, match=r"metrics.csv is missing; `pflmpi resume .*` restores it"):
+    with pytest.raises(CheckpointError, match=r"metrics.csv is missing; `pflmpi resume .*` begins a new one"):
         _ = run.columns
 
 
@@ -212,7 +213,7 @@ def test_a_newer_format_is_refused_when_the_run_is_opened(alike_run, monkeypatch
     [
         ("config.yaml", b"- a list", "holds no mapping"),
         ("config.yaml", b"\xff\xfe", "it is not text"),
-        ("metrics.csv", b"round,seconds\n1,fast\n", "differs from what round 4 recorded in line 1-5"),
+        ("metrics.csv", b"round,seconds\n1,fast\n", "differs from what round 4 recorded, in lines 1 to 5"),
         ("metrics.csv", b"\xff\xfe\n", "cannot be read"),
     ],
 )
@@ -245,7 +246,7 @@ def test_the_package_opens_runs_and_has_nothing_else_that_is_unknown(alike_run):
 def test_a_file_that_the_reader_has_open_is_read_all_the_same(tmp_path):
     quick_run.run(quick_run.settings(), tmp_path)
     with h5py.File(tmp_path / "round_00003.h5") as file:
-        assert open_run(tmp_path).round().number == 3 and file.attrs["round"] == 3
+        assert open_run(tmp_path).round().number == 3 and about(file)["run"]["round"] == 3
 
 
 def test_a_figure_in_a_notebook_is_a_chart_with_the_values_of_the_run(alike_run):

@@ -1,6 +1,8 @@
 """The overview of the results agrees with their files."""
 
 import csv
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +11,7 @@ from pflmpi.analysis.table import closeness
 from project import ROOT
 
 RESULTS = ROOT / "results"
-TABLES = [path for path in sorted(RESULTS.glob("*.csv")) if path.read_text().startswith("row,column,")]
+TABLES = sorted(RESULTS.glob("*.csv"))
 
 
 @pytest.fixture
@@ -35,7 +37,17 @@ def test_the_fit_of_every_cell_is_that_of_its_figures(path):
         assert line["fit"] == expected, line
 
 
-def test_cells_are_counted_once_by_how_near_they_come(overview, tmp_path):
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_is_short_and_has_a_question_and_a_date(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert max(map(len, text.splitlines())) <= 120
+    words = [word for word in text.split() if any(map(str.isalnum, word))]
+    assert len(words) <= 700, "the notebook belongs to the commits"
+    if path.stem != "README":
+        assert "?" in text and re.search(r"^Measured .* 20\d\d", text, re.MULTILINE)
+
+
+def test_cells_are_counted_once_by_how_near_they_come(overview, tmp_path) -> None:
     head = "row,column,metric,figure,ours,published,published_spread\n"
     lines = ["a,c,mean,best,90,90.2,0.3", "b,c,mean,best,90,91.0,0.3", "c,c,mean,best,90,91.01,", "d,c,mean,best,90,,",
              "e,c,mean,best,,90,", "f,c,parameters,last,105.6,106,", "g,c,mean,best,90,90.5,"]  # fmt: skip
@@ -47,8 +59,8 @@ def test_cells_are_counted_once_by_how_near_they_come(overview, tmp_path):
     (tmp_path / "page.md").write_text("```\npflmpi sweep configs/papers/fedgmh/fedgmh_table2.yaml --seeds 1\n```\n")
     table = overview.overview(results=tmp_path)
     rows = {line.split(" | ")[0][2:]: line.strip("|\n ").split(" | ")[1:] for line in table.splitlines()}
-    names = ["run", "inside", "within a point", "outside", "of them within a point by a reading"]
-    assert rows["paper"][3:] == [*names, "run, no figure published", "readings"]
+    names = ["run", "inside", "within a point", "outside", "explained", "unpublished", "readings"]
+    assert rows["paper"][3:] == names
     assert rows["FedGMH"] == ["8", "1", rows["FedGMH"][2], "5", "1", "2", "2", "1", "2", "5"]
     assert rows["FedFCD"][3:] == ["0"] * 7 and rows["all"][3:] == rows["FedGMH"][3:]
 

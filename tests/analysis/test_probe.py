@@ -16,7 +16,7 @@ from pflmpi.analysis.probe import _products, centred, cka, probe_samples
 from pflmpi.analysis.run import open_run
 from pflmpi.analysis.series import similarity
 from pflmpi.cli import main
-from pflmpi.experiment.start import reopened
+from pflmpi.experiment.restore import reopened
 from pflmpi.models import MODELS
 from pflmpi.models.activations import activations
 from pflmpi.module_names import module_names

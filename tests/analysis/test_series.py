@@ -12,8 +12,7 @@ from pflmpi.analysis.selection import named, spread_over
 from pflmpi.analysis.series import accuracy, clients, cost, partition
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import load_federation
-from pflmpi.store import partition_file
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, partition_file
 
 
 def written(folder, lines, algorithm="fedavg"):

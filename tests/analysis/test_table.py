@@ -9,10 +9,8 @@ import table_file
 from pflmpi.analysis.table import Entry, Value, comma_separated, entries, latex, markdown, pick, printed
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import config_file
-from pflmpi.store.metrics import metrics_file
-from pflmpi.sweep.cells import cells
-from pflmpi.sweep.table import load
+from pflmpi.store import config_file, metrics_file
+from pflmpi.sweep.table import cells, load
 
 Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
 

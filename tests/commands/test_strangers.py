@@ -4,14 +4,12 @@ A file is hostile where it would have a reader wait (a FIFO), go on for ever, le
 for what is there.
 """
 
-import contextlib
 import json
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,14 +34,10 @@ from hostile_files import (
     secrets,
 )
 from pflmpi.analysis.run import open_run
-from pflmpi.errors import CheckpointError, ConfigError, PflmpiError
-from pflmpi.store import config_file, probe_file
-from pflmpi.store.lock.taking import take
-from pflmpi.store.records.content import Checkpoint, pack
-from pflmpi.store.records.recovery import recover_records
-from pflmpi.store.records.segments import RecordFile
-from pflmpi.store.round_file import RoundContent
-from store_world import World
+from pflmpi.cli import main
+from pflmpi.errors import ConfigError
+from pflmpi.store import config_file, probe_file, run_folder
+from pflmpi.store.run_lock import take
 
 CONTROL = re.compile("[\0-\t\v-\x1f\x7f-\x9f]")
 TABLE = {f"{kind.__name__} {place}": in_place(kind, place) for kind in KINDS for place in PLACES}
@@ -247,36 +241,27 @@ def test_code_of_a_run_is_announced_before_it_is_imported(good: Path, tmp_path: 
     assert not any(path.endswith("evil.py") for one in ("inspect", "server") for path in found["code", one]["opened"])
 
 
-def test_a_record_cannot_name_a_file_outside_the_run(tmp_path: Path) -> None:
-    """A killed run's records are turned into shards by whoever reads it next."""
-    world = World(tmp_path / "run", [0, 0], 1)
-    world.layout = replace(world.layout, files=("../outside.h5",), file=np.zeros(2, np.int64), row=np.arange(2))
-    rest = Checkpoint(RoundContent(0, {}), world.layout, world.templates, {"run": "1"}, {"../outside.h5": [0]}, 0)
-    RecordFile(world.run, 0).append(pack(0, world.flat(np.arange(2)), rest))
-    with pytest.raises(CheckpointError, match="is no shard"):
-        recover_records(world.run)
-    assert not (tmp_path / "outside.h5").exists()
-
-
-@pytest.mark.xfail(strict=True, reason="reading repairs a killed run until records are gone")
-def test_reading_never_repairs(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", [0, 0], 1)
-    world.record(0, 1)
-    before = sorted(tmp_path.rglob("*"))
-    with contextlib.suppress(PflmpiError):
-        open_run(world.run)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("name", ["shards", "records"])
-def test_nothing_is_written_or_deleted_through_a_link(name: str, good: Path, tmp_path: Path) -> None:
+def test_reading_never_repairs(good: Path, tmp_path: Path) -> None:
+    """What a killed run leaves stays as it is."""
     run = shutil.copytree(good, tmp_path / "run")
-    if (run / name).exists():
-        (run / name).rename(tmp_path / "elsewhere")
-    else:
-        (tmp_path / "elsewhere").mkdir()
+    newest = max(run_folder.rounds(run))
+    later = run / f"shards/round_{newest + 1:05d}_rank_000.h5"
+    later.write_bytes(b"half a shard")
+    later.with_name(f"{later.name}.tmp").write_bytes(b"half a file")
+    with (run / "metrics.csv").open("a") as file:
+        file.write(f"{newest + 1},")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for words in (["inspect"], ["inspect", "--verify"], ["report", "--out", str(tmp_path / "page")]):
+        main([words[0], str(run), *words[1:]])
+    assert open_run(run).rounds[-1] == newest
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_nothing_is_written_or_deleted_through_a_link(good: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(good, tmp_path / "run")
+    (run / "shards").rename(tmp_path / "elsewhere")
     (tmp_path / "elsewhere/round_00009_rank_000.h5").write_text("not the run's")
-    (run / name).symlink_to(tmp_path / "elsewhere")
+    (run / "shards").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="it is a link, which may lead out of the run"):
         take(run, {}, take_over=False)
     assert (tmp_path / "elsewhere/round_00009_rank_000.h5").exists()

@@ -13,6 +13,8 @@ import h5py as _h5py
 import numpy as np
 from zlib_ng import zlib_ng as zlib
 
+from described import about, restate, stamp
+
 h5py: Any = _h5py
 ESC = "\x1b]0;owned\x07\x1b[31m"
 SHARD = "shards/round_00002_rank_000.h5"
@@ -70,7 +72,7 @@ def sparse(path: Path, outside: Path) -> None:
 _SPARSE = 15 << 40  # ext4 has files of up to 16 TiB
 KINDS = (fifo, endless, link_out, link_to_fifo, folder, sparse)
 PLACES = (
-    *("config.yaml", "metrics.csv", "partition.csv", "lock.json", "shards/metrics.csv"),
+    *("config.yaml", "metrics.csv", "partition.csv", "lock.json"),
     *(ROUND, SHARD, "probe_00002.h5"),
 )
 
@@ -107,17 +109,12 @@ def seal(run: Path, place: str) -> None:
     head = (run / place).read_bytes()[:60]
     for path in sorted(run.glob("round_*.h5")):
         with h5py.File(path, "r+") as file:
-            for number, name in enumerate(file["layout/files"][()]):
-                if name.decode() == place:
-                    file["layout/bytes"][number] = int(head.split(b"bytes=")[1].split()[0])
-                    file["layout/crc32"][number] = int(head.split(b"crc32=")[1][:8], 16)
-            for each in ("bytes", "crc32"):
-                stamp(file[f"layout/{each}"])
+            said = about(file)
+            if place in said["shards"]:
+                length, checksum = head.split(b"bytes=")[1].split()[0], head.split(b"crc32=")[1][:8]
+                said["shards"][place] = [int(length), int(checksum, 16)]
+                restate(file, said)
         seal_file(path)
-
-
-def stamp(dataset: Any) -> None:
-    dataset.attrs["crc32"] = np.uint32(zlib.crc32(np.ascontiguousarray(dataset[()]).tobytes()))
 
 
 def seal_file(path: Path) -> None:
@@ -154,11 +151,10 @@ def external_storage(group: str, to: str) -> Callable[[Any, Path], None]:
     def change(file: Any, outside: Path) -> None:
         path = _array(file, group)
         before = file[path]
-        shape, dtype, crc32 = before.shape, before.dtype, before.attrs.get("crc32", np.uint32(0))
+        shape, dtype = before.shape, before.dtype
         del file[path]
         length = max(before.size if before else 1, 1) * dtype.itemsize
-        made = file.create_dataset(path, shape or (1,), dtype, external=[(str(outside / to), 0, length)])
-        made.attrs["crc32"] = crc32
+        file.create_dataset(path, shape or (1,), dtype, external=[(str(outside / to), 0, length)])
 
     return change
 
@@ -176,7 +172,7 @@ def virtual(group: str, to: str, growing: bool = False) -> Callable[[Any, Path],
             layout[0 : h5py.h5s.UNLIMITED] = source[0 : h5py.h5s.UNLIMITED]
         else:
             layout[...] = source
-        file.create_virtual_dataset(path, layout).attrs["crc32"] = np.uint32(0)
+        stamp(file.create_virtual_dataset(path, layout), 0)
 
     return change
 
@@ -190,7 +186,7 @@ def declared(group: str, size: int) -> Callable[[Any, Path], None]:
         rest = tuple(file[path].shape[1:])
         del file[path]
         row = int(np.prod(rest, dtype=np.int64)) * dtype.itemsize
-        file.create_dataset(path, (size // row, *rest), dtype).attrs["crc32"] = np.uint32(_zeros(size))
+        stamp(file.create_dataset(path, (size // row, *rest), dtype), _zeros(size))
 
     return change
 
@@ -218,7 +214,7 @@ def packed(group: str) -> Callable[[Any, Path], None]:
         made = h5py.h5d.create(file.id, path.encode(), h5py.h5t.NATIVE_FLOAT, space, creation)
         inner = zlib.compress(zlib.compress(bytes(1 << 20), 9), 9)
         made.write_direct_chunk((0,), inner)
-        h5py.Dataset(made).attrs["crc32"] = np.uint32(0)
+        stamp(h5py.Dataset(made), 0)
 
     return change
 
@@ -254,18 +250,12 @@ def references(file: Any, outside: Path) -> None:
     """Texts of any length, which are no arrays."""
     made = file.create_dataset("server/texts", (3,), h5py.string_dtype())
     made[:] = "x" * 99
-    made.attrs["crc32"] = np.uint32(0)
+    stamp(made, 0)
 
 
 def shard_names(name: str) -> Callable[[Any, Path], None]:
     def change(file: Any, outside: Path) -> None:
-        del file["layout/files"]
-        file["layout/files"] = np.array([name.replace("OUT", str(outside)).encode()])
-        stamp(file["layout/files"])
-        for each in ("bytes", "crc32"):
-            del file[f"layout/{each}"]
-            file[f"layout/{each}"] = np.zeros(1, np.int64)
-            stamp(file[f"layout/{each}"])
+        restate(file, about(file) | {"shards": {name.replace("OUT", str(outside)): [0, 0]}})
         for each in ("file", "row"):
             file[f"layout/{each}"][...] = 0
             stamp(file[f"layout/{each}"])
@@ -274,10 +264,9 @@ def shard_names(name: str) -> Callable[[Any, Path], None]:
 
 
 def far_clients(file: Any, outside: Path) -> None:
-    """Ids that a loop over all clients would count up to."""
-    for name in file["layout/cohorts"]:
-        file[f"layout/cohorts/{name}"][-1] = 1 << 60
-        stamp(file[f"layout/cohorts/{name}"])
+    """Cohorts that are not there."""
+    file["layout/cohort"][-1] = 1 << 60
+    stamp(file["layout/cohort"])
 
 
 def wrong_rows(file: Any, outside: Path) -> None:

@@ -23,7 +23,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONWARNINGS": "error",
 }
-_WRITES = "pflmpi.store.records.background"  # the process beside a rank that turns records into HDF5
 BIN = Path(sys.executable).parent
 PFLMPI = [sys.executable, "-m", "pflmpi"]
 
@@ -84,7 +83,7 @@ def descendants(pid: int) -> list[int]:
 
 def ranks_of(pid: int) -> list[int]:
     """The processes below one that are ranks: they run `pflmpi` and have no child that does."""
-    mine = [one for one in descendants(pid) if "pflmpi" in (said := _command(one)) and _WRITES not in said]
+    mine = [one for one in descendants(pid) if "pflmpi" in _command(one)]
     return [one for one in mine if not any(child in mine for child in descendants(one))]
 
 

@@ -9,9 +9,6 @@ import pytest
 
 from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
-from pflmpi.store.records.content import Checkpoint, pack
-from pflmpi.store.records.segments import RecordFile
-from pflmpi.store.records.sharing import row_bytes, shared
 from pflmpi.store.round_file import Layout, RoundContent, write_round
 from pflmpi.store.shard import write_shard
 
@@ -47,7 +44,6 @@ class World:
             for name, leaves in self.templates.items()
         }
         self.changed = np.ones(self.n, bool)
-        self.records: list[RecordFile] = []
         self.train(np.empty(0, np.int64))
 
     def draw(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -86,25 +82,6 @@ class World:
         write_round(self.run, content, layout, self.templates, attributes)
         self.layout = layout
         self.changed[:] = False
-
-    def record(self, round: int, ranks: int, keep: int = 0) -> list[RecordFile]:
-        """Record a checkpoint as that many ranks do, each in its file, rank 0 first."""
-        while len(self.records) < ranks:
-            self.records.append(RecordFile(self.run, len(self.records)))
-        host = self.rng.integers(0, ranks, self.n)
-        per_rank = [np.flatnonzero((host == rank) & self.changed) for rank in range(ranks)]
-        sizes = row_bytes(self.templates, self.cohort_of)
-        layout, shared_by = shared(self.layout, round, per_rank, sizes, self.cohort_of)
-        layout = layout.only([cohort for cohort, leaves in self.templates.items() if leaves])
-        attributes = {"run": "1", "config": "seed: 0\n" * 20, "ranks": ranks, "share": 0.5}
-        content = RoundContent(round, self.server, self.metrics, self.moved)
-        rest = Checkpoint(content, layout, self.templates, attributes, shared_by, keep)
-        for rank, clients in enumerate(per_rank):
-            if rank == 0 or self.flat(clients):
-                self.records[rank].append(pack(round, self.flat(clients), rest if rank == 0 else None))
-        self.layout = layout
-        self.changed[:] = False
-        return self.records
 
     def some(self) -> np.ndarray:
         return np.flatnonzero(self.rng.random(self.n) < 0.4)

@@ -19,10 +19,8 @@ import processes
 import quick_run
 import table_file
 import testbed
-from checkpoints import complete
 from pflmpi.store import job_file, run_folder
-from pflmpi.sweep.cells import cells
-from pflmpi.sweep.table import load
+from pflmpi.sweep.table import cells, load
 from project import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900), pytest.mark.usefixtures("slurm")]
@@ -53,7 +51,7 @@ def write(folder: Path, rounds: int = 3) -> str:
 
 def shorten(folder: Path) -> int:
     """Let a run that has stopped end soon after its newest round, and return that round."""
-    last = complete(folder / "run")[-1]
+    last = run_folder.rounds(folder / "run")[-1]
     write(folder, last + 2)
     return last
 
@@ -91,7 +89,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 def reach(run: Path, round: int) -> None:
     """Wait until a run has a checkpoint of this round or a later one."""
-    wait_for(lambda: complete(run)[-1:] >= [round], f"round {round} of {run}")
+    wait_for(lambda: run_folder.rounds(run)[-1:] >= [round], f"round {round} of {run}")
 
 
 def requeued(job: str, restarts: int) -> None:
@@ -198,7 +196,7 @@ def test_three_requeues_in_one_run_lose_nothing(folder: Path) -> None:
     job, _ = submit(folder, write(folder, MANY), "--out=run", "--requeue", "--ntasks=2")
     stops: list[Callable[[str], None]] = [warn, requeue, warn]
     for restarts, stop in enumerate(stops, 1):
-        done = complete(folder / "run")[-1:] or [0]
+        done = run_folder.rounds(folder / "run")[-1:] or [0]
         reach(folder / "run", done[0] + 2)
         stop(job)
         requeued(job, restarts)

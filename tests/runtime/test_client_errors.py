@@ -13,8 +13,7 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import PflmpiError
 from pflmpi.experiment.build import load_federation
 from pflmpi.runtime import client_errors
-from pflmpi.store import run_folder
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder
 
 ROUNDS = 4
 EXECUTORS = [{"executor": "loop"}, {"executor": "lanes", "lanes": 3}]
@@ -123,16 +122,6 @@ def test_a_fault_of_the_machine_is_no_clients(
     raw = settings(monkeypatch, runtime, round=0, steps=steps, fault="MemoryError")
     with pytest.raises(PflmpiError, match="MemoryError"):
         quick_run.run(raw, tmp_path / "run")
-
-
-def test_a_run_of_before_gets_the_new_column_when_it_is_resumed(tmp_path: Path) -> None:
-    columns = metrics_file.COLUMNS[: metrics_file.COLUMNS.index("skipped")]
-    old = f"{','.join(columns)}\n{','.join(['1'] * len(columns))}\n".encode()
-    metrics_file.restore(tmp_path, old)
-    metrics_file.restart(tmp_path, 1)
-    metrics_file.append(tmp_path, ["2"] * len(metrics_file.COLUMNS))
-    assert [row["skipped"] for row in metrics_file.read(tmp_path)] == ["0", "2"]
-    assert [row["unseen_accuracy_mean"] for row in metrics_file.read(tmp_path)] == ["", "2"]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import torch
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import prepare
-from pflmpi.store import run_folder
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder
 from pflmpi.testing.conformance import EXECUTORS
 
 
@@ -52,12 +51,3 @@ def test_the_training_loss_is_that_of_the_steps_before_they_are_taken(tmp_path: 
         scores = task.predict(task.init(), task.prepare(images))
         expected = torch.nn.functional.cross_entropy(scores, labels).item()
         assert found[client] == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_run_without_the_new_columns_is_continued(tmp_path: Path) -> None:
-    quick_run.run(quick_run.settings(training={"rounds": 1}), tmp_path / "run")
-    lines = metrics_file.text(tmp_path / "run").decode().splitlines()
-    metrics_file.restore(tmp_path / "run", "\n".join([",".join(one.split(",")[:18]) for one in lines] + [""]).encode())
-    metrics_file.restart(tmp_path / "run", 1)
-    line = metrics_file.read(tmp_path / "run")[0]
-    assert line["accuracy_mean"] and (line["train_loss"], line["f1_macro"]) == ("", "")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import quick_run
+from described import about
 from pflmpi.analysis.run import open_run
 from pflmpi.data import dataset, loading, unseen
 from pflmpi.data.dataset import Dataset
@@ -61,9 +62,9 @@ def test_they_are_in_every_checkpoint_and_shown(
     x = np.load(table)["x"].astype(np.float32)
     for number in open_run(tmp_path / "run").rounds:
         with h5py.File(tmp_path / "run" / f"round_{number:05}.h5") as file:
-            assert "(x - mean) / std" in file["normalisation"].attrs["description"]
-            np.testing.assert_allclose(file["normalisation/mean"][()], x.mean(0, np.float64), rtol=1e-12)
-            np.testing.assert_allclose(file["normalisation/std"][()], x.std(0, dtype=np.float64), rtol=1e-12)
+            said = about(file)["normalisation"]
+            np.testing.assert_allclose(said["mean"], x.mean(0, np.float64), rtol=1e-12)
+            np.testing.assert_allclose(said["std"], x.std(0, dtype=np.float64), rtol=1e-12)
     found = open_run(tmp_path / "run").round().normalisation
     shown = " ".join(f"{value:.4g}" for value in found["mean"])
     assert quick_run.command(["inspect", str(tmp_path / "run")]) == 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import quick_run
+from described import about
 from pflmpi.analysis.integrity import check
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
@@ -155,14 +156,13 @@ def with_attribute(run: Path, name: str, value: object) -> Path:
     """Change an attribute of the file of round 3, as with a tool; None removes it."""
     path = run / "round_00003.h5"
 
-    def fill(target: h5py.File) -> None:
+    def fill(writing: checked_hdf5.Writing) -> None:
         with h5py.File(path, "r") as source:
             for group in source:
-                source.copy(group, target)
-            attributes = dict(source.attrs) | {name: value}
-        for key in attributes:
-            if attributes[key] is not None:
-                target.attrs[key] = attributes[key]
+                source.copy(group, writing.file)
+            writing.about |= about(source)
+        said = writing.about["run"] | {name: value}
+        writing.about["run"] = {key: each for key, each in said.items() if each is not None}
 
     other = path.with_name("other")
     checked_hdf5.write(other, fill)
@@ -181,7 +181,7 @@ def test_a_description_that_cannot_be_read_is_one_error(
         getattr(open_run(run).round(3), name)
 
 
-@pytest.mark.parametrize(("name", "value"), [("round", None), ("run", np.zeros(3)), ("config", 5), ("round", "x")])
+@pytest.mark.parametrize(("name", "value"), [("round", None), ("run", [0, 0]), ("config", 5), ("round", "x")])
 def test_a_round_file_that_does_not_say_what_it_is_is_found(
     name: str, value: object, runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -230,7 +230,7 @@ def test_a_checkpoint_of_round_0_survives_its_continuation(tmp_path: Path) -> No
     assert quick_run.resume(tmp_path / "parts", ("training.rounds=3",), 2) == whole
 
 
-def test_a_damaged_metrics_file_is_found_and_restored_by_a_continuation(
+def test_a_damaged_metrics_file_is_refused_and_a_missing_one_begins_anew(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     run = shutil.copytree(runs[0], tmp_path / "run")
@@ -240,8 +240,22 @@ def test_a_damaged_metrics_file_is_found_and_restored_by_a_continuation(
         metrics.write_bytes(damaged)
         (problem,) = [text for each in check(run) if each.path == metrics for text in each.problems]
         assert "differs from what round 3 recorded" in problem or "damaged" in problem or "cannot be read" in problem
-        quick_run.resume(run, ("training.rounds=3",))
-        assert metrics.read_bytes() == whole
+        with pytest.raises(UserError, match=r"metrics.csv differs .* in line.*; put it back from a copy, or delete it"):
+            quick_run.resume(run, ("training.rounds=4",))
+        assert metrics.read_bytes() == damaged
+    metrics.unlink()
+    quick_run.resume(run, ("training.rounds=4",))
+    lines = metrics.read_text().splitlines()
+    assert [line.split(",")[:3] for line in lines[1:4]] == [[str(round), "0", ""] for round in (1, 2, 3)]
+    assert lines[4].startswith("4,") and lines[4].split(",")[2] and not problems(run)
+
+
+def test_which_line_was_changed_is_told_from_the_rounds_before(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    run = shutil.copytree(runs[0], tmp_path / "run")
+    path = run / "metrics.csv"
+    path.write_text(path.read_text().replace("\n3,", "\n8,"))
+    with pytest.raises(UserError, match=r"differs from what round 3 recorded, in line 4;"):
+        quick_run.resume(run, ("training.rounds=4",))
 
 
 @pytest.mark.parametrize(
@@ -329,17 +343,6 @@ def test_a_directory_with_the_name_of_a_checkpoint_is_refused(runs: tuple[Path, 
     (run / "round_00006.h5").mkdir()
     with pytest.raises(UserError, match=r"round_00006.h5 is a directory named like a checkpoint; move it away"):
         quick_run.resume(run, ("training.rounds=7",))
-
-
-def test_metrics_of_another_kind_are_named_where_no_checkpoint_recorded_them(
-    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = shutil.copytree(runs[0], tmp_path / "run")
-    monkeypatch.setattr(run_folder, "read_history", lambda run, round: None)  # as in format 1
-    for text in ("round,colour\n1,red\n", "round\nx\n"):
-        (run / "metrics.csv").write_text(text)
-        with pytest.raises(UserError, match=r"metrics.csv is damaged: .*delete it"):
-            quick_run.resume(run, ("training.rounds=4",))
 
 
 def test_the_first_runs_of_format_2_have_no_checksum_and_one_cut_off_is_told_from_them(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import h5py
 import numpy as np
 import pytest
 
+from described import about
+from pflmpi.errors import CheckpointError
 from pflmpi.store import checked_hdf5, run_folder
 from pflmpi.store.names import round_path
-from pflmpi.store.records import content
 from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
 
 N = 4
@@ -42,14 +43,10 @@ def test_each_client_reads_what_it_received(run: Path) -> None:
     assert found["model/head/scale"].tolist() == [2, 2]
 
 
-def test_a_record_holds_few_rows_and_the_round_file_those_of_all_clients(tmp_path: Path) -> None:
+def test_of_rows_that_clients_share_the_round_file_has_one_for_each_client(tmp_path: Path) -> None:
     few, chosen = np.arange(4000.0).reshape(2, 2000), np.arange(N) % 2
     made = RoundContent(3, {}, received={"centre": ReceivedMessage({"weight": few}, True, chosen)})
-    layout = Layout.unwritten(np.zeros(N, np.int64))
-    record = content.pack(3, {}, content.Checkpoint(made, layout, {"cohort0": {}}, {}, {}, 0))
-    assert sum(array.nbytes for array in record.arrays.values()) < N * few[0].nbytes
-    found = content.checkpoint_of(record)
-    write_round(tmp_path, found.content, found.layout, found.templates, {"config": "seed: 0"})
+    write_round(tmp_path, made, Layout.unwritten(np.zeros(N, np.int64)), {"cohort0": {}}, {"config": "seed: 0"})
     read = run_folder.read_received(tmp_path, 3, np.arange(N))
     assert np.array_equal(read["centre/weight"], few[chosen])
 
@@ -64,18 +61,23 @@ def test_what_the_server_keeps_is_stored_once(run: Path) -> None:
 def test_measured_values_and_units_are_there(run: Path) -> None:
     assert run_folder.read_diagnostics(run, 3)["weights"].tolist() == [[1, 0], [0, 1]]
     with h5py.File(round_path(run, 3)) as file:
-        assert file["metrics/seconds_round"].attrs["unit"] == "s"
-        assert file["bytes/up"].attrs["unit"] == "bytes"
-        assert all("description" in file[group].attrs for group in file)
+        said = about(file)
+        assert said["metrics"] == {"seconds_round": 0.5} and said["arrays"]["bytes/up"]["unit"] == "bytes"
 
 
-def test_a_file_of_format_1_has_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 1)
+def test_axes_have_names_also_for_xarray(run: Path) -> None:
+    with h5py.File(round_path(run, 3)) as file:
+        assert file["layout/row"].dims[0][0] == file["client"]
+        assert [axis[0].name for axis in file["received/centre/weight"].dims] == ["/client", "/size_2"]
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("h5netcdf")
+    with xarray.open_dataset(round_path(run, 3), group="bytes", engine="h5netcdf", phony_dims="sort") as found:
+        assert found["up"].dims == ("client",) and found["up"].to_numpy().tolist() == [0, 1, 2, 3]
 
-    def fill(file: h5py.File) -> None:
-        file.create_group("server")
 
-    checked_hdf5.write(round_path(tmp_path, 3), fill)
+def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_hdf5, "FORMAT_VERSION", 4)
+    checked_hdf5.write(round_path(tmp_path, 3), lambda writing: None)
     monkeypatch.undo()
-    assert run_folder.read_received(tmp_path, 3, np.arange(N)) == {}
-    assert run_folder.read_diagnostics(tmp_path, 3) == {}
+    with pytest.raises(CheckpointError, match=r"round_00003.h5 was written by a pflmpi before .* version is 4, .* 5"):
+        run_folder.read_server(tmp_path, 3)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import quick_run
 from damage import damaged
+from described import about
 from fuzzing import fuzz
 from pflmpi.analysis.run import open_run
 from pflmpi.config import stored
@@ -83,26 +84,26 @@ def _readers(run: Path) -> list[Callable[[], object]]:
 def _rewritten(path: Path, rng: random.Random) -> None:
     """Write a file anew with one group, array or attribute of it removed or replaced."""
 
-    def fill(target: h5py.File) -> None:
+    def fill(writing: checked_hdf5.Writing) -> None:
+        target = writing.file
         with h5py.File(path, "r") as source:
             for name in source:
                 source.copy(name, target)
-            for name, value in source.attrs.items():
-                target.attrs[name] = value
+            writing.about = about(source)
             places: list[str] = []
             source.visit(places.append)
-        place = rng.choice([*places, ""])
-        attributes = target[place].attrs if place else target.attrs
+        place = rng.choice(places)
         kind = rng.randrange(3)
-        odd = rng.choice((5, -1, 2**62, "x", "{}", "[1]", np.zeros(3), np.nan, b"\xff"))
-        if kind == 0 and len(attributes):
-            attributes[rng.choice(list(attributes))] = odd
-        elif kind == 1 and len(attributes):
-            del attributes[rng.choice(list(attributes))]
-        elif place:
+        if kind == 0:
+            said = rng.choice([writing.about, *(each for each in writing.about.values() if isinstance(each, dict))])
+            key = rng.choice([*said, "more"])
+            said[key] = rng.choice((5, -1, 2**62, "x", "{}", "[1]", [1], {"a": None}, None, "\x1b"))
+        elif kind == 1:
+            del writing.about[rng.choice(list(writing.about))]
+        else:
             del target[place]
             if rng.random() < 0.6:
-                target[place] = odd
+                target[place] = rng.choice((5, -1, 2**62, "x", np.zeros(3), np.nan, b"\xff"))
             elif rng.random() < 0.5:
                 target.create_group(place)
 

@@ -68,7 +68,7 @@ def test_a_small_file_is_written_at_once_and_is_the_same_as_one_in_pieces(
     worlds[0].save(0, ranks=2)
     files = sorted(worlds[0].run.rglob("*.h5"))
     assert sorted(sizes) == sorted(path.stat().st_size for path in files)
-    monkeypatch.setattr(checked_hdf5, "_SMALL", -1)
+    monkeypatch.setattr(checked_hdf5, "_SMALL", 0)
     worlds[1].save(0, ranks=2)
     assert len(sizes) > 2 * len(files)
     for world in worlds:
@@ -77,6 +77,32 @@ def test_a_small_file_is_written_at_once_and_is_the_same_as_one_in_pieces(
         with h5py.File(path) as small, h5py.File(worlds[1].run / path.relative_to(worlds[0].run)) as pieces:
             assert small.userblock_size == pieces.userblock_size == 512
             assert checked_hdf5.names(small) == checked_hdf5.names(pieces)
+
+
+def test_a_large_array_is_written_in_one_call_and_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, read, written, read_again = os.pwrite, os.pread, list[int](), list[int]()
+
+    def counted(descriptor: int, size: int, position: int) -> bytes:
+        content = read(descriptor, size, position)
+        read_again.append(len(content))
+        return content
+
+    monkeypatch.setattr(os, "pwrite", lambda *given: written.append(len(given[1])) or write(*given))
+    monkeypatch.setattr(os, "pread", counted)
+    arrays = {"large": np.arange(1 << 20, dtype=np.float64), "small": np.arange(3), "flags": np.ones(1 << 21, bool)}
+
+    def fill(writing: checked_hdf5.Writing) -> None:
+        for name, array in arrays.items():
+            writing.put(name, array)
+
+    checked_hdf5.write(tmp_path / "file.h5", fill)
+    assert 8 << 20 in written and 1 << 21 in written and max(written) == 8 << 20
+    assert sum(read_again) < 1 << 16
+    assert checked_hdf5.damage(tmp_path / "file.h5") is None and checked_hdf5.damaged_arrays(tmp_path / "file.h5") == []
+    with h5py.File(tmp_path / "file.h5") as file:
+        assert all(np.array_equal(file[name][()], array) for name, array in arrays.items())
 
 
 @pytest.mark.parametrize("error", [AssertionError, ZeroDivisionError, NameError, KeyboardInterrupt])

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import quick_run
+from described import about
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, checksums, run_folder
+from pflmpi.store import checked_hdf5, checksums, one_file, run_folder
 from pflmpi.store.names import shard_path
-from pflmpi.store.one_file import reading, writing
 from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
 from store_world import Dying, Killed, World
 
@@ -29,7 +29,7 @@ def ignore(done: int, total: int) -> None:
 
 
 def written(path: Path, world: World, round: int, compress: bool = False) -> h5py.File:
-    writing.write(path, world.run, round, compress, ignore)
+    one_file.write(path, world.run, round, compress, ignore)
     return h5py.File(path)
 
 
@@ -44,40 +44,42 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 def test_one_file_holds_all_of_a_checkpoint_by_itself(
     cohort_of: list[int], compress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_AT_ONCE", 100)  # so that there are several pieces
+    monkeypatch.setattr(one_file, "_AT_ONCE", 100)  # so that there are several pieces
     world = World(tmp_path / "run", cohort_of, 1)
     for round in range(3):
         world.train(world.some())
         world.save(round, ranks=3)
     with written(tmp_path / "one.h5", world, 2, compress) as file:
         shutil.rmtree(world.run)
-        assert file.attrs["content"] == "complete" and file.attrs["round"] == 2 and file.attrs["share"] == 0.5
+        said = about(file)
+        assert said["content"] == "complete" and said["run"]["round"] == 2 and said["run"]["share"] == 0.5
         for path, found in datasets(file).items():
             assert not found.is_virtual and found.external is None and found.file == file, path
             assert isinstance(file.get(path, getlink=True), h5py.HardLink)
-            assert found.attrs["crc32"] == checksums.crc32(found[()]) and "description" in found.attrs
+            if not path.startswith("size_"):
+                assert said["arrays"][path]["crc32"] == checksums.crc32(found[()]), path
         for cohort, leaves in world.state.items():
             group = file["clients"] if len(world.state) == 1 else file["clients"].get(cohort, {})
             assert len(world.state) == 1 or not leaves or group["client"][()].tolist() == world.ids[cohort].tolist()
             for path, array in leaves.items():
                 np.testing.assert_array_equal(group[path][()], array, strict=True)
                 assert group[path].compression == ("gzip" if compress and array.size else None)
-    assert reading.digest(tmp_path / "one.h5") == world.digest()
+    assert one_file.digest(tmp_path / "one.h5") == world.digest()
 
 
 def test_few_clients_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path / "run", [0] * 40, 0)
     world.save(0, ranks=1)
     row = sum(array.nbytes // 40 for array in world.state["cohort0"].values())
-    monkeypatch.setattr(writing, "_AT_ONCE", 9 * row)
-    sizes, rows_of = [], writing.reading.rows_of
+    monkeypatch.setattr(one_file, "_AT_ONCE", 9 * row)
+    sizes, rows_of = [], one_file.reading.rows_of
 
     def counting(run: Path, layout: Any, clients: np.ndarray) -> Any:
         sizes.append(len(clients))
         return rows_of(run, layout, clients)
 
-    monkeypatch.setattr(writing.reading, "rows_of", counting)
-    writing.write(tmp_path / "one.h5", world.run, 0, False, ignore)
+    monkeypatch.setattr(one_file.reading, "rows_of", counting)
+    one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     assert sizes == [8] * 5
 
 
@@ -87,9 +89,9 @@ def test_messages_that_the_server_keeps_too_are_stored_once(tmp_path: Path) -> N
     content = RoundContent(3, {"w": shared}, received=messages)
     layout = Layout.unwritten(np.zeros(4, np.int64))
     write_round(tmp_path, content, layout, {"cohort0": {}}, {"config": ""})
-    writing.write(tmp_path / "one.h5", tmp_path, 3, False, ignore)
+    one_file.write(tmp_path / "one.h5", tmp_path, 3, False, ignore)
     with h5py.File(tmp_path / "one.h5") as file:
-        assert file["received/model/w"] == file["server/w"] and file["received/mean"].attrs["own"]
+        assert file["received/model/w"] == file["server/w"] and about(file)["own"]["mean"]
         assert file["received/mean/w"][()].tolist() == own.tolist()
 
 
@@ -103,7 +105,7 @@ def test_a_process_that_dies_leaves_no_half_file_under_the_name(
         with monkeypatch.context() as patch:
             Dying(patch, step)
             try:
-                writing.write(path, world.run, 0, False, ignore)
+                one_file.write(path, world.run, 0, False, ignore)
                 break
             except Killed:
                 pass
@@ -111,7 +113,7 @@ def test_a_process_that_dies_leaves_no_half_file_under_the_name(
             assert checked_hdf5.damage(path) is None
             path.unlink()
         step += 1
-    assert step > 3 and reading.digest(path) == world.digest()
+    assert step > 3 and one_file.digest(path) == world.digest()
 
 
 def test_a_damaged_shard_or_index_is_not_copied(tmp_path: Path) -> None:
@@ -121,11 +123,11 @@ def test_a_damaged_shard_or_index_is_not_copied(tmp_path: Path) -> None:
     with h5py.File(path, "r+") as file:
         file["cohort0/rows/seen"][2, 0] ^= True
     with pytest.raises(CheckpointError, match="first is client 2"):
-        writing.write(tmp_path / "one.h5", world.run, 0, False, ignore)
+        one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     with h5py.File(world.run / "round_00000.h5", "r+") as file:
         file["server/head/bias"][0] += 1
     with pytest.raises(CheckpointError, match=r"/server/head/bias in .* is damaged"):
-        writing.write(tmp_path / "one.h5", world.run, 0, False, ignore)
+        one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     assert list(tmp_path.iterdir()) == [world.run]
 
 
@@ -179,7 +181,7 @@ def test_an_exported_checkpoint_needs_nothing_else(run: Path, tmp_path: Path, ca
     with h5py.File(one) as file:
         found = file["clients/critical/weight"]
         assert found.dtype == bool and np.array_equal(found[()], expected) and expected.any()
-        assert file["history"][()] == history and file["partition/train_by_class"].shape == (7, 10)
+        assert about(file)["metrics_text"] == history.decode() and file["partition/train_by_class"].shape == (7, 10)
     assert main(["inspect", str(one), "--digest"]) == 0
     assert capfd.readouterr().out == f"{digest}\n"
     assert main(["inspect", str(one)]) == 0
@@ -199,13 +201,12 @@ def test_an_array_that_a_tool_has_changed_is_found_though_the_file_has_its_check
     newest = max(run.glob("round_*.h5"))
     for path, words in ((one, [str(one)]), (newest, [str(run)])):
 
-        def fill(target: h5py.File, source: Path = path) -> None:
+        def fill(changed: checked_hdf5.Writing, source: Path = path) -> None:
             with h5py.File(source) as file:
                 for name in file:
-                    file.copy(name, target)
-                for name, value in file.attrs.items():
-                    target.attrs[name] = value
-            target["metrics/correct"][0] += 1
+                    file.copy(name, changed.file)
+                changed.about |= about(file)
+            changed.file["metrics/correct"][0] += 1
 
         checked_hdf5.write(tmp_path / "changed.h5", fill)
         (tmp_path / "changed.h5").replace(path)
@@ -260,7 +261,7 @@ def test_an_older_round_is_taken_only_where_that_is_allowed(run: Path, tmp_path:
         said = capfd.readouterr()
         assert "pflmpi: WARNING: round 3" in said.err and "round 2" in said.out
     with h5py.File(out) as file:
-        assert file.attrs["round"] == 2
+        assert about(file)["run"]["round"] == 2
     with pytest.warns(UserWarning, match="round 2 stands for a newer one"):
         assert open_run(run).round().number == 2
 

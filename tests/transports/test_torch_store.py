@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 import processes
 import quick_run
-from checkpoints import complete
+from pflmpi.store import run_folder
 from pflmpi.transports import torch_store
 from pflmpi.transports.detect import Launch
 from pflmpi.transports.torch_store import Arrivals, connect, listen
@@ -120,7 +120,7 @@ def test_a_run_on_one_machine_cannot_be_reached_from_another(tmp_path: Path) -> 
     config.write_text(yaml.safe_dump(quick_run.settings(training={"rounds": 2, "epochs": 5000})))
     process = processes.launch([*processes.PFLMPI, "run", str(config), "--out", str(tmp_path / "run"), "--ranks", "2"])
     try:
-        processes.wait_for(lambda: 0 in complete(tmp_path / "run"), "the first checkpoint")
+        processes.wait_for(lambda: 0 in run_folder.rounds(tmp_path / "run"), "the first checkpoint")
         addresses = listening_of([process.pid, *processes.descendants(process.pid)])
     finally:
         processes.kill_all(process.pid)

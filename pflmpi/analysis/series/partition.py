@@ -70,7 +70,7 @@ def partition(run: Run) -> Matrices | Missing:
     except CheckpointError as error:
         return Missing(_TITLE, str(error))
     if counts is None:
-        return Missing(_TITLE, f"{run.path} has no partition.csv")
+        return Missing(_TITLE, f"{run.path} has no partition.csv; `pflmpi data CONFIG` draws it from the configuration")
     clients, classes = counts.train.shape
     names = class_names(run, classes)
     return Matrices(

@@ -1,1 +1,0 @@
-"""Files that are too large to be made in memory."""

@@ -1,0 +1,133 @@
+"""RUN/metrics.csv: one line per round; resuming drops the lines of rounds that will run again.
+
+Each round file holds the length and CRC-32 of the file as it was after the round; see `store.verify`.
+"""
+
+import contextlib
+import csv
+import io
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from zlib_ng import zlib_ng as zlib
+
+from pflmpi import atomic, regular_file
+from pflmpi.errors import RunError
+from pflmpi.store.checked_hdf5 import Checksum
+from pflmpi.text import for_shell
+
+EMPTY = Checksum(0, 0)
+logger = logging.getLogger(__name__)
+
+COLUMNS = (
+    "round",
+    "participants",
+    "accuracy_mean",
+    "accuracy_weighted",
+    "accuracy_std",
+    "up_bytes",
+    "down_bytes",
+    "wire_up_bytes",
+    "wire_down_bytes",
+    "seconds",
+    "compute_seconds",
+    "exchange_seconds",
+    "evaluation_seconds",
+    "checkpoint_seconds",
+    "skipped",  # participants that failed
+    "unseen_accuracy_mean",  # of clients that were kept out of training
+    "unseen_accuracy_weighted",
+    "unseen_accuracy_std",
+    "train_loss",  # mean over the participants
+    "test_loss",
+    "f1_macro",
+    "accuracy_bottom",
+    "trained_accuracy_mean",  # of the participants after local training (`evaluation.when: both`)
+    "trained_accuracy_weighted",
+    "trained_accuracy_std",
+    "trained_test_loss",
+    "waiting_seconds",  # for the slowest rank, the mean of the ranks that compute
+    "memory_rank_bytes",  # the most that the largest rank ever had; 0: unknown
+    "memory_bytes",  # that of all ranks together
+)
+_NUMBER = re.compile(r"-?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan)", re.ASCII)
+_COUNTS = ("round", "participants", "skipped")
+
+
+def is_count(name: str) -> bool:
+    """Whether the values of a column are whole numbers."""
+    return name in _COUNTS or name.endswith("_bytes")
+
+
+def is_number(name: str, text: str) -> bool:
+    """Whether a text is a value of a column; measures may be empty where a round has none."""
+    return text.isdecimal() and len(text) < 19 if is_count(name) else not text or _NUMBER.fullmatch(text) is not None
+
+
+def path(run: Path) -> Path:
+    """The metrics file of a run."""
+    return run / "metrics.csv"
+
+
+def read(run: Path) -> list[dict[str, str]]:
+    """Complete lines of the file with as many values as columns, one mapping from column to text per round."""
+    if not os.path.lexists(path(run)):
+        return []
+    text = regular_file.read(path(run)).decode()
+    lines = text[: text.rfind("\n") + 1].splitlines()  # a killed process may leave half a line
+    return [row for row in csv.DictReader(lines) if None not in row and None not in row.values()]
+
+
+def restart(run: Path, done: int) -> None:
+    """Keep the lines of rounds 1 to `done` and drop the rest; where the file is missing, those have no figures."""
+    lines = text(run).splitlines(keepends=True)[: done + 1] if done else []
+    if not lines:
+        lost = ["0" if is_count(name) else "" for name in COLUMNS[1:]]
+        rows = [COLUMNS, *((str(round), *lost) for round in range(1, done + 1))]
+        lines = [f"{','.join(row)}\n".encode() for row in rows]
+    atomic.write(path(run), b"".join(lines))
+
+
+def flush(run: Path) -> None:
+    """Bring the lines so far to disk, before the round file that vouches for them."""
+    with contextlib.suppress(FileNotFoundError):  # deleted meanwhile, as `append` has said
+        descriptor = os.open(path(run), os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def checksum(content: bytes, before: Checksum = EMPTY) -> Checksum:
+    """Length and CRC-32 of the file, of which `content` are the last bytes and `before` describes the others."""
+    return Checksum(before.bytes + len(content), zlib.crc32(content, before.crc32))
+
+
+def text(run: Path) -> bytes:
+    """The whole file; nothing where there is none."""
+    return regular_file.read(path(run)) if os.path.lexists(path(run)) else b""
+
+
+def append(run: Path, line: Sequence[str | int]) -> str:
+    """Append the line of a round, one value per column; return it."""
+    assert len(line) == len(COLUMNS)
+    csv.writer(written := io.StringIO(), lineterminator="\n").writerow(line)
+    try:
+        with open(path(run), "a", newline="", opener=_not_through_a_link) as file:
+            if not file.tell():
+                logger.warning("%s was deleted meanwhile; the figures of the rounds before are lost", path(run))
+                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+            file.write(written.getvalue())
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path(run)}: {error.strerror}; the newest complete checkpoint is intact: "
+            f"{atomic.remedy(error)} and continue with `pflmpi resume {for_shell(run)}`"
+        ) from error
+    return written.getvalue()
+
+
+def _not_through_a_link(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)

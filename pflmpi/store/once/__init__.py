@@ -1,1 +1,0 @@
-"""Leaves of which all rows are the same: stored once, and shown as a row of every client."""

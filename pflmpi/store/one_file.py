@@ -1,0 +1,299 @@
+"""A checkpoint as one HDF5 file that needs no other: the content of the round file, with the clients' rows in place.
+
+It is written a few clients at a time, which are checked; so memory holds neither all models nor a whole array. Of any
+other file of a run, reading says where the rest is.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pflmpi.errors import CheckpointError
+from pflmpi.store import checked_hdf5, metrics_file, partition_file, reading, verify
+from pflmpi.store.checked_hdf5 import Writing
+from pflmpi.store.checksums import crc32
+from pflmpi.store.descriptions import PARTITION, Described, Descriptions
+from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
+from pflmpi.store.hdf5 import Dataset, File, Group, h5py
+from pflmpi.store.layout import NOWHERE, Layout
+from pflmpi.store.layout import get as read_layout
+from pflmpi.store.names import round_path
+from pflmpi.store.round_file import put_members
+from pflmpi.store.shard import ClientRows
+
+COMPLETE = "complete"  # the attribute `content` of a file that needs no other
+_AT_ONCE = 1 << 25  # bytes of clients' rows in memory
+_CHUNK = 1 << 20  # bytes of a compressed piece; HDF5 keeps as much of each array in memory
+_DESCRIPTION = "a whole checkpoint, which needs no other file; made by `pflmpi export --all` from a run of pflmpi"
+
+
+class Array(NamedTuple):
+    """What a file says of one of its arrays; `value` only of single numbers."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    bytes: int
+    value: float | None
+
+
+def check(path: Path) -> None:
+    """Raise `CheckpointError` unless a path is a whole checkpoint in one file, every byte as it was written.
+
+    The message says what else the path is, and what to do with that.
+    """
+    if problem := elsewhere(path):
+        raise CheckpointError(problem)
+
+
+def elsewhere(path: Path) -> str | None:
+    """What a path is and where the state is, if it is no folder of a run; None for a checkpoint in one file."""
+    try:
+        checked_hdf5.recorded_checksum(path)
+    except CheckpointError:
+        return f"{path} is no folder; name the folder that `pflmpi run` printed"
+    if problem := checked_hdf5.damage(path):
+        return problem
+    with checked_hdf5.reading(path) as file:
+        about = checked_hdf5.about(file)
+        if about.get("content") == COMPLETE:
+            return None
+        if "layout" not in file:
+            rank = f" of rank {about['rank']}" if "rank" in about else ""
+            return f"{path} is a part of a run{rank}, and not a checkpoint; name the folder of the run"
+        return _of_index(path, file)
+
+
+def _of_index(path: Path, file: File) -> str:
+    round = int(checked_hdf5.about(file)["run"]["round"])
+    files = read_layout(file).files
+    there = sum((path.parent / name).exists() for name in files)
+    if there == len(files):
+        return f"{path} is the index of a checkpoint; name the folder of the run, {path.parent}, with --round {round}"
+    return (
+        f"{path} is only the index of a checkpoint: it has what the server keeps, but the state of the clients lies in "
+        f"{len(files)} files of the folder shards/, of which {there} are beside it; copy the folder of the run as a "
+        f"whole, or write one file where the run is: `pflmpi export RUN --round {round} --all -o one.h5`"
+    )
+
+
+def damaged_arrays(path: Path) -> None:
+    """Raise `CheckpointError` unless each array is what its own checksum says."""
+    if problems := checked_hdf5.damaged_arrays(path):
+        raise CheckpointError("; ".join(problems))
+
+
+def arrays(path: Path) -> list[Array]:
+    """The arrays of the state, metrics and bytes of a checkpoint in one file, and its single numbers."""
+    found = []
+    with checked_hdf5.reading(path) as file:
+        for section in ("server", "clients", "metrics", "bytes", "normalisation"):
+            group, single = file.get(section, {}), checked_hdf5.numbers(file, section)
+            for name in sorted([*checked_hdf5.names(group), *single]):
+                array = single[name] if name in single else checked_hdf5.stored(group, name)
+                value = (
+                    None if array.shape else float(single[name] if name in single else checked_hdf5.get(group, name))
+                )
+                found.append(Array(f"{section}/{name}", array.shape, array.dtype, array.nbytes, value))
+    return found
+
+
+def digest(path: Path) -> str:
+    """Digest of the state, the same as of the run's folder; only a few clients at a time are in memory."""
+    with checked_hdf5.reading(path) as file:
+        server = {name: checked_hdf5.get(file["server"], name) for name in checked_hdf5.names(file["server"])}
+        return digest_of_blocks(server, _state_blocks(file["clients"]))
+
+
+def _state_blocks(clients: Group) -> Iterator[ClientRows]:
+    """The state of a few clients at a time, in ascending order of the ids."""
+    paths = checked_hdf5.names(clients)
+    cohorts = sorted({path.partition("/")[0] for path in paths if path.endswith("/client")})
+    groups = {name: clients[name] for name in cohorts} if cohorts else {"cohort0": clients} if paths else {}
+    ids = {
+        name: checked_hdf5.get(group, "client") if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
+        for name, group in groups.items()
+    }
+    leaves = {
+        name: [leaf for leaf in checked_hdf5.names(group) if not cohorts or leaf != "client"]
+        for name, group in groups.items()
+    }
+    everyone = np.unique(np.concatenate([np.empty(0, np.int64), *ids.values()]))
+    for start in np.unique(everyone // CLIENTS_AT_ONCE * CLIENTS_AT_ONCE).tolist():
+        block: ClientRows = {}
+        for name, group in groups.items():
+            first, last = np.searchsorted(ids[name], [start, start + CLIENTS_AT_ONCE])
+            if last > first:
+                block[name] = (
+                    ids[name][first:last],
+                    {leaf: checked_hdf5.stored(group, leaf)[first:last] for leaf in leaves[name]},
+                )
+        yield block
+
+
+class _Target:
+    """An array that is written in pieces, row after row, with the CRC-32 over all of it."""
+
+    def __init__(
+        self, writing: Writing, path: str, shape: tuple[int, ...], dtype: np.dtype, compress: bool, said: Described
+    ) -> None:
+        packed = compress and bool(shape) and 0 not in shape
+        options = {"chunks": _chunk(shape, dtype.itemsize), "compression": "gzip", "shuffle": True} if packed else {}
+        self._dataset: Dataset = writing.file.create_dataset(path, shape, dtype, **options)
+        self._writing, self._path, (self._unit, axes, self._text) = writing, path, said
+        writing.name_axes(self._dataset.id, shape, axes)
+        self._done, self.crc32 = 0, 0
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write the next rows."""
+        if rows.size:
+            self._dataset[self._done : self._done + len(rows)] = rows
+        self._done += len(rows)
+        self.crc32 = crc32(rows, self.crc32)
+
+    def finish(self) -> None:
+        """Store the checksum."""
+        self._writing.describe(self._path, self.crc32, self._unit, self._text)
+
+
+def write(path: Path, run: Path, round: int, compress: bool, update: Callable[[int, int], None]) -> None:
+    """Write the checkpoint of a round to one file.
+
+    Args:
+        compress: with gzip, which every HDF5 program reads.
+        update: called with the number of clients that are done, and of all.
+
+    Raises:
+        OSError: the file could not be written; see `atomic.replacing`.
+        CheckpointError: something of the round is missing or damaged.
+    """
+    layout, kinds = reading.read_layout(run, round), reading.read_kinds(run, round)
+
+    def fill(writing: Writing) -> None:
+        with checked_hdf5.reading(round_path(run, round)) as index:
+            about = checked_hdf5.about(index)
+            kept = ("run", "metrics", "bytes", "normalisation", "own", "metrics_csv")
+            writing.about |= {name: about[name] for name in kept}
+            writing.about |= {"content": COMPLETE, "content_description": _DESCRIPTION}
+            descriptions = Descriptions(json.loads(str(about["run"].get("diagnostics", "{}"))))
+            _put_arrays(writing, index, descriptions, compress)
+            _put_texts(writing, about["run"].get("partition_csv"), run, round)
+        _put_clients(writing, run, layout, kinds, descriptions, compress, update)
+
+    checked_hdf5.write(path, fill)
+
+
+def _put_arrays(writing: Writing, index: File, descriptions: Descriptions, compress: bool) -> None:
+    """Copy all but the clients' state; what is in `server` too is the same array by another name."""
+    for name in ("client", "participant"):
+        if name in index:
+            writing.scale(name, name, checked_hdf5.get(index, name), "ids")
+    for section in ("metrics", "bytes", "partition"):
+        for path in checked_hdf5.names(index.get(section, {})):
+            _copy(index, writing, f"{section}/{path}", compress, descriptions.figure(section, path))
+    for path in checked_hdf5.names(index.get("diagnostics", {})):
+        _copy(index, writing, f"diagnostics/{path}", compress, descriptions.diagnostic(path))
+    writing.file.require_group("server")
+    for path in checked_hdf5.names(index["server"]):
+        _copy(index, writing, f"server/{path}", compress, descriptions.server(path))
+    for name, own in checked_hdf5.about(index)["own"].items():
+        message = index["received"][name]
+        for path in checked_hdf5.names(message):
+            link, whole = message.get(path, getlink=True), f"received/{name}/{path}"
+            if isinstance(link, h5py.SoftLink):
+                writing.file[whole] = writing.file[link.path]
+                writing.about["arrays"][whole] = writing.about["arrays"][link.path.lstrip("/")]
+            else:
+                _copy(index, writing, whole, compress, descriptions.received(path, own))
+
+
+def _copy(index: File, writing: Writing, path: str, compress: bool, said: Described) -> None:
+    """Copy an array in pieces, and check it."""
+    found, (unit, axes, text) = checked_hdf5.stored(index, path), said
+    if not found.shape or not found.size:
+        writing.put(path, checked_hdf5.get(index, path), axes=axes[: found.ndim], unit=unit, description=text)
+        return
+    known = tuple(name for name in axes if name in ("client", "participant"))
+    copy = _Target(writing, path, found.shape, found.dtype, compress, (unit, known, text))
+    at_once = _rows_at_once(found.nbytes // len(found))
+    for start in range(0, len(found), at_once):
+        copy.append(found[start : start + at_once])
+    copy.finish()
+    if copy.crc32 != checked_hdf5.recorded_crc32(found):
+        raise CheckpointError(f"{found.name} in {found.file.filename} is damaged; its CRC-32 is another")
+
+
+def _put_texts(writing: Writing, partition_csv: str | None, run: Path, round: int) -> None:
+    """Say what metrics.csv was after the round, and store who holds how many samples of each class."""
+    verify.check_metrics(run, round)
+    length = int(writing.about["metrics_csv"][0])
+    writing.about["metrics_text"] = metrics_file.text(run)[:length].decode()
+    if partition_csv is not None and (problem := partition_file.damage(run, partition_csv)):
+        raise CheckpointError(problem)
+    if (counts := partition_file.read(run)) is not None:
+        for name, array in (("train_by_class", counts.train), ("test_by_class", counts.test)):
+            unit, axes, text = PARTITION[name]
+            writing.put(f"partition/{name}", array, axes=axes, unit=unit, description=text)
+
+
+def _put_clients(
+    writing: Writing,
+    run: Path,
+    layout: Layout,
+    kinds: Mapping[str, Mapping[str, tuple[tuple[int, ...], np.dtype]]],
+    descriptions: Descriptions,
+    compress: bool,
+    update: Callable[[int, int], None],
+) -> None:
+    done = 0
+    writing.file.create_group("clients")
+    for cohort, leaves in kinds.items():
+        place, members = (put_members(writing, cohort, layout, leaves), layout.cohorts[cohort])
+        targets = {
+            path: _Target(
+                writing, f"{place}/{path}", (len(members), *shape), dtype, compress, descriptions.client(path)
+            )
+            for path, (shape, dtype) in leaves.items()
+        }
+        for block in _blocks(members, sum(math.prod(shape) * dtype.itemsize for shape, dtype in leaves.values())):
+            for path, rows in reading.rows_of(run, layout, block)[cohort][1].items():
+                targets[path].append(rows)
+            done += len(block)
+            update(done, int((layout.file != NOWHERE).sum()))
+        for target in targets.values():
+            target.finish()
+
+
+def _blocks(members: np.ndarray, row_bytes: int) -> Iterator[np.ndarray]:
+    at_once = _rows_at_once(row_bytes)
+    yield from (members[start : start + at_once] for start in range(0, len(members), at_once))
+
+
+def _rows_at_once(row_bytes: int) -> int:
+    return _power_of_two(_AT_ONCE // max(row_bytes, 1))
+
+
+def _chunk(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Extent of a compressed piece: some whole rows, or a part of one.
+
+    Rows are a power of two, as are those written at once, so that no piece is written twice.
+
+    >>> _chunk((1000, 64, 3, 5, 5), 4), _chunk((20, 1000, 4096), 4)
+    ((32, 64, 3, 5, 5), (1, 64, 4096))
+    """
+    chunk = list(shape)
+    for axis, extent in enumerate(shape):
+        rest = math.prod(shape[axis + 1 :]) * itemsize
+        chunk[axis] = min(extent, _power_of_two(_CHUNK // rest))
+        if rest <= _CHUNK:
+            break
+    return tuple(chunk)
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two up to a number, at least 1."""
+    return 1 << max(number.bit_length() - 1, 0)
