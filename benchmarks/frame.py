@@ -8,8 +8,7 @@ from tempfile import TemporaryDirectory
 import pflmpi
 from pflmpi.config import yaml_file
 from pflmpi.config.keywords import Config
-from pflmpi.store import config_file
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import config_file, metrics_file
 
 
 def main(runs: int = 1000, rounds: int = 100) -> None:

@@ -22,7 +22,7 @@ import yaml
 from pflmpi import machine
 from pflmpi.config import load as configuration
 from pflmpi.forecast.forecast import Resources, predict
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 
 ROUNDS, WARM = 12, 1
 MLP, WIDE, CNN = {"name": "mlp", "hidden": 100}, {"name": "mlp", "hidden": 14000}, {"name": "cnn", "hidden": 512}

@@ -76,7 +76,7 @@ def lines(name: str, found: Results) -> Iterator[str]:
             parts,
             f"{point.most('memory_rank_bytes') / 2**20:.0f}",
             f"{point.wire_bytes / 1e3:.0f}",
-            "the same" if point.same_bits else "OTHER",
+            "same" if point.same_bits else "different",
         )
         yield f"| {' | '.join(map(str, cells))} |"
 

@@ -39,9 +39,9 @@ from pflmpi.runtime.measures import Counts
 from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
+from pflmpi.store import metrics_file
 from pflmpi.store.layout import Layout
-from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store.run_lock import take
 from pflmpi.text import size
 from pflmpi.transports.base import Transport
 from pflmpi.transports.inprocess import InProcessTransport
@@ -99,19 +99,11 @@ class Threads(Transport):
             buffer[:] = sent
         self._barrier()
 
-    def _exchange(self, operation: str, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
+    def _exchange(self, sent: dict[int, np.ndarray], received: dict[int, np.ndarray]) -> None:
         box = self._meet(sent, dict)
         for rank, part in received.items():
             part[:] = box[rank][self.rank]
         self._barrier()
-
-    def _maximum(self, keys: np.ndarray) -> None:
-        keys[:] = self._meet(keys.copy(), lambda values: np.max(list(values.values()), 0))
-
-    def _sum(self, values: np.ndarray) -> None:
-        found = self._meet(values, lambda all: np.sum([one for one in all.values() if one.any()] or [all[0]], 0))
-        if self.rank == 0:
-            values[:] = found
 
     def _barrier(self) -> None:
         self._meet(None, lambda values: None)

@@ -98,20 +98,19 @@ TextsByName = dict[str, list[str]]  # name -> a text for each run
 def differing(runs: Sequence[Run]) -> TextsByName:
     """The options in which the configurations of runs differ, with the value of each."""
     options = [_options(run) for run in runs]
-    keys = dict.fromkeys(key for each in options for key in each)
+    keys = dict.fromkeys(key for of_run in options for key in of_run)
     return {
-        key: [_text(each[key]) if key in each else _UNKNOWN for each in options]
+        key: [_text(of_run[key]) if key in of_run else _UNKNOWN for of_run in options]
         for key in keys
-        if any(key not in each or each[key] != options[0].get(key) for each in options)
+        if any(key not in of_run or of_run[key] != options[0].get(key) for of_run in options)
     }
 
 
 def compared_options(runs: Sequence[Run]) -> TextsByName:
     """The options that have unlike values in runs, "" in those that lack them; not those that single runs have."""
-    found = differing(runs)
     return {
         key.removeprefix("algorithm."): ["" if text == _UNKNOWN else text for text in texts]
-        for key, texts in found.items()
+        for key, texts in differing(runs).items()
         if key not in ("algorithm.name", "training.rounds") and len({*texts} - {_UNKNOWN}) > 1
     }
 

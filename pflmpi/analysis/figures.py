@@ -1,6 +1,7 @@
 """The figures of a report over runs, in their order; for notebooks, as Altair charts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +17,15 @@ from pflmpi.errors import CheckpointError
 Plots = Sequence[Plot | Missing]
 
 MOST_DETAILED = 8  # runs whose checkpoints are looked into
-_MOST_OF_MODELS = 12  # checkpoints from which the models of all clients are read
+_MOST_OF_MODELS = 8  # checkpoints from which the models of all clients are read
 
 
 def compared(runs: Sequence[NamedRun], ends: Sequence[Final | None]) -> Plots:
     """The figures that show all runs."""
-    over_rounds = [*accuracy.measures_over_rounds(runs), *accuracy.losses_over_rounds(runs)]
     return [
         accuracy.merged(accuracy.accuracy_over_rounds(runs), runs),
         *(accuracy.bands_over_rounds(runs[:MOST_DETAILED]) if len(runs) > 1 else []),
-        *(accuracy.merged(plot, runs) for plot in over_rounds),
+        *(accuracy.merged(plot, runs) for plot in accuracy.measures_over_rounds(runs)),
         accuracy.merged(cost.accuracy_against_bytes(runs), runs),
         accuracy.merged(cost.accuracy_against_seconds(runs), runs),
         accuracy.merged(clients.distribution(runs, ends), runs),
@@ -53,7 +53,7 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
     }
     for title, make in makers.items():
         try:
-            plots += [partition.by_class(partition.without_single_class(plot, run), run) for plot in make()]
+            plots += [partition.by_class(plot, run) for plot in make()]
         except CheckpointError as error:
             problems.append(str(error))
             plots.append(Missing(title, str(error)))
@@ -61,15 +61,11 @@ def detailed(named_run: NamedRun) -> tuple[Plots, list[str]]:
 
 
 def _good(run: Run) -> list[Checkpoint]:
-    """Some checkpoints whose files can be opened, ascending."""
+    """Some checkpoints whose files are the run's own, ascending."""
     checkpoints = []
     for number in spread_over(run.rounds):
-        try:
-            checkpoint = run.round(number)
-            checkpoint.attributes  # noqa: B018  the file is opened here
-        except CheckpointError:
-            continue  # `comparable.damaged` has reported it
-        checkpoints.append(checkpoint)
+        with suppress(CheckpointError):  # which `comparable.damaged` has reported
+            checkpoints.append(run.round(number))
     return checkpoints
 
 
@@ -155,7 +151,7 @@ class Figures:
 
     def measures(self) -> dict[str, Any]:
         """Further measures and losses by round, by name."""
-        return _charts([*accuracy.measures_over_rounds(self._runs), *accuracy.losses_over_rounds(self._runs)])
+        return _charts(accuracy.measures_over_rounds(self._runs))
 
     def accuracy_against_bytes(self) -> Any:
         """Accuracy against the bytes that were sent so far."""

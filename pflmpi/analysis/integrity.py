@@ -6,9 +6,8 @@ from pathlib import Path
 
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError
-from pflmpi.store import config_file, partition_file, probe_file, verify
+from pflmpi.store import config_file, metrics_file, partition_file, probe_file, verify
 from pflmpi.store.checked_hdf5 import damage, damaged_arrays
-from pflmpi.store.metrics import metrics_file
 from pflmpi.store.names import SHARDS, round_of, round_path, rounds
 from pflmpi.text import for_shell
 

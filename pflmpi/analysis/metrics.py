@@ -9,7 +9,7 @@ import numpy as np
 from pflmpi.errors import ConfigError
 from pflmpi.learning.early_stop import lower_is_better
 from pflmpi.registry import unknown
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.store.verify import Metrics
 from pflmpi.text import shown
 

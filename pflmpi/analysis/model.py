@@ -124,8 +124,7 @@ def client_state(checkpoint: Checkpoint, client: int, leaf: str | None = None) -
         leaf: path of a sub-tree of what it keeps, or of one array; "." for everything; None for its model.
 
     Raises:
-        CheckpointError: there is no such client, a file is damaged (what is returned was checked whole), or the file is
-            too old to say how models are put together.
+        CheckpointError: there is no such client, or a file is damaged (what is returned was checked whole).
         ConfigError: it keeps no such part, or does not predict with a model alone.
     """
     number = checkpoint.num_clients
@@ -183,10 +182,10 @@ def _part(state: Mapping[str, np.ndarray], leaf: str, who: str) -> Flat:
     if path in state:
         return {path.rpartition("/")[2]: state[path]}
     below = "" if path == "." else f"{path}/"
-    found = {name.removeprefix(below): array for name, array in state.items() if name.startswith(below)}
-    if not found:
+    part = {name.removeprefix(below): array for name, array in state.items() if name.startswith(below)}
+    if not part:
         raise ConfigError(f"{who} nothing at --leaf {leaf}; known: {_parts(state)}")
-    return found
+    return part
 
 
 def _parts(state: Mapping[str, np.ndarray]) -> str:

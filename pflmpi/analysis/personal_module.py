@@ -73,8 +73,8 @@ def personal_module(checkpoint: Checkpoint, experiment: Experiment, client: int)
     if not 0 <= client < number:
         raise CheckpointError(f"{checkpoint.run} has clients 0 to {number - 1}; client {client} was requested")
     setup, group = build.setup(experiment, 1, 1), np.array([client])
-    (found,) = client_states(checkpoint, [client])
-    state = _tree(found.kept)
+    (kept,) = client_states(checkpoint, [client])
+    state = _tree(kept.kept)
     state.pop(ANSWERED, None)
     if RECEIVED in state:
         received = tree.part(state, RECEIVED)

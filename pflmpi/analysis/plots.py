@@ -81,7 +81,6 @@ class Curves(Plot):
         x_names: what the values 1, 2, ... of x are called, where they are no quantities.
         x_ticks: where the axis has its ticks; none for where they are best.
         zero: whether there is a line at y = 0.
-        apart: whether each curve has a small drawing of its own, on common axes.
         by_round: whether x is the number of a round.
         percent: whether y is a share in percent, of at most 100.
         single_client: whether only the curves of one client are shown at a time, which the reader chooses.
@@ -94,7 +93,6 @@ class Curves(Plot):
     zero: bool = False
     x_names: tuple[str, ...] = ()
     x_ticks: tuple[int, ...] = ()
-    apart: bool = False
     by_round: bool = False
     percent: bool = False
     single_client: bool = False
@@ -290,10 +288,8 @@ def thinned(plot: Plot) -> Plot:
             rows = tuple(plot.rows[place] for place in places)
             clients = tuple(plot.clients[place] for place in places)
             series = {label: values[places] for label, values in plot.series.items()}
-            fewer_rows = replace(plot, rows=rows, clients=clients, series=series)
-            return _noted(
-                fewer_rows, f"{_MOST_ROWS} of {len(plot.rows)} clients are drawn, evenly spaced in this order"
-            )
+            note = f"{_MOST_ROWS} of {len(plot.rows)} clients are drawn, evenly spaced in this order"
+            return _noted(replace(plot, rows=rows, clients=clients, series=series), note)
         case Clouds() if (total := sum(len(cloud.classes) for cloud in plot.clouds)) > _MOST_IN_CLOUDS:
             clouds = tuple(_some_of_cloud(cloud, _MOST_IN_CLOUDS / total) for cloud in plot.clouds)
             return _noted(replace(plot, clouds=clouds), f"{_MOST_IN_CLOUDS} of {total} points are drawn, evenly spaced")
@@ -331,19 +327,11 @@ def _some_rows(plot: Matrices) -> Matrices:
     for panel in plot.panels:
         rows = spread_over(range(len(panel.rows)), max(2, int(len(panel.rows) * share)))
         columns = rows if square else list(range(len(panel.columns)))
-        panels.append(
-            Panel(
-                panel.title,
-                panel.values[np.ix_(rows, columns)],
-                [panel.rows[row] for row in rows],
-                [panel.columns[column] for column in columns],
-            )
-        )
+        names = [panel.rows[row] for row in rows], [panel.columns[column] for column in columns]
+        panels.append(Panel(panel.title, panel.values[np.ix_(rows, columns)], *names))
     count, most = (max(len(panel.rows) for panel in several) for several in (panels, plot.panels))
-    drawn: Matrices = _noted(
-        replace(plot, panels=tuple(panels)), f"{count} of {most} {plot.row_label}s are drawn, evenly spaced"
-    )
-    return drawn
+    note = f"{count} of {most} {plot.row_label}s are drawn, evenly spaced"
+    return _noted(replace(plot, panels=tuple(panels)), note)
 
 
 def _some_of_cloud(cloud: Cloud, share: float) -> Cloud:

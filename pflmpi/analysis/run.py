@@ -19,7 +19,7 @@ from pflmpi.errors import CheckpointError
 from pflmpi.learning.early_stop import EarlyStop
 from pflmpi.store import run_folder, verify
 from pflmpi.store.checked_hdf5 import NewerFormatError
-from pflmpi.store.one_file.reading import elsewhere
+from pflmpi.store.one_file import elsewhere
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.verify import Metrics
 from pflmpi.text import short_name, spans

@@ -13,8 +13,7 @@ from pflmpi.analysis.comparable import NOT_COMPARED
 from pflmpi.analysis.run import Run, open_run
 from pflmpi.config.argument_checks import wrong_type
 from pflmpi.errors import CheckpointError, UserError
-from pflmpi.store import config_file
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import config_file, metrics_file
 from pflmpi.store.names import SHARDS
 
 if TYPE_CHECKING:
@@ -50,14 +49,16 @@ class Runs(Sequence[Run]):
             CheckpointError: a metrics file is damaged.
         """
         pandas = _pandas("frame")
-        flat = [dict(_flat({key: each.config[key] for key in each.config if key not in NOT_COMPARED})) for each in self]
+        configs = [{key: values for key, values in run.config.items() if key not in NOT_COMPARED} for run in self]
+        flat = [dict(_flat(config)) for config in configs]
         first = flat[0] if flat else {}
         everywhere = sorted(set().union(*flat))
-        keys = [key for key in everywhere if any(one.get(key) != first.get(key) for one in flat)]
+        keys = [key for key in everywhere if any(options.get(key) != first.get(key) for options in flat)]
         keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
         table = _metrics(pandas, self)
         places = table.pop("")
-        columns = {"run": [str(run.path) for run in self], **{key: [one.get(key) for one in flat] for key in keys}}
+        columns = {"run": [str(run.path) for run in self]}
+        columns |= {key: [options.get(key) for options in flat] for key in keys}
         about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
         return pandas.concat([about, table], axis=1)
 

@@ -45,12 +45,12 @@ def summaries(runs: Sequence[NamedRun], ends: Sequence[Final | None], targets: S
     lines: list[Line] = []
     for place, (named_run, end) in enumerate(zip(runs, ends, strict=True)):
         run, gain = named_run.run, gains.get(named_run, np.array(np.nan))
-        known = not np.isnan(gain).all()
+        compared = not np.isnan(gain).all()
         line: Line = {"run": named_run.label, "folder": str(run.path)}
         line |= {key: texts[place] for key, texts in options.items()}
         line |= results(run, end)
-        line["gain over local"] = float(np.nanmean(gain)) if known else math.nan
-        line["clients below local"] = int((gain < 0).sum()) if known else ""
+        line["gain over local"] = float(np.nanmean(gain)) if compared else math.nan
+        line["clients below local"] = int((gain < 0).sum()) if compared else ""
         for target in targets:
             cost, to = cost_to(run.columns, target), f"to {100 * target:g} %"
             line[f"rounds {to}"] = "" if cost is None else cost.rounds

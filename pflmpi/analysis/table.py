@@ -1,7 +1,5 @@
 """The table of a sweep: from the metrics of its runs, beside the published figures; as Markdown, CSV and LaTeX."""
 
-import csv
-import io
 import math
 import re
 import statistics
@@ -21,9 +19,9 @@ from pflmpi.learning.early_stop import EarlyStop, lower_is_better
 from pflmpi.learning.training import TrainingConfig
 from pflmpi.runtime.config import FREE_ON_RESUME
 from pflmpi.store import verify
-from pflmpi.sweep.cells import Cell
-from pflmpi.sweep.table import SweepTable
-from pflmpi.text import counted, spreadsheet_safe
+from pflmpi.sweep.table import Cell, SweepTable
+from pflmpi.text import comma_separated as as_csv
+from pflmpi.text import counted
 
 LAST = 10  # rounds in a mean that does not choose a round by its accuracy on the test splits
 
@@ -247,34 +245,37 @@ class PrintedTable:
     rows: list[list[str]]
 
 
-def printed(table: SweepTable, entries: Sequence[Entry]) -> list[PrintedTable]:
+def printed(table: SweepTable, filled: Sequence[Entry]) -> list[PrintedTable]:
     """The table as the paper prints it, beside the published figures, and the mean of the last ten rounds."""
     metric = METRICS[table.metric]
     unit, points = metric.unit and f", {metric.unit}", metric.unit == "percent"
-
     fit = "; inside the published spread, within a point, or outside" if points else ""
-
-    def beside(entry: Entry) -> str:
-        return _beside(entry, points)
-
-    to = f"to an accuracy of {100 * (table.target or 0):g} %, of the seeds that reach it"
-    costs = [
-        _printed(f"{name} {to}", table, entries, lambda entry, name=name: _text(_costs(entry)[name]) or "-")  # type: ignore[misc]
-        for name in (_COSTS if table.target is not None else ())
-    ]
+    first = f"{metric.name}, {_FIGURES[table.figure]} (published, difference{fit}){unit}"
+    texts: dict[str, Callable[[Entry], str]] = {
+        first: lambda entry: _beside(entry, points),
+        f"{metric.name}, {_FIGURES['last10']}{unit}": lambda entry: _joined(entry.last_ten, entry.state),
+    }
+    if table.target is not None:
+        for name in _COSTS:
+            caption = f"{name} to an accuracy of {100 * table.target:g} %, of the seeds that reach it"
+            texts[caption] = lambda entry, name=name: _joined(_costs(entry)[name]) or "-"  # type: ignore[misc]
+    rows = [row for row in table.rows if any(entry.row == row for entry in filled)]
+    columns = [column for column in table.columns if any(entry.column == column for entry in filled)]
+    cells = {(entry.row, entry.column): entry for entry in filled}
     return [
-        _printed(f"{metric.name}, {_FIGURES[table.figure]} (published, difference{fit}){unit}", table, entries, beside),
-        _printed(
-            f"{metric.name}, {_FIGURES['last10']}{unit}", table, entries, lambda entry: _shown(entry, entry.last_ten)
-        ),
-        *costs,
+        PrintedTable(
+            caption,
+            columns,
+            [[row, *(text(cells[row, col]) if (row, col) in cells else "-" for col in columns)] for row in rows],
+        )
+        for caption, text in texts.items()
     ]
 
 
-def markdown(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
+def markdown(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table with its source, notes and the commands that made it."""
     parts = [f"# {table.title}", f"Published figures: {table.source}.", "```\n" + "\n".join(commands) + "\n```"]
-    for matrix in printed(table, entries):
+    for matrix in printed(table, filled):
         rows = [["", *matrix.columns], ["---"] * (1 + len(matrix.columns)), *matrix.rows]
         lines = ["| " + " | ".join(text.replace("|", r"\|") for text in row) + " |" for row in rows]
         parts += [f"{matrix.caption}:", "\n".join(lines)]
@@ -283,20 +284,17 @@ def markdown(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str
     return "\n\n".join(parts) + "\n"
 
 
-def comma_separated(table: SweepTable, entries: Sequence[Entry]) -> str:
+def comma_separated(table: SweepTable, filled: Sequence[Entry]) -> str:
     """Everything that is known, one line for each row and column of the table."""
-    lines = [_everything(table, entry) for entry in entries]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: spreadsheet_safe(str(value)) for key, value in line.items()} for line in lines)
-    return file.getvalue()
+    lines = [_everything(table, entry) for entry in filled]
+    return as_csv([list(lines[0]), *(list(line.values()) for line in lines)])
 
 
-def latex(table: SweepTable, entries: Sequence[Entry], commands: Sequence[str]) -> str:
+def latex(table: SweepTable, filled: Sequence[Entry], commands: Sequence[str]) -> str:
     """The table as tabulars for the package booktabs."""
-    parts = [f"% {line}" for text in (table.title, table.source, *commands, *table.notes) for line in text.splitlines()]
-    for matrix in printed(table, entries):
+    head = (table.title, table.source, *commands, *table.notes)
+    parts = [f"% {line}" for text in head for line in text.splitlines()]
+    for matrix in printed(table, filled):
         parts += ["", f"% {matrix.caption}", *tabular(["", *matrix.columns], matrix.rows)]
     return "\n".join(parts) + "\n"
 
@@ -306,41 +304,6 @@ def tabular(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     head, *body = (" & ".join(_escaped(text) for text in row) + r" \\" for row in [columns, *rows])
     start = [rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\toprule", head, r"\midrule"]
     return [*start, *body, r"\bottomrule", r"\end{tabular}"]
-
-
-def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
-    ours, published, last = (_pair(figure) for figure in (entry.ours, entry.published, entry.last_ten))
-    return {
-        "row": entry.row,
-        "column": entry.column,
-        "metric": table.metric,
-        "figure": table.figure,
-        "ours": ours[0],
-        "ours_std": ours[1],
-        "published": published[0],
-        "published_spread": published[1],
-        "difference": _number(entry.difference),
-        "fit": _fit(entry) if METRICS[table.metric].unit == "percent" else "",
-        f"last{LAST}": last[0],
-        f"last{LAST}_std": last[1],
-        "std_over_clients": _number(entry.over_clients),
-        **{f"{name} to target": _pair(cost)[0] for name, cost in _costs(entry).items() if table.target is not None},
-        **({} if table.target is None else {"seeds_at_target": len(entry.costs)}),
-        "seeds_finished": entry.finished,
-        "seeds": entry.seeds,
-        "rounds_done": entry.done,
-        "rounds": entry.rounds,
-        "state": entry.state or "done",
-    }
-
-
-def _printed(caption: str, table: SweepTable, entries: Sequence[Entry], text: Callable[[Entry], str]) -> PrintedTable:
-    texts = {(entry.row, entry.column): text(entry) for entry in entries}
-    rows = [row for row in table.rows if any(entry.row == row for entry in entries)]
-    columns = [column for column in table.columns if any(entry.column == column for entry in entries)]
-    return PrintedTable(
-        caption, columns, [[row, *(texts.get((row, column), "-") for column in columns)] for row in rows]
-    )
 
 
 def closeness(difference: float, spread: float | None) -> str:
@@ -357,6 +320,31 @@ def closeness(difference: float, spread: float | None) -> str:
     return "within a point" if round(abs(difference), 2) <= 1 else "outside"
 
 
+def _everything(table: SweepTable, entry: Entry) -> dict[str, str | int]:
+    def pair(name: str, second: str, value: Value | None) -> dict[str, str]:
+        return dict(zip((name, second), _texts(value), strict=True))
+
+    costs = {f"{name} to target": _texts(cost)[0] for name, cost in _costs(entry).items()}
+    return {
+        "row": entry.row,
+        "column": entry.column,
+        "metric": table.metric,
+        "figure": table.figure,
+        **pair("ours", "ours_std", entry.ours),
+        **pair("published", "published_spread", entry.published),
+        "difference": _number(entry.difference),
+        "fit": _fit(entry) if METRICS[table.metric].unit == "percent" else "",
+        **pair(f"last{LAST}", f"last{LAST}_std", entry.last_ten),
+        "std_over_clients": _number(entry.over_clients),
+        **({} if table.target is None else {**costs, "seeds_at_target": len(entry.costs)}),
+        "seeds_finished": entry.finished,
+        "seeds": entry.seeds,
+        "rounds_done": entry.done,
+        "rounds": entry.rounds,
+        "state": entry.state or "done",
+    }
+
+
 def _fit(entry: Entry) -> str:
     if entry.published is None or entry.difference is None:
         return ""
@@ -371,20 +359,21 @@ def _beside(entry: Entry, points: bool) -> str:
     '98.63 ± 0.10, 3 seeds (98.66, -0.03, within a point)'
     """
     seeds = "" if entry.state or entry.ours is None else counted(entry.finished, "seed")
-    ours = ", ".join(filter(None, (_shown(entry, entry.ours), seeds)))
+    ours = _joined(entry.ours, entry.state, seeds)
     if entry.published is None:
         return ours
     difference = "" if entry.difference is None else f"{entry.difference:+z.2f}"
-    known = filter(None, (_text(entry.published), difference, _fit(entry) if points else ""))
-    return f"{ours} ({', '.join(known)})"
+    return f"{ours} ({_joined(entry.published, difference, _fit(entry) if points else '')})"
 
 
-def _shown(entry: Entry, figure: Value | None) -> str:
-    return ", ".join(text for text in (_text(figure), entry.state) if text)
+def _joined(value: Value | None, *more: str) -> str:
+    """A value with its spread, and more about it."""
+    return ", ".join(filter(None, (" ± ".join(filter(None, _texts(value))), *more)))
 
 
-def _text(figure: Value | None) -> str:
-    return " ± ".join(filter(None, _pair(figure)))
+def _texts(value: Value | None) -> tuple[str, str]:
+    """A value and its spread."""
+    return ("", "") if value is None else (_number(value.value), _number(value.spread))
 
 
 def _costs(entry: Entry) -> dict[str, Value | None]:
@@ -392,10 +381,6 @@ def _costs(entry: Entry) -> dict[str, Value | None]:
     rounds = [float(cost.rounds) for cost in entry.costs]
     megabytes = [(cost.up_bytes + cost.down_bytes) / 1e6 for cost in entry.costs]
     return dict(zip(_COSTS, map(over_seeds, (rounds, megabytes)), strict=True))
-
-
-def _pair(figure: Value | None) -> tuple[str, str]:
-    return (_number(figure.value), _number(figure.spread)) if figure else ("", "")
 
 
 def _number(value: float | None) -> str:

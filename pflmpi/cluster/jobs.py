@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pflmpi import regular_file
 from pflmpi.cluster.batch_script import seconds
 from pflmpi.errors import ConfigError, PflmpiError
 from pflmpi.store import job_file
@@ -55,7 +54,7 @@ class Job:
         start: when it started, or is expected to, as Slurm writes it; "" if unknown.
         directory: where it was submitted; "" if unknown.
         log: file with the output; None if unknown, or for tasks that wait together.
-        folder: of its run or, for an array, of its sweep; None if unknown.
+        folder: of its run or, of an array whose run is unknown, of its sweep; None if unknown.
     """
 
     id: str
@@ -136,22 +135,22 @@ def parse_queue(text: bytes) -> list[Job]:
         fields: dict[str, str] = {}
         for name, width in _QUEUE.items():
             fields[name], line = line[:width].decode(errors="replace").strip(), line[width:]
-        known = {name: "" if value in _UNKNOWN else value for name, value in fields.items()}
+        values = {name: "" if value in _UNKNOWN else value for name, value in fields.items()}
         jobs.append(
             Job(
-                id=known["JobArrayID"],
-                number=known["JobID"],
-                state=known["State"],
-                reason=known["Reason"],
-                nodes=known["NumNodes"] or "1",
-                node_list=known["NodeList"],
-                restarts=int(known["RestartCnt"] or 0),
-                exit_code=int(known["exit_code"] or 0) >> 8,  # a status as of wait
-                seconds=seconds(known["TimeUsed"]) or 0,
-                limit=seconds(known["TimeLimit"]),
-                start=known["StartTime"],
-                directory=known["WorkDir"],
-                log=Path(known["STDOUT"]) if known["STDOUT"] and "[" not in known["JobArrayID"] else None,
+                id=values["JobArrayID"],
+                number=values["JobID"],
+                state=values["State"],
+                reason=values["Reason"],
+                nodes=values["NumNodes"] or "1",
+                node_list=values["NodeList"],
+                restarts=int(values["RestartCnt"] or 0),
+                exit_code=int(values["exit_code"] or 0) >> 8,  # a status as of wait
+                seconds=seconds(values["TimeUsed"]) or 0,
+                limit=seconds(values["TimeLimit"]),
+                start=values["StartTime"],
+                directory=values["WorkDir"],
+                log=Path(values["STDOUT"]) if values["STDOUT"] and "[" not in values["JobArrayID"] else None,
             )
         )
     return sorted(jobs, key=_order)
@@ -230,32 +229,6 @@ def runs_below(sweep: Path, file: str = "config.yaml") -> list[Path]:
     return sorted(path.parent for path in cells)
 
 
-def cells_file(sweep: Path, array: str) -> Path:
-    """File that lists what an array runs: one line per task, from 0, with its run's folder relative to the sweep's.
-
-    `submit` writes it, because nothing that Slurm shows of a task says which cell of a table it runs.
-    """
-    return sweep / f"array_{array}.txt"
-
-
-def cells(job: Job) -> dict[int, Path]:
-    """The run of each task of the job's array; empty for other jobs, and if `submit` has not recorded them."""
-    if not job.array or job.folder is None:
-        return {}
-    try:
-        lines = regular_file.read(cells_file(job.folder, job.array)).decode().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return {}
-    below = {task: line for task, line in enumerate(lines) if not {"..", "/"} & {*Path(line).parts}}
-    return {task: job.folder / line for task, line in below.items()}
-
-
-def run_of(job: Job) -> Path | None:
-    """Folder of a job's run; None if unknown, and for tasks of an array that wait together."""
-    runs = cells(job)
-    return runs.get(job.tasks[0] if len(job.tasks) == 1 else -1) if runs else job.folder
-
-
 def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
     """Folders where jobs may work: the usual ones below where they were submitted, and that of their log's name."""
     for directory in dict.fromkeys(job.directory for job in jobs if job.directory):
@@ -267,23 +240,22 @@ def by_working_directory(jobs: Iterable[Job]) -> Iterator[Path]:
 
 
 def located(jobs: Iterable[Job], folders: Iterable[Path]) -> list[Job]:
-    """The jobs that the jobs.txt of one of the folders names, each with its folder."""
-    places: dict[str, Path] = {}
+    """The jobs that the jobs.txt of one of the folders names, each with its folder.
+
+    That of a run names the jobs that have started it, also a task of an array; that of a sweep its whole array.
+    """
+    runs: dict[str, Path] = {}
+    others: dict[str, Path] = {}
     for folder in folders:
         for number in job_file.read(folder):
-            if cells_file(folder, number).exists():
-                places[f"{number}_"] = folder  # an array, of which all tasks work there
-            else:
-                places.setdefault(number, folder)
-    pairs = ((job, places.get(f"{job.array or job.number}_") or places.get(job.number)) for job in jobs)
+            (runs if os.path.lexists(folder / "config.yaml") else others).setdefault(number, folder)
+    pairs = ((job, runs.get(job.number) or others.get(job.array or job.number)) for job in jobs)
     return [replace(job, folder=folder) for job, folder in pairs if folder]
 
 
 def jobs_in(folder: Path, jobs: Sequence[Job]) -> list[Job]:
     """Those of the jobs that work on a run, or on a sweep and its runs, with how often they have been restarted."""
     folder = folder.resolve()
-    sweeps = [place for place in folder.parents[:3] if any(place.glob("array_*.txt"))]  # that it may be a cell of
-    folders = [*sweeps, *runs_below(folder, "jobs.txt"), folder]
     restarts = job_file.read(folder)
-    here = (job for job in located(jobs, folders) if job.folder not in sweeps or run_of(job) == folder)
+    here = located(jobs, [*runs_below(folder, "jobs.txt"), folder])
     return [replace(job, restarts=max(job.restarts, restarts.get(job.number, 0))) for job in here]

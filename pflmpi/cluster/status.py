@@ -8,13 +8,11 @@ from pathlib import Path
 from statistics import mean, median
 
 from pflmpi.cluster import jobs as slurm
-from pflmpi.cluster.jobs import Job, by_working_directory, cells, jobs_in, located, run_of, runs_below
+from pflmpi.cluster.jobs import Job, by_working_directory, jobs_in, located, runs_below
 from pflmpi.config import stored
 from pflmpi.errors import CheckpointError, ConfigError, Stopped
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store import config_file, job_file, names, verify
-from pflmpi.store.lock import run_lock
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import config_file, job_file, metrics_file, names, run_lock, verify
 from pflmpi.text import counted, short_name
 
 _UNSEEN = "unseen_accuracy_mean"
@@ -95,7 +93,7 @@ def run_status(run: Path) -> RunStatus | None:
         round=int(lines[-1]["round"]) if lines else 0,
         rounds=rounds,
         accuracy=tested[-1][0] if tested else None,
-        best=max(tested, key=lambda one: (one[0], -one[1])) if tested else None,
+        best=max(tested, key=lambda test: (test[0], -test[1])) if tested else None,
         unseen=next((share for line in reversed(lines) if (share := _number(line.get(_UNSEEN, ""))) is not None), None),
         checkpoint=checkpoints[-1] if checkpoints else None,
         per_round=_per_round(lines),
@@ -284,10 +282,10 @@ def one_job(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     if jobs:
         places = {job.id: job for job in located(jobs, folders)}
         yield from _blocks([places.get(job.id, job) for job in jobs])
-    elif known := located([here], folders):
-        assert known[0].folder is not None
-        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {known[0].folder}"
-        yield from one_folder(known[0].folder, environ)
+    elif recorded := located([here], folders):
+        assert recorded[0].folder is not None
+        yield f"Slurm knows no job {name} any more; by its jobs.txt it was for {recorded[0].folder}"
+        yield from one_folder(recorded[0].folder, environ)
     else:
         raise ConfigError(
             f"Slurm knows no job {name}: it never existed, or it has ended ({_FORGOTTEN}); "
@@ -310,7 +308,7 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
         note = error.why  # what else to do is done: a run has been named
     if writer := run_lock.owner(folder):
         note = f"being written by {writer}"
-    state, runs = run_status(folder), runs_below(folder)
+    state, runs = run_status(folder), runs_below(folder.resolve())
     if jobs:
         yield from _blocks(_current(jobs))
     elif state is not None:
@@ -323,17 +321,20 @@ def one_folder(folder: Path, environ: Mapping[str, str]) -> Iterator[str]:
             f"{folder} is not the folder of a run (it has no config.yaml of one) or of a sweep with runs, "
             "and not the id of a job, such as 123 or 123_4; name the folder that `pflmpi run` or `submit` printed"
         )
-    if runs and not any(cells(job) for job in jobs):
+    worked_on = {job.folder for job in jobs}
+    if others := [run for run in runs if run not in worked_on]:
         yield f"runs in {folder}:"
-        yield from (f"  {run.relative_to(folder)}  {progress_summary(run_status(run), None)}" for run in runs)
+        yield from (
+            f"  {run.relative_to(folder.resolve())}  {progress_summary(run_status(run), None)}" for run in others
+        )
     if note:
         yield f"  {note}"
 
 
 def _current(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs without ended ones whose run has a newer job."""
-    newest = {run_of(job): job for job in jobs}
-    return [job for job in jobs if job.active or job.waiting or newest[run := run_of(job)] is job or run is None]
+    """The jobs without ended ones where a newer job, or a newer array, works in their folder."""
+    newest = {job.folder: job.array or job.number for job in jobs}
+    return [job for job in jobs if job.active or job.waiting or newest[job.folder] == (job.array or job.number)]
 
 
 def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
@@ -347,43 +348,28 @@ def _blocks(jobs: Sequence[Job]) -> Iterator[str]:
 
 def _block(job: Job) -> Iterator[str]:
     yield headline(job)
-    run = run_of(job)
-    if run is None:
-        yield f"  a task of the sweep in {job.folder}" if job.folder else "  its run is unknown: no jobs.txt names it"
-    elif state := run_status(run):
-        yield f"  {run}: {state.title}"
+    if job.folder is None:
+        yield "  its run is unknown: no jobs.txt names it"
+    elif state := run_status(job.folder):
+        yield f"  {job.folder}: {state.title}"
         yield from (f"  {line}" for line in progress_lines(state, job))
+    elif job.array:
+        yield f"  a task of the sweep in {job.folder}"
     else:
-        yield f"  {run}: {'not begun' if job.active or job.waiting else 'there is no run'}"
+        yield f"  {job.folder}: {'not begun' if job.active or job.waiting else 'there is no run'}"
     if job.log is not None:
         yield f"  log: {job.log}"
 
 
 def _array(jobs: Sequence[Job]) -> Iterator[str]:
-    """A headline and a line per task; tasks that wait together share one, unless it is known what they run."""
-    array, listing = jobs[0].array, cells(jobs[0])
-    sweep = jobs[0].folder if listing else None
+    """A headline and a line per task; tasks that wait together share one."""
     counts: dict[str, int] = {}
     for job in jobs:
         counts[job.state] = counts.get(job.state, 0) + len(job.tasks)
-    yield f"job {array}, an array: {', '.join(f'{count} {state}' for state, count in counts.items())}"
-    if sweep:
-        yield f"  the sweep in {sweep}"
+    yield f"job {jobs[0].array}, an array: {', '.join(f'{count} {state}' for state, count in counts.items())}"
     for job in jobs:
         what = f"{job.state} ({job.reason})" if job.reason else job.state
+        state = run_status(job.folder) if job.folder else None
+        run = f"  {job.folder}  {progress_summary(state, job)}" if state else ""
         log = f"  log: {job.log}" if job.log is not None and not job.waiting and job.state != "COMPLETED" else ""
-        if not listing:
-            progress = progress_summary(run_status(job.folder), job) if job.folder else ""
-            yield f"  {job.id}  {what}{f'  {job.folder}  {progress}' * bool(progress)}{log}"
-        for task in job.tasks if listing else ():
-            cell = f"  {_summary(listing[task], sweep, job)}" if task in listing else ""
-            yield f"  {array}_{task}  {what}{cell}{log}"
-    tasks = {task for job in jobs for task in job.tasks}
-    for task, run in listing.items():
-        if task not in tasks:  # it was done before, or Slurm has forgotten it
-            yield f"  {array}_{task}  no longer in the queue  {_summary(run, sweep, None)}"
-
-
-def _summary(run: Path, sweep: Path | None, job: Job | None) -> str:
-    assert sweep is not None, "cells are known by the sweep's folder"
-    return f"{run.relative_to(sweep)}  {progress_summary(run_status(run), job)}"
+        yield f"  {job.id}  {what}{run}{log}"

@@ -72,4 +72,4 @@ def make_folders(*folders: Path) -> None:
 
 def log_of(options: Options, number: str) -> str:
     """The file with the output of a job; `*` stands for the task of an array."""
-    return re.sub("%[%jAa]", lambda found: {"%%": "%", "%a": "*"}.get(found[0], number), options["output"] or "")
+    return re.sub("%[%jAa]", lambda pattern: {"%%": "%", "%a": "*"}.get(pattern[0], number), options["output"] or "")

@@ -41,8 +41,8 @@ def complete(parser: argparse.ArgumentParser) -> None:
     with suppress(ImportError):
         import argcomplete
 
-        for one in [parser, *_commands(parser)]:
-            for action in one._actions:
+        for command in [parser, *_commands(parser)]:
+            for action in command._actions:
                 if action.dest in ("overrides", "name"):
                     action.completer = _overrides if action.dest == "overrides" else _every_name  # type: ignore[attr-defined]
         argcomplete.autocomplete(parser)
@@ -74,5 +74,5 @@ def _overrides(prefix: str, **others: object) -> list[str]:
     if equals:
         section = key.removesuffix(".name")
         return [f"{key}={name}" for name in names(section)] if section in _NAMES else []
-    known = [*(f"{section}.name" for section in _NAMES), *keys()]
-    return [f"{one}=" for one in dict.fromkeys(known)]
+    every_key = [*(f"{section}.name" for section in _NAMES), *keys()]
+    return [f"{key}=" for key in dict.fromkeys(every_key)]

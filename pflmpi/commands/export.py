@@ -21,7 +21,7 @@ State = dict[str, "np.ndarray"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_run(parser)
     whose = parser.add_mutually_exclusive_group(required=True)
     whose.add_argument("--client", type=int, metavar="K", help="the model that this client predicts with")
@@ -80,9 +80,8 @@ def run(options: argparse.Namespace) -> int:
 def _run_all(options: argparse.Namespace) -> int:
     from pflmpi.analysis.run import open_run
     from pflmpi.commands.progress import bar
-    from pflmpi.store import probe_file
+    from pflmpi.store import one_file, probe_file
     from pflmpi.store.names import round_of
-    from pflmpi.store.one_file import writing
 
     path = options.out
     if path.suffix != ".h5":
@@ -96,7 +95,7 @@ def _run_all(options: argparse.Namespace) -> int:
     round = arguments.checkpoint(opened, options)
     try:
         with bar("clients") as update:
-            writing.write(path, opened.path, round.number, options.compress, update)
+            one_file.write(path, opened.path, round.number, options.compress, update)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; {remedy(error)}, or choose another -o") from error
     which = f"round {round.number} of {opened.name}, {counted(round.num_clients, 'client')}"

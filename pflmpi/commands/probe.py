@@ -10,7 +10,7 @@ from pflmpi.text import printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_overrides(parser)
     arguments.add_run(parser)
     arguments.add_changed_code(parser)

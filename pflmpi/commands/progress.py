@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pflmpi.cluster.status import clock
 from pflmpi.learning.early_stop import EarlyStop
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.terminal import console
 from pflmpi.text import size
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_config(parser)
     parser.add_argument(
         "--out", type=arguments.folder, metavar="DIR", help="folder of the run (default: runs/NAME-TIME)"

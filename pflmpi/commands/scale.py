@@ -23,7 +23,7 @@ _WIDTH = 190  # characters of a line where no terminal says it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Registers the command-line arguments."""
     arguments.add_config(parser)
     parser.add_argument("--ranks", required=True, metavar="R,R,...", help="numbers of ranks, ascending, such as 1,2,4")
     parser.add_argument(
@@ -95,7 +95,7 @@ def _measure(options: argparse.Namespace) -> int:
     if job:
         for ranks in scaling.ranks if only is None else (only,):
             job.check(scaling.cores, ranks)
-    some = [one for one in runs(scaling) if only in (None, one.ranks)]
+    planned_runs = [planned for planned in runs(scaling) if only in (None, planned.ranks)]
     with ExitStack() as stack:
         held = [stack.enter_context(locked(out, shared=only is not None))]
         if only is None:
@@ -104,7 +104,7 @@ def _measure(options: argparse.Namespace) -> int:
             held.append(stack.enter_context(cell_locked(folder(out, only))))
         launcher = partial(job.launcher, scaling.cores) if job else lambda _: ()
         nodes = partial(job.nodes_of, scaling.cores) if job else lambda _: 1
-        outcome = measure(some, scaling, out, nodes, launcher, os.environ, held)
+        outcome = measure(planned_runs, scaling, out, nodes, launcher, os.environ, held)
     return _conclude(out, outcome, only is None, options.to)
 
 
@@ -114,25 +114,25 @@ def _conclude(out: Path, outcome: "SweepOutcome", whole: bool, to: int | None) -
     from pflmpi.scaling.page import PAGE, write_page
     from pflmpi.scaling.results import results, write_table
 
-    found = results(out)
-    _show(found)
+    measured = results(out)
+    _show(measured)
     if whole:
-        write_table(found)
+        write_table(measured)
         print(out / "scale.csv")
-    if whole and found.measured:
-        write_page([found], out, to)
+    if whole and measured.measured:
+        write_page([measured], out, to)
         print(out / PAGE)
     if to is not None and not outcome.signal:
-        print(summary(fit(found, to), to, found.measured[-1].ranks))
+        print(summary(fit(measured, to), to, measured.measured[-1].ranks))
     if outcome.signal:
         show(PflmpiError("stopped; the same command goes on from here"))
         return 128 + outcome.signal
     if outcome.stopped:
         return Stopped.exit_code
-    return _FAILED if outcome.failed or found.problems else 0
+    return _FAILED if outcome.failed or measured.problems else 0
 
 
-def _show(found: "Results") -> None:
+def _show(measured: "Results") -> None:
     """Print a line for each point, where it was measured, and what is wrong."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -142,19 +142,19 @@ def _show(found: "Results") -> None:
     from pflmpi.scaling.results import TITLES, readable
     from pflmpi.terminal import table_console
 
-    mode, rounds = found.scaling.mode, found.scaling.rounds - WARM_UP
-    columns, rows = readable(found)
+    mode, rounds = measured.scaling.mode, measured.scaling.rounds - WARM_UP
+    columns, rows = readable(measured)
     terminal = table_console(_WIDTH, highlight=False)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right")
-    for point, row in zip(found.points, rows, strict=True):
+    for point, row in zip(measured.points, rows, strict=True):
         table.add_row(*row, style=None if point.same_bits else "bold red")
     terminal.print(f"{mode}: {TITLES[mode]}; medians of {rounds} rounds, the first left out; seconds, bytes of memory")
     terminal.print(table)
-    for record in {hardware(run.record): run.record for point in found.measured for run in point.runs}.values():
+    for record in {hardware(run.record): run.record for point in measured.measured for run in point.runs}.values():
         terminal.print(f"{hardware(record)}; pflmpi {record['pflmpi']} {record['commit']}, torch {record['torch']}")
-    for problem in found.problems:
+    for problem in measured.problems:
         show(PflmpiError(problem))
 
 

@@ -26,13 +26,12 @@ def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     from pflmpi.analysis.table import comma_separated, entries, latex, markdown, printed
-    from pflmpi.sweep import cells as listing
     from pflmpi.sweep import table as tables
     from pflmpi.terminal import console
 
     table = tables.load(options.table)
-    out = listing.folder(options.table, options.out)
-    cells = listing.select(listing.cells(table, options.overrides, options.seeds), options.only)
+    out = tables.folder(options.table, options.out)
+    cells = tables.select(tables.cells(table, options.overrides, options.seeds), options.only)
     filled = entries(table, cells, out)
     words = arguments.words_of_cells(options.table, options.out, options)
     commands = [shlex.join(["pflmpi", name, *words]) for name in ("sweep", "table")]

@@ -46,8 +46,8 @@ def _npz_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         shape, _, dtype = read_head(member)
         if dtype.hasobject:
             raise ValueError(f"the array {name!r} is pickled")
-        if (found := member.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize) != length:
-            raise ValueError(f"the array {name!r} has {length} bytes, and its head says {found}")
+        if (stated_length := member.tell() + int(np.prod(shape, dtype=object)) * dtype.itemsize) != length:
+            raise ValueError(f"the array {name!r} has {length} bytes, and its head says {stated_length}")
     with archive.open(f"{name}.npy") as member:
         return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
 
@@ -78,11 +78,11 @@ def read_h5(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _h5_array(file: Any, name: str) -> np.ndarray:
-    found = file[name]
-    if not isinstance(found, h5py.Dataset):
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"{name!r} in it is no array")
-    refuse_unstored(found)
-    if found.shape is None:
+    refuse_unstored(dataset)
+    if dataset.shape is None:
         raise ValueError(f"{name!r} in it is no array")
-    check_memory(found.nbytes)
-    return np.asarray(found.asstr()[()] if h5py.check_string_dtype(found.dtype) else found[()])
+    check_memory(dataset.nbytes)
+    return np.asarray(dataset.asstr()[()] if h5py.check_string_dtype(dataset.dtype) else dataset[()])

@@ -39,33 +39,33 @@ def _once_per_node(lock: Path, files: Sequence[Path], load: Callable[[bool], T])
         lock: a file beside them, for this user alone.
         files: those that are verified; a changed size or time of one makes them unverified.
     """
-    held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(held, 0)  # of processes that have ended
-            known = b""
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)  # of processes that have ended
+            verified = b""
         except BlockingIOError:
-            fcntl.flock(held, fcntl.LOCK_SH)  # once the first has verified
-            known = os.pread(held, 2**16, 0) if os.fstat(held).st_uid == os.getuid() else b""
+            fcntl.flock(descriptor, fcntl.LOCK_SH)  # once the first has verified
+            verified = os.pread(descriptor, 2**16, 0) if os.fstat(descriptor).st_uid == os.getuid() else b""
         state = repr([_state(path) for path in files]).encode()
-        result = load(known != state)
-        if known != state:
-            os.ftruncate(held, os.pwrite(held, state, 0))
-        fcntl.flock(held, fcntl.LOCK_SH)
+        result = load(verified != state)
+        if verified != state:
+            os.ftruncate(descriptor, os.pwrite(descriptor, state, 0))
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
     except BaseException:
-        os.close(held)
+        os.close(descriptor)
         raise
-    weakref.finalize(result, os.close, held)
+    weakref.finalize(result, os.close, descriptor)
     return result
 
 
 def _state(path: Path) -> tuple[str, int, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return path.name, found.st_size, found.st_mtime_ns, found.st_ino
+    return path.name, status.st_size, status.st_mtime_ns, status.st_ino
 
 
 logger = logging.getLogger(__name__)
@@ -166,9 +166,9 @@ def _load(entry: Path, source: str, verify: bool) -> Dataset:
     images, labels, official_test = (_mapped(entry / f"{name}.npy") for name in ARRAYS[:3])
     writers = _mapped(entry / "writers.npy") if (entry / "writers.npy").exists() else None
     if verify:
-        found = content_digest(images, labels, official_test, writers, about["num_classes"])
-        if found != about["digest"]:
-            raise ValueError(f"its digest is {found[:12]}, written was {about['digest'][:12]}")
+        digest = content_digest(images, labels, official_test, writers, about["num_classes"])
+        if digest != about["digest"]:
+            raise ValueError(f"its digest is {digest[:12]}, written was {about['digest'][:12]}")
     return assemble(source, images, labels, official_test, about["num_classes"], writers, about["digest"])
 
 

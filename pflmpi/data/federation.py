@@ -207,9 +207,9 @@ def _checked(shares: list[np.ndarray], partition: PartitionConfig, count: int) -
     if partition.clients not in (None, len(shares)):
         raise DataError(f"partition {name!r} returned {len(shares)} clients; partition.clients = {partition.clients}")
     for client, samples in enumerate(shares):
-        found = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
         if not isinstance(samples, np.ndarray) or samples.ndim != 1 or samples.dtype.kind not in "iu":
-            raise DataError(f"partition {name!r} returned {found[0]} {found[1]} for client {client}; {expected}")
+            kind, shape = getattr(samples, "dtype", type(samples).__name__), getattr(samples, "shape", ())
+            raise DataError(f"partition {name!r} returned {kind} {shape} for client {client}; {expected}")
         if not len(samples) or samples.min() < 0 or samples.max() >= count:
             span = f"indices from {samples.min()} to {samples.max()}" if len(samples) else "no samples"
             raise DataError(f"partition {name!r} returned {span} for client {client}; {expected}")

@@ -181,8 +181,8 @@ def all_facts(
         place = inspect_folder(folder, from_root(transport, name))
         transport.barrier()  # the file stays until all ranks have looked for it
     device = try_device(facts.device, transport.peers, transport.rank, config, transport.name)
-    mine = facts.model_copy(update={"mpi": library, "folder": place, "device": device})
-    return [RankFacts.model_validate_json(text) for text in gather_texts(transport, mine.model_dump_json()) or []]
+    tried = facts.model_copy(update={"mpi": library, "folder": place, "device": device})
+    return [RankFacts.model_validate_json(text) for text in gather_texts(transport, tried.model_dump_json()) or []]
 
 
 def _machine(environ: Mapping[str, str]) -> Machine:
@@ -199,10 +199,10 @@ def _machine(environ: Mapping[str, str]) -> Machine:
 def _slurm(environ: Mapping[str, str]) -> dict[str, str]:
     if "SLURM_JOB_ID" not in environ:
         return {}
-    found = {name: environ.get(variable, "") for name, variable in _SLURM.items()}
+    variables = {name: environ.get(variable, "") for name, variable in _SLURM.items()}
     if not in_step(environ):
-        found["step"] = ""
-    return {**found, "tasks": num_tasks(environ) or ""}
+        variables["step"] = ""
+    return {**variables, "tasks": num_tasks(environ) or ""}
 
 
 def _packages() -> tuple[dict[str, str], dict[str, str]]:
@@ -257,19 +257,19 @@ def seen_gpus(config: "Config | None", environ: Mapping[str, str]) -> tuple[mach
 
 
 def try_device(
-    found: Device, peers: Sequence[Peer], rank: int, config: "Config | None", transport: str = "inprocess"
+    device: Device, peers: Sequence[Peer], rank: int, config: "Config | None", transport: str = "inprocess"
 ) -> Device:
     """The device that a run would give this rank, tried.
 
     Args:
-        found: what torch has.
+        device: what torch has.
         peers: all ranks.
         rank: this one.
         config: the configuration, if there is one.
         transport: the name of that to the other ranks.
     """
-    if found.error:
-        return found
+    if device.error:
+        return device
     from pflmpi.runtime.devices import device_of, place
     from pflmpi.runtime.exchange.gpu_messages import gpu_messages
 
@@ -277,7 +277,7 @@ def try_device(
     about: dict[str, Any] = {"name": "CPU"}
     try:
         if runtime.device != "cpu":
-            machine.gpus(found.visible)  # to have its error
+            machine.gpus(device.visible)  # to have its error
         placed = place(peers, runtime, training)
         if placed.number[rank] is not None:
             about = gpu(device_of(placed, rank))
@@ -286,7 +286,7 @@ def try_device(
         about = {"error": str(error)}
     except RuntimeError as error:  # what torch raises for a GPU that is taken, lost, or too new for it
         about = {"error": f"the GPU cannot be used ({first_line(error)})"}
-    return found.model_copy(update=about)
+    return device.model_copy(update=about)
 
 
 def gpu(chosen: "torch.device") -> dict[str, Any]:
@@ -343,8 +343,8 @@ def in_another_process(environ: Mapping[str, str]) -> Mpi:
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
         return Mpi.model_validate_json(lines[-1]).model_copy(update={"used": False})
-    said = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
-    return Mpi(error=f"it did not start: {said[-1]}")
+    errors = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+    return Mpi(error=f"it did not start: {errors[-1]}")
 
 
 # --- configuration and data

@@ -21,9 +21,8 @@ from pflmpi.messages.downlink import KeptRows
 from pflmpi.runtime.client_state import Population, allocate, from_flat, row_kinds
 from pflmpi.runtime.faults import all_or_none
 from pflmpi.runtime.setup import Setup
-from pflmpi.store import config_file, partition_file, run_folder, verify
+from pflmpi.store import config_file, metrics_file, partition_file, run_folder, verify
 from pflmpi.store.layout import Layout
-from pflmpi.store.metrics import metrics_file
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 

@@ -42,11 +42,9 @@ from pflmpi.runtime.round_schedule import advise_fewer_ranks, schedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.stopping import Stop
 from pflmpi.runtime.trackers import TrackedRun, check_trackers, tracked
-from pflmpi.store import config_file, run_folder, run_identity
+from pflmpi.store import config_file, metrics_file, run_folder, run_identity
 from pflmpi.store.layout import Layout
-from pflmpi.store.lock.run_lock import RunLock
-from pflmpi.store.lock.taking import take
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store.run_lock import RunLock, take
 from pflmpi.text import for_shell
 from pflmpi.transports.base import Transport
 from pflmpi.transports.peers import names
@@ -69,7 +67,7 @@ class RankContext:
         slots: how many ranks can compute at once on all nodes.
         gpu_models: of the ranks that compute; none on CPUs.
         stop: whether it has a reason to stop.
-        jobs: what starts the run again, with how often it has; see `store.lock.owner`.
+        jobs: what starts the run again, with how often it has; see `store.run_lock`.
         take_over: take the run from a process that still writes it.
     """
 

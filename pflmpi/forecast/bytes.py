@@ -10,16 +10,13 @@ from pflmpi import tree
 from pflmpi.algorithms.base import depends_on_client
 from pflmpi.data.federation import Federation
 from pflmpi.experiment.build import Experiment
-from pflmpi.forecast.ranks import TransportName
 from pflmpi.learning.local_training import OPTIMIZER
 from pflmpi.learning.task import HOST
-from pflmpi.messages.calls import Call
 from pflmpi.messages.packing import to_numpy
 from pflmpi.runtime.client_state import received
 from pflmpi.runtime.contract import RECEIVED
 from pflmpi.runtime.placement import Placement
 from pflmpi.runtime.setup import Setup
-from pflmpi.transports import ring
 from pflmpi.tree import Tree
 
 _FEW = 3  # clients; the server's state is made for so many, one and two more to see how it grows
@@ -108,23 +105,6 @@ def mapped_bytes(federation: Federation) -> int:
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
     return federation.dataset.images.nbytes if isinstance(owner, mmap.mmap) else 0
-
-
-def wire_bytes(calls: Sequence[Call], transport: TransportName) -> tuple[int, int]:
-    """Bytes that a transport counts for calls: on the way from clients, and to them."""
-    up = down = 0
-    for call in calls:
-        if call.operation in ("broadcast", "scatter"):
-            down += sum(call.sizes[1:])
-        elif call.operation == "all-to-all" and call.answers:
-            down += sum(call.sizes)
-        elif call.operation == "all-to-all":
-            up += sum(call.sizes)
-        elif call.operation == "sum" and transport == "torch":
-            up += ring.sum_bytes(call.sizes[0], len(call.sizes))
-        else:
-            up += sum(call.sizes[1:])
-    return up, down
 
 
 def _server_and_received(experiment: Experiment, clients: int) -> tuple[Tree, Tree, dict[str, str]]:

@@ -200,20 +200,20 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note(self, operation: OpOverload, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         reads: set[str] = set()
-        texts = [self._text(one, reads) for one in args]
+        texts = [self._text(argument, reads) for argument in args]
         if operation is _DESCENT and "alpha" in kwargs:  # the learning rate, which may be another in the next pass
             kwargs = {name: value for name, value in kwargs.items() if name != "alpha"}
             texts.append(f"alpha=n{self._rates}")
             self._rates += 1
-        texts += [f"{name}={self._text(one, reads)}" for name, one in kwargs.items()]
+        texts += [f"{name}={self._text(argument, reads)}" for name, argument in kwargs.items()]
         of_state = operation.is_view and self._name(args[0])[0] in "svk"
         several, kind = isinstance(result, (list, tuple)), "v" if of_state else "r"
-        results = [self._result(one, kind) for one in result] if several else self._result(result, kind)
+        results = [self._result(argument, kind) for argument in result] if several else self._result(result, kind)
         (self._views if of_state else self._calls).append(Call(results, operation, ", ".join(texts), reads))
 
     def _text(self, value: Any, reads: set[str]) -> str:
         if isinstance(value, (list, tuple)):
-            return f"[{', '.join(self._text(one, reads) for one in value)}]"
+            return f"[{', '.join(self._text(item, reads) for item in value)}]"
         if value is None or isinstance(value, (int, str)) or (isinstance(value, float) and math.isfinite(value)):
             return repr(value)
         name = self._name(value) if isinstance(value, Tensor) else self._constant(value)
@@ -242,13 +242,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _looks(operation: OpOverload, args: Sequence[Any]) -> bool:
     """Whether an operation looks at values, so that the list may be another one next time, or at what is around it."""
     if operation is _aten.index.Tensor:  # by a mask it does, by places it does not
-        return any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return operation is _LSTM or bool(_LOOKS & set(operation.tags))
 
 
 def _of_tensors(result: Any) -> bool:
     several = result if isinstance(result, (list, tuple)) else [result]
-    return all(one is None or isinstance(one, Tensor) for one in several)
+    return all(item is None or isinstance(item, Tensor) for item in several)
 
 
 def _layout(tensor: Tensor) -> Hashable:

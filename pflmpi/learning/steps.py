@@ -53,10 +53,10 @@ def unit_grad_output(like: Tensor) -> Tensor | None:
 
 def _scalar(loss: object) -> Tensor:
     if not isinstance(loss, Tensor) or loss.ndim:
-        found = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
+        described = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"type {type(loss).__name__}"
         raise ValueError(
-            f"the loss has {found}; expected a scalar tensor, such as cross_entropy(scores, batch), or average(values, "
-            "batch) of values [B]"
+            f"the loss has {described}; expected a scalar tensor, such as cross_entropy(scores, batch), or "
+            "average(values, batch) of values [B]"
         )
     return loss
 
@@ -86,8 +86,8 @@ def _in_a_lane(
     # Of a list, not of a tree: torch.func walks nested dicts several times, which costs as much as a small model. And
     # not by `torch.func.grad`, which keeps all it does for second derivatives.
     if leaves[0].device.type == "cpu":
-        value, _, found = torch.func.vjp(with_gradients, leaves, has_aux=True)  # type: ignore[misc]
-        return found, value
+        value, _, slopes = torch.func.vjp(with_gradients, leaves, has_aux=True)  # type: ignore[misc]
+        return slopes, value
     value, pull_back = torch.func.vjp(of, leaves)[:2]
     with torch.no_grad():
         pulled: list[Tensor] = pull_back(_fitting(grad_output, value))[0]
@@ -142,7 +142,7 @@ class PhaseStep:
     def tensors(self) -> list[Tensor]:
         """What a step changes or reads besides parameters and batch; what it changes comes first."""
         own = [leaf for _, leaf in tree.leaves(self._state)] + [self._loss_sum, self._grad_output]
-        return [one for one in (*own, self._rate) if isinstance(one, Tensor)]
+        return [tensor for tensor in (*own, self._rate) if isinstance(tensor, Tensor)]
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -202,7 +202,9 @@ class PhaseStep:
             slopes = [*map(self._lane_slope, range(len(leaves)), slopes, repeat(active))]
             if isinstance(rate, Tensor) and in_lane(rate):  # it differs by lane
                 slopes, rate = [rate * slope for slope in slopes], 1.0
-            assert all(lane_axis(one) >= 0 for one in (*leaves, *slopes)), "what trains, and its slope, differs by lane"
+            assert all(lane_axis(tensor) >= 0 for tensor in (*leaves, *slopes)), (
+                "what trains, and its slope, differs by lane"
+            )
             # Behind the lanes: vmap has no `_foreach` operations (PyTorch 2.14).
             leaves, slopes = [*map(of_all_lanes, leaves)], [*map(of_all_lanes, slopes)]
         else:

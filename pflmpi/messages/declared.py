@@ -11,8 +11,8 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.messages import kinds
-from pflmpi.messages.entries import Entries
 from pflmpi.messages.kinds import ClassMeans, Messages, Own, OwnClasses, Rows, Shared, Sum, Uplink
+from pflmpi.messages.slices import Entries
 from pflmpi.tree import Tree
 
 
@@ -82,6 +82,11 @@ class Declared:
         """Bytes of the messages of a round on rank 0, once those that are folded are."""
         once = sum(tree.num_bytes(kind.like) for kind in self.folded.values())
         return once + int(self._bytes(self.gathered, participants).sum())
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the messages down that are the same for all."""
+        return sum(tree.num_bytes(kind.like) for kind in self.down.values() if type(kind) is Shared)
 
     def rows_bytes(self, participants: int, receivers: int) -> dict[str, int]:
         """Bytes of the messages that rank 0 has of all participants or for all receivers at once, by name."""

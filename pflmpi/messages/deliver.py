@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from pflmpi import tree
-from pflmpi.messages.calls import Call
 from pflmpi.messages.kinds import with_rows
 from pflmpi.messages.packing import pack, unpack
+from pflmpi.messages.traffic import Traffic
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
 
@@ -41,8 +41,8 @@ def deliver(
     parts = {rank: packed[some.tobytes()] for rank, some in sent.items() if rank != here}
     sizes = {rank: size * len(some) for rank, some in arriving.items() if rank != here}
     received = {}
-    if moved := size * int(np.count_nonzero(source != target)):
-        received = transport.all_to_all(parts, sizes, moved, answers=down)
+    if moved := delivery(wanted, home, like, down).moved:
+        received = transport.exchange(parts, sizes, moved, down)
     if [*arriving] == [here]:
         return rows(wanted[here])
     found = tree.map(lambda leaf: torch.empty(len(wanted[here]), *leaf.shape, dtype=leaf.dtype), like)
@@ -53,13 +53,13 @@ def deliver(
     return found
 
 
-def delivery(wanted: Sequence[np.ndarray], home: np.ndarray, like: Tree, down: bool = True) -> list[Call]:
-    """The collective call of `deliver`, if there is one, with the bytes of each rank."""
+def delivery(wanted: Sequence[np.ndarray], home: np.ndarray, like: Tree, down: bool = True) -> Traffic:
+    """The exchange of `deliver`."""
     target, ranks, size = _targets(wanted), len(wanted), tree.num_bytes(like)
     source = home[np.concatenate(wanted)]
     away = source != target
     sent, received = (size * np.bincount(ends[away], minlength=ranks) for ends in (source, target))
-    return [Call("all-to-all", tuple(sent.tolist()), tuple(received.tolist()), down)] if sent.any() else []
+    return Traffic(sent, received, down)
 
 
 def _targets(wanted: Sequence[np.ndarray]) -> np.ndarray:

@@ -9,15 +9,16 @@ import torch
 from pflmpi import tree
 from pflmpi.errors import RunError
 from pflmpi.learning.task import HOST
-from pflmpi.messages.arrival import broadcast
-from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.deliver import deliver, delivery
 from pflmpi.messages.groups import ClientGroup, clients_of
 from pflmpi.messages.kinds import NOBODY, Messages, Own, OwnClasses, tensor
-from pflmpi.messages.packing import pack, to_numpy
+from pflmpi.messages.packing import pack, to_numpy, unpack, unpack_there
+from pflmpi.messages.traffic import Traffic
 from pflmpi.transports.base import Transport
 from pflmpi.tree import Tree
+
+_ALIGNED = 16  # bytes, as memory of NumPy is at least
 
 KeptRows = Callable[[str, Tree, np.ndarray], Tree]
 
@@ -130,8 +131,8 @@ def send_down(
     received, rows, class_rows = Tree(), Tree(), Tree()
     with transport.channel("data"):
         if shared:
-            packed = None if published is None else pack({name: published[name] for name in shared})
-            received = broadcast(transport, packed, shared, device)
+            whole: Tree | None = None if published is None else {name: published[name] for name in shared}
+            received = broadcast_tree(transport, whole, shared, device)
         if own:
             rows = _from_server(transport, _places(receivers), published, own)
         if by_class:
@@ -145,6 +146,45 @@ def send_down(
         {**{name: OwnRows(clients, places, tree.part(rows, name)) for name in rows}, **others},
         {name: OwnRows(clients, held, tree.part(class_rows, name)) for name in class_rows},
     )
+
+
+def broadcast_tree(transport: Transport, value: Tree | None, like: Tree, device: torch.device) -> Tree:
+    """Broadcast a tree from rank 0 onto every rank's device; on the host rank 0 has its own leaves, only to be read.
+
+    Args:
+        value: on rank 0, the tree; None elsewhere.
+        device: of this rank; that of another one may be of another kind.
+    """
+    size = tree.num_bytes(like)
+    if device.type == "cpu":
+        if value is None:
+            buffer = np.empty(size, np.uint8)
+            transport.broadcast(buffer)
+            return unpack(buffer, like)
+        if transport.size > 1:
+            transport.broadcast(pack(value))
+        return tree.map(_aligned, value)
+    direct = transport.takes_gpu_memory(size)
+    if direct and value is None:
+        there = torch.empty(size, dtype=torch.uint8, device=device)
+        transport.broadcast(there)
+        return unpack_there(there, like)
+    # torch keeps pinned memory for the next round, and gives it out again once a copy from it has ended.
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    if value is not None:
+        pinned.numpy()[:] = pack(value)
+    if not direct:
+        transport.broadcast(pinned.numpy())
+    there = pinned.to(device, non_blocking=True)
+    if direct:
+        transport.broadcast(there)
+    return unpack_there(there, like)
+
+
+def _aligned(leaf: torch.Tensor) -> torch.Tensor:
+    """The leaf as `unpack` has it, copied only where it lies otherwise: kernels choose by strides and alignment."""
+    leaf = leaf.detach().contiguous()
+    return leaf if leaf.data_ptr() % _ALIGNED == 0 else leaf.clone()
 
 
 def send_answers(
@@ -167,30 +207,30 @@ def send_answers(
         return _from_server(transport, places, answers, like)  # type: ignore[return-value]
 
 
-def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.ndarray | None) -> list[Call]:
-    """The collective calls of `send_down`, with the bytes of each rank; at most those, for rows of other clients.
+def down_calls(declared: Declared, assigned: list[list[ClientGroup]], home: np.ndarray | None) -> list[Traffic]:
+    """The calls of `send_down`; for rows of other clients at most those.
 
     Args:
         assigned: the groups of receivers of each rank.
         home: [N] the rank of each client; None where they keep nothing.
     """
     receivers, (shared, own, by_class) = [clients_of(groups) for groups in assigned], _by_kind(declared)
-    calls = [Call("broadcast", (tree.num_bytes(shared),) * len(assigned))] if shared else []
+    calls = [Traffic.broadcast(tree.num_bytes(shared), len(assigned))] if shared else []
     for like, wanted in ((own, _places(receivers)), (by_class, _classes(declared, receivers))):
         if like:
-            calls += delivery(wanted, _server(wanted), like)
+            calls.append(delivery(wanted, _server(wanted), like))
     for kind in declared.of_clients.values() if any(map(len, receivers)) else ():
         assert home is not None, "clients that keep rows have a home"
         ids = tree.leaf(kind.like, "clients").nbytes * sum(map(len, receivers))
-        calls.append(Call("broadcast", (ids,) * len(receivers)))
-        calls += delivery(_most(kind, receivers, home), home, _row(kind))
+        calls.append(Traffic.broadcast(ids, len(receivers)))
+        calls.append(delivery(_most(kind, receivers, home), home, _row(kind)))
     return calls
 
 
-def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Call]:
-    """The collective calls of `send_answers`, with the bytes of each rank."""
+def answer_calls(declared: Declared, assigned: list[list[ClientGroup]]) -> list[Traffic]:
+    """The calls of `send_answers`."""
     wanted = _places([clients_of(groups) for groups in assigned])
-    return delivery(wanted, _server(wanted), {name: kind.like for name, kind in declared.answers.items()})
+    return [delivery(wanted, _server(wanted), {name: kind.like for name, kind in declared.answers.items()})]
 
 
 def _by_kind(declared: Declared) -> tuple[Tree, Tree, Tree]:

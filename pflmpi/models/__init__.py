@@ -15,11 +15,11 @@ from pflmpi.registry import Registry
 __all__ = ["MODELS", "Architecture", "Model"]
 
 
-def _accept(found: object) -> type[Model]:
+def _accept(kind: object) -> type[Model]:
     """A model class; a class or function that makes a torch module becomes one."""
-    if inspect.isfunction(found) or (isinstance(found, type) and issubclass(found, nn.Module)):
-        return module_model(found)  # type: ignore[arg-type]
-    return subclass(Model, "name", "summary")(found)  # type: ignore[no-any-return]
+    if inspect.isfunction(kind) or (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        return module_model(kind)  # type: ignore[arg-type]
+    return subclass(Model, "name", "summary")(kind)  # type: ignore[no-any-return]
 
 
 MODELS: Registry[type[Model]] = Registry(

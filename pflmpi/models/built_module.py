@@ -81,8 +81,8 @@ class Recipe:
     def _check_head(self, module: nn.Module) -> None:
         linears = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
         if self.head not in linears:
-            known = ", ".join(linears) or "none"
-            raise ConfigError(f"model.head = {self.head!r} is no nn.Linear of the module; known: {known}")
+            names = ", ".join(linears) or "none"
+            raise ConfigError(f"model.head = {self.head!r} is no nn.Linear of the module; known: {names}")
         layer = module.get_submodule(self.head)
         assert isinstance(layer, nn.Linear)
         tied = {id(parameter) for parameter in layer.parameters()}
@@ -110,11 +110,11 @@ def is_plain(head: nn.Module) -> bool:
     return type(head) is nn.Linear and not any([*hooks, *parameters])
 
 
-def equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same values, where not a number is as another one."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same shape, type and values; NaN equals NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
@@ -189,9 +189,9 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ConfigError(f"model.weights = {str(path)!r} holds a {type(state).__name__}, no state dict; {_SAVE}")
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            found = f"{name!r} with a {type(value).__name__}"
-            raise ConfigError(f"model.weights = {str(path)!r} is no state dict, it has {found}; {_SAVE}")
+            described = f"{name!r} with a {type(value).__name__}"
+            raise ConfigError(f"model.weights = {str(path)!r} is no state dict, it has {described}; {_SAVE}")
         if value.is_meta or value.is_quantized or value.layout != torch.strided or value.is_complex():
-            found = "meta" if value.is_meta else f"{value.dtype}, {value.layout}"
-            raise ConfigError(f"model.weights = {str(path)!r}: {name} has no plain numbers ({found}); {_SAVE}")
+            described = "meta" if value.is_meta else f"{value.dtype}, {value.layout}"
+            raise ConfigError(f"model.weights = {str(path)!r}: {name} has no plain numbers ({described}); {_SAVE}")
     return state

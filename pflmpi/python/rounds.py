@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 
 Row = dict[str, int | float]
 OnRound = Callable[[Row], object]

@@ -19,13 +19,13 @@ from pflmpi.runtime.progress import Progress
 from pflmpi.runtime.round_schedule import RoundSchedule
 from pflmpi.runtime.setup import Setup
 from pflmpi.runtime.shard_writers import clients_written, row_bytes, send_to_writers, shard_writers
+from pflmpi.store import metrics_file
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.layout import Layout
-from pflmpi.store.lock.run_lock import RunLock
-from pflmpi.store.metrics import metrics_file
 from pflmpi.store.names import round_path, shard_path
 from pflmpi.store.pruning import prune
 from pflmpi.store.round_file import RoundContent, write_round
+from pflmpi.store.run_lock import RunLock
 from pflmpi.store.shard import Arrays, ClientRows, write_shard
 from pflmpi.store.writer import Writer
 from pflmpi.transports.base import Transport

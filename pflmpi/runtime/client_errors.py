@@ -10,7 +10,7 @@ import torch
 
 from pflmpi import tree
 from pflmpi.errors import AlgorithmError, ConfigError, RunError
-from pflmpi.messages.folding.on_device import on_host
+from pflmpi.messages.device_sum import on_host
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Messages
 from pflmpi.runtime.executors.base import Executor

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from pflmpi.runtime.measures import Counts, figures
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 
 _ACCURACY = ("accuracy_mean", "accuracy_weighted", "accuracy_std")
 _OTHERS = ("test_loss", "f1_macro", "accuracy_bottom")

@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from pflmpi.messages.calls import Call
 from pflmpi.messages.downlink import answer_calls, down_calls
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Own, OwnClasses
+from pflmpi.messages.traffic import Traffic
 from pflmpi.messages.uplink import up_calls
 from pflmpi.runtime.exchange.newcomers import mean_calls
 from pflmpi.runtime.setup import Setup
@@ -116,19 +116,19 @@ class RoundSchedule:
         return self._bytes(sent=False)
 
     @cached_property
-    def uplink(self) -> list[Call]:
-        """The collective calls by which the participants' messages reach the server."""
+    def uplink(self) -> list[Traffic]:
+        """The calls by which the participants' messages reach the server."""
         return up_calls(self.setup.declared, self.training) if len(self.participants) else []
 
     @cached_property
-    def downlink(self) -> list[Call]:
-        """The collective calls by which answers reach the participants, and the reply its receivers."""
+    def downlink(self) -> list[Traffic]:
+        """The calls by which answers reach the participants, and the reply its receivers."""
         declared, home = self.setup.declared, self.setup.placement.home
         return [*answer_calls(declared, self.training), *down_calls(declared, self.receiving, home)]
 
     @property
-    def calls(self) -> list[Call]:
-        """The collective calls that move messages, those to unseen clients among them."""
+    def calls(self) -> list[Traffic]:
+        """The calls that move messages, those to unseen clients among them."""
         unseen = [*mean_calls(self.setup), *self.unseen.calls] if self.unseen else []
         return [*self.uplink, *self.downlink, *unseen]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from pflmpi import tree
 from pflmpi.learning import replay
+from pflmpi.messages.device_sum import on_host
 from pflmpi.messages.downlink import Reply
-from pflmpi.messages.folding.on_device import on_host
 from pflmpi.messages.groups import ClientGroup
 from pflmpi.messages.kinds import Updates
 from pflmpi.runtime import client_errors

@@ -18,7 +18,7 @@ from pflmpi.errors import ConfigError
 from pflmpi.registry import Registry
 from pflmpi.runtime.config import OutputConfig
 from pflmpi.runtime.progress import Observer, Progress
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from pflmpi.text import for_shell
 
 Line = Mapping[str, str | int]

@@ -9,11 +9,11 @@ import numpy as np
 from pflmpi import tree
 from pflmpi.algorithms.base import Algorithm, Newcomer, initial_client
 from pflmpi.learning.task import HOST
-from pflmpi.messages.calls import Call
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import Homes, KeptRows, Reply, down_calls, send_down
 from pflmpi.messages.groups import ClientGroup, clients_of_all
 from pflmpi.messages.kinds import Messages, Shared
+from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation import evaluate_shared_model, finished, is_shared
 from pflmpi.runtime.executors.base import Executor
@@ -57,8 +57,8 @@ class Unseen:
         return np.asarray(self.executor.federation.num_test[self.clients])
 
     @property
-    def calls(self) -> list[Call]:
-        """The collective calls of `evaluate_unseen`."""
+    def calls(self) -> list[Traffic]:
+        """The calls of `evaluate_unseen`."""
         return down_calls(self.declared, self.groups, self.home)
 
 

@@ -11,7 +11,7 @@ from pflmpi import atomic
 from pflmpi.config import yaml_file
 from pflmpi.config.sections import by_key
 from pflmpi.errors import CheckpointError, ConfigError
-from pflmpi.sweep.planned_run import PlannedRun
+from pflmpi.sweep.table import PlannedRun
 from pflmpi.text import counted, some
 
 Mode = Literal["strong", "weak", "packing"]
@@ -113,9 +113,9 @@ def write(scaling: Scaling, out: Path) -> None:
 def _differences(before: Scaling, now: Scaling) -> Sequence[str]:
     """What differs between two experiments, in words; points and repeats may."""
 
-    def values(one: Scaling) -> Mapping[str, Any]:
-        own = {name: getattr(one, name) for name in ("mode", "rounds", "cores")}
-        return {**own, **by_key(one.config)}
+    def values(scaling: Scaling) -> Mapping[str, Any]:
+        own = {name: getattr(scaling, name) for name in ("mode", "rounds", "cores")}
+        return {**own, **by_key(scaling.config)}
 
     old, new = values(before), values(now)
     keys = sorted(old.keys() | new.keys())

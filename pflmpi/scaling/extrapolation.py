@@ -82,10 +82,10 @@ def fit(results: Results, to: int) -> AmdahlFit:
     return AmdahlFit(float(values[0]), Estimate(serial, max(serial - half, 0.0), min(serial + half, 1.0)), base)
 
 
-def summary(found: AmdahlFit, to: int, largest: int) -> str:
+def summary(law: AmdahlFit, to: int, largest: int) -> str:
     """What the fit says, in one sentence."""
     far = f", {to // largest} times the largest number that was measured" if to > _FAR * largest else ""
-    return f"serial fraction {_interval(found.serial)}; {to} ranks: {_interval(found.seconds(to))} s a round{far}"
+    return f"serial fraction {_interval(law.serial)}; {to} ranks: {_interval(law.seconds(to))} s a round{far}"
 
 
 def extrapolations(among: dict[str, Results], to: int) -> list[Curves]:

@@ -53,9 +53,9 @@ def commit(package: Path) -> str:
     return f"{_git(package, 'rev-parse', '--short=12', 'HEAD')}{'+' if changed else ''}"
 
 
-def hardware(found: Mapping[str, str]) -> str:
+def hardware(record: Mapping[str, str]) -> str:
     """The hardware in one line."""
-    parts = [found.get("cpu", ""), counted(int(found.get("cores") or 0), "core"), found.get("gpus", "")]
+    parts = [record.get("cpu", ""), counted(int(record.get("cores") or 0), "core"), record.get("gpus", "")]
     return ", ".join(part for part in parts if part)
 
 
@@ -69,10 +69,10 @@ def _git(folder: Path, *words: str) -> str:
 
 def _driver() -> str:
     try:
-        found = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _DRIVER.read_text())
+        version = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _DRIVER.read_text())
     except OSError:
         return ""
-    return found[1] if found else ""
+    return version[1] if version else ""
 
 
 def _version(package: str) -> str:
@@ -85,29 +85,29 @@ def _version(package: str) -> str:
 Record = dict[str, Any]
 
 
-def record(one: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> str:
+def record(planned: ScaleRun, out: Path, nodes: int, environ: Mapping[str, str]) -> str:
     """Write the record of a run that has reached its end on so many nodes; what is wrong with it, or ""."""
-    run = one.run(out)
+    run = planned.run(out)
     try:
         last, _ = run_folder.newest_good(run)
-        found = stored.read(run)["recorded"]
+        recorded = stored.read(run)["recorded"]
         values: Record = {
-            "ranks": one.ranks,
-            "repeat": one.repeat,
+            "ranks": planned.ranks,
+            "repeat": planned.repeat,
             "digest": digest(run, last),
             "nodes": nodes,
-            **{name: found[name] for name in ("device", "transport", "data")},
-            **environment(environ, on_gpu=found["device"] != platform.machine()),
+            **{name: recorded[name] for name in ("device", "transport", "data")},
+            **environment(environ, on_gpu=recorded["device"] != platform.machine()),
         }
     except UserError as error:
         return str(error)
-    write(one.record(out), values)
+    write(planned.record(out), values)
     return ""
 
 
-def failed(one: ScaleRun, out: Path, problem: str) -> None:
+def failed(planned: ScaleRun, out: Path, problem: str) -> None:
     """Record why a run has failed; it is made again the next time."""
-    write(one.record(out), {"ranks": one.ranks, "repeat": one.repeat, "problem": problem})
+    write(planned.record(out), {"ranks": planned.ranks, "repeat": planned.repeat, "problem": problem})
 
 
 def write(path: Path, values: Record) -> None:
@@ -128,6 +128,6 @@ def read(path: Path) -> Record:
     return values if isinstance(values, dict) else {}
 
 
-def done(one: ScaleRun, out: Path) -> bool:
+def done(planned: ScaleRun, out: Path) -> bool:
     """Whether a run has been measured."""
-    return "digest" in read(one.record(out))
+    return "digest" in read(planned.record(out))

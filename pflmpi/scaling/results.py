@@ -24,12 +24,12 @@ class MeasuredRun:
     """A run that was measured.
 
     Attributes:
-        one: the run.
-        record: what else is known of it.
+        planned: the run as it was to be made.
+        record: its hardware, versions and digest.
         columns: of its metrics, each [rounds], the first rounds included.
     """
 
-    one: ScaleRun
+    planned: ScaleRun
     record: records.Record
     columns: Mapping[str, np.ndarray]
 
@@ -87,21 +87,21 @@ class Point:
     @cached_property
     def seconds(self) -> float:
         """Median over its runs of the median round; NaN without any."""
-        return float(np.median([np.median(one.seconds) for one in self.runs])) if self.runs else float("nan")
+        return float(np.median([np.median(run.seconds) for run in self.runs])) if self.runs else float("nan")
 
     @cached_property
     def spread(self) -> tuple[float, float]:
         """Quartiles over all rounds of all runs."""
         if not self.runs:
             return float("nan"), float("nan")
-        low, high = np.quantile(np.concatenate([one.seconds for one in self.runs]), [0.25, 0.75]).tolist()
+        low, high = np.quantile(np.concatenate([run.seconds for run in self.runs]), [0.25, 0.75]).tolist()
         return low, high
 
     @cached_property
     def parts(self) -> dict[str, float]:
         """Mean seconds of each part over all rounds."""
         return {
-            name: float(np.concatenate([one.measured(one.parts[name]) for one in self.runs]).mean())
+            name: float(np.concatenate([run.measured(run.parts[name]) for run in self.runs]).mean())
             if self.runs
             else float("nan")
             for name in PARTS
@@ -109,13 +109,13 @@ class Point:
 
     def most(self, column: str) -> float:
         """Highest value of a column of memory; NaN where it is not known."""
-        found = max((int(one.columns[column].max()) for one in self.runs), default=0)
-        return float(found) if found else float("nan")
+        most = max((int(run.columns[column].max()) for run in self.runs), default=0)
+        return float(most) if most else float("nan")
 
     @property
     def wire_bytes(self) -> float:
         """Bytes between ranks in a round."""
-        return float(np.mean([one.wire_bytes for one in self.runs])) if self.runs else float("nan")
+        return float(np.mean([run.wire_bytes for run in self.runs])) if self.runs else float("nan")
 
 
 @dataclass(frozen=True)
@@ -147,14 +147,14 @@ class Results:
     @property
     def problems(self) -> list[str]:
         """What failed, and points with other bits."""
-        found = [
+        failures = [
             f"{point.ranks} ranks, repeat {repeat}: {why}"
             for point in self.points
             for repeat, why in point.problems.items()
             if why
         ]
         other = [str(point.ranks) for point in self.points if not point.same_bits]
-        return found + ([f"results differ between ranks or repeats on {', '.join(other)} ranks"] if other else [])
+        return failures + ([f"results differ between ranks or repeats on {', '.join(other)} ranks"] if other else [])
 
 
 def results(out: Path) -> Results:
@@ -166,34 +166,36 @@ def results(out: Path) -> Results:
     scaling = read(out)
     if scaling is None:
         raise CheckpointError(f"{out} holds no scaling experiment; name the --out of `pflmpi scale`")
-    found = [_measured(one, out, scaling.rounds) for one in runs(scaling)]
+    pairs = [_measured(planned, out, scaling.rounds) for planned in runs(scaling)]
     expected: dict[tuple[int | None, int], str] = {}  # by what decides bits
-    for _, run in found:
+    for _, run in pairs:
         if run is not None:
-            ranks = run.one.ranks
+            ranks = run.planned.ranks
             expected.setdefault((scaling.clients(ranks), scaling.threads(ranks)), run.record["digest"])
     points = []
     for ranks in scaling.ranks:
-        mine = [run for one, run in found if run is not None and one.ranks == ranks]
+        measured = [run for planned, run in pairs if run is not None and planned.ranks == ranks]
         key = scaling.clients(ranks), scaling.threads(ranks)
         missing = {
-            one.repeat: str(records.read(one.record(out)).get("problem", ""))
-            for one, run in found
-            if run is None and one.ranks == ranks
+            planned.repeat: str(records.read(planned.record(out)).get("problem", ""))
+            for planned, run in pairs
+            if run is None and planned.ranks == ranks
         }
-        same = all(run.record["digest"] == expected[key] for run in mine)
-        points.append(Point(ranks, key[1], key[0], mine, missing, same))
+        same = all(run.record["digest"] == expected[key] for run in measured)
+        points.append(Point(ranks, key[1], key[0], measured, missing, same))
     return Results(out, scaling, points)
 
 
-def _measured(one: ScaleRun, out: Path, rounds: int) -> tuple[ScaleRun, MeasuredRun | None]:
-    record = records.read(one.record(out))
+def _measured(planned: ScaleRun, out: Path, rounds: int) -> tuple[ScaleRun, MeasuredRun | None]:
+    record = records.read(planned.record(out))
     if "digest" not in record:
-        return one, None
-    found = columns(verify.metrics(one.run(out), rounds))
-    if len(found["round"]) <= WARM_UP:
-        raise CheckpointError(f"{one.run(out)} has lost its rounds; delete {one.record(out)}, and measure it again")
-    return one, MeasuredRun(one, record, found)
+        return planned, None
+    metrics = columns(verify.metrics(planned.run(out), rounds))
+    if len(metrics["round"]) <= WARM_UP:
+        raise CheckpointError(
+            f"{planned.run(out)} has lost its rounds; delete {planned.record(out)}, and measure it again"
+        )
+    return planned, MeasuredRun(planned, record, metrics)
 
 
 Value = str | int | float
@@ -251,7 +253,7 @@ def _bytes(count: float) -> str:
 
 def _run_lines(results: Results, point: Point) -> Iterator[dict[str, Value]]:
     """The lines of a point in scale.csv."""
-    by_repeat = {run.one.repeat: run for run in point.runs}
+    by_repeat = {run.planned.repeat: run for run in point.runs}
     for repeat in range(1, results.scaling.repeats + 1):
         run = by_repeat.get(repeat)
         yield {

@@ -66,10 +66,10 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
         raise ConfigError(f"--ranks {text!r}: must be whole numbers with commas between them, such as 1,2,4")
-    found = tuple(int(word) for word in words)
-    if found[0] < 1 or any(one >= other for one, other in pairwise(found)):
+    numbers = tuple(int(word) for word in words)
+    if numbers[0] < 1 or any(one >= other for one, other in pairwise(numbers)):
         raise ConfigError(f"--ranks {text!r}: must be at least 1, and each more than the one before, such as 1,2,4")
-    return found
+    return numbers
 
 
 def _fix_steps(config: Config, values: dict[str, Any]) -> str:
@@ -88,7 +88,7 @@ def _fix_steps(config: Config, values: dict[str, Any]) -> str:
 
 
 def measure(
-    some: Sequence[ScaleRun],
+    planned_runs: Sequence[ScaleRun],
     scaling: Scaling,
     out: Path,
     nodes: Callable[[int], int],
@@ -108,22 +108,22 @@ def measure(
         assert isinstance(done.cell, ScaleRun)
         return records.record(done.cell, out, nodes(done.cell.ranks), environ)
 
-    tasks = [unless_written(task(one, scaling, out), out) for one in some]
-    waiting = [one for one, each in zip(some, tasks, strict=True) if each.command]
-    for each in tasks:
-        if each.command:
-            prepare(each, out)
-    by_name = {one.name: one.ranks for one in some}
-    outcome = run_cells(tasks, out, lambda each: launcher(by_name[each.cell.name]), [environ], held, record)
-    for one in waiting:
-        if one.name in outcome.failed:
-            records.failed(one, out, outcome.failed[one.name])
+    tasks = [unless_written(run_task(planned, scaling, out), out) for planned in planned_runs]
+    waiting = [planned for planned, task in zip(planned_runs, tasks, strict=True) if task.command]
+    for task in tasks:
+        if task.command:
+            prepare(task, out)
+    by_name = {planned.name: planned.ranks for planned in planned_runs}
+    outcome = run_cells(tasks, out, lambda task: launcher(by_name[task.cell.name]), [environ], held, record)
+    for planned in waiting:
+        if planned.name in outcome.failed:
+            records.failed(planned, out, outcome.failed[planned.name])
     return outcome
 
 
-def task(one: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
+def run_task(planned: ScaleRun, scaling: Scaling, out: Path) -> CellTask:
     """What a run still needs: nothing, or all; rounds after an interruption would be another measurement."""
-    if records.done(one, out):
-        return CellTask(one, "done", scaling.rounds, scaling.rounds)
-    words = ("run", str(one.config(out)), "--out", str(one.run(out)), "--ranks", str(one.ranks), "--quiet")
-    return CellTask(one, "start", 0, scaling.rounds, words)
+    if records.done(planned, out):
+        return CellTask(planned, "done", scaling.rounds, scaling.rounds)
+    words = ("run", str(planned.config(out)), "--out", str(planned.run(out)), "--ranks", str(planned.ranks), "--quiet")
+    return CellTask(planned, "start", 0, scaling.rounds, words)

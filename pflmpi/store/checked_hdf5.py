@@ -30,6 +30,7 @@ from pflmpi.store.hdf5 import (
     Identifier,
     h5py,
     name_axes,
+    references,
     reserve_array,
     write_array,
     write_attribute,
@@ -76,6 +77,7 @@ class Writing:
         self.large: list[tuple[Part, np.ndarray]] = []
         self._in_memory = in_memory
         self._scales: dict[str, tuple[Identifier, int]] = {}
+        self._references: dict[tuple[str, ...], np.ndarray] = {}  # to the scales of axes of these names
 
     def put(
         self,
@@ -124,10 +126,12 @@ class Writing:
         extents = [self._scales[name][1] for name in axes]
         if axes and extents == list(shape[: len(axes)]):
             names = [*axes, *(f"size_{extent}" for extent in shape[len(axes) :])]
-            for name, extent in zip(names, shape, strict=True):
-                if name not in self._scales:
-                    self._scales[name] = write_scale(self.file.id, name, extent), extent
-            name_axes(dataset, [self._scales[name][0] for name in names])
+            if (key := tuple(names)) not in self._references:
+                for name, extent in zip(names, shape, strict=True):
+                    if name not in self._scales:
+                        self._scales[name] = write_scale(self.file.id, name, extent), extent
+                self._references[key] = references([self._scales[name][0] for name in names])
+            name_axes(dataset, self._references[key])
 
 
 def write(path: Path, fill: Callable[[Writing], None], size: int | None = None) -> None:

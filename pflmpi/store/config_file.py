@@ -47,7 +47,7 @@ def from_checkpoint(run: Path) -> dict[str, Any]:
 
 
 def damage(run: Path) -> str | None:
-    """Why config.yaml is not as it was written, or None; that of the first formats has no checksum."""
+    """Why config.yaml is not as it was written, or None."""
     if not path(run).exists():
         return None
     try:
@@ -55,15 +55,10 @@ def damage(run: Path) -> str | None:
     except OSError as error:
         return f"{path(run)} cannot be read: {error.strerror}"
     above, mark, checksum = content.rpartition(_CHECKSUM)
-    if checksum == b"%08x\n" % zlib.crc32(above) if mark else _before_checksums(content):
+    if mark and checksum == b"%08x\n" % zlib.crc32(above):
         return None
     return (
         f"{path(run)} is not as it was written: its CRC-32 is another; put it back from a copy, or delete it: "
         f"`pflmpi resume {for_shell(run)}` then takes the configuration of the newest checkpoint; "
         "-s KEY=VALUE changes a value"
     )
-
-
-def _before_checksums(content: bytes) -> bool:
-    """Whether a configuration is of the time before checksums, and not one that was cut off."""
-    return b"\n  run: " not in content or (b"\n  versions: " in content and b"\n  partition_csv: " not in content)

@@ -57,13 +57,18 @@ def write_scale(file: Identifier, name: str, extent: int) -> Identifier:
     return scale
 
 
-def name_axes(dataset: Identifier, scales: Sequence[Identifier]) -> None:
-    """Name all axes of a dataset by dimension scales; HDF5's own function also lists the datasets in the scales."""
-    named = np.empty(len(scales), h5py.vlen_dtype(h5py.ref_dtype))
+def references(scales: Sequence[Identifier]) -> np.ndarray:
+    """References to dimension scales, one for each axis of a dataset; see `name_axes`."""
+    found = np.empty(len(scales), h5py.vlen_dtype(h5py.ref_dtype))
     for axis, scale in enumerate(scales):
-        named[axis] = np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
+        found[axis] = np.array([h5py.h5r.create(scale, b".", h5py.h5r.OBJECT)], h5py.ref_dtype)
+    return found
+
+
+def name_axes(dataset: Identifier, scales: np.ndarray) -> None:
+    """Name all axes of a dataset by `references`; HDF5's own function also lists the datasets in the scales."""
     kind, in_memory = _references()
-    h5py.h5a.create(dataset, b"DIMENSION_LIST", kind, _space((len(scales),))).write(named, in_memory)
+    h5py.h5a.create(dataset, b"DIMENSION_LIST", kind, _space(scales.shape)).write(scales, in_memory)
 
 
 @cache

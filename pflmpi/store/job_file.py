@@ -29,7 +29,7 @@ def _not_through_a_link(name: str, flags: int) -> int:
 
 
 def record_start(run: Path, jobs: Mapping[str, int]) -> None:
-    """Add a line for the Slurm job that starts the run, if one does; for `jobs` see `store.lock.owner.Owner`."""
+    """Add a line for the Slurm job that starts the run, if one does; for `jobs` see `store.run_lock.Owner`."""
     for name, restarts in jobs.items():
         if name.startswith(_SLURM):
             append(run, name.removeprefix(_SLURM), str(restarts))

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pflmpi.store import checked_hdf5, joined
+from pflmpi.store import checked_hdf5, joined, metrics_file
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum, Writing
 from pflmpi.store.descriptions import Descriptions
 from pflmpi.store.hdf5 import h5py, write_group
 from pflmpi.store.layout import Layout
-from pflmpi.store.metrics import metrics_file
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays
 

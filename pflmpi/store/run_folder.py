@@ -7,7 +7,7 @@ from pflmpi.store import checked_hdf5
 from pflmpi.store import verify as checks
 from pflmpi.store.digest import digest
 from pflmpi.store.names import SHARDS, round_path, rounds
-from pflmpi.store.one_file.reading import elsewhere
+from pflmpi.store.one_file import elsewhere
 from pflmpi.store.pruning import discard_after, prune
 from pflmpi.store.reading import (
     read_array,

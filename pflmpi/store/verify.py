@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from pflmpi import regular_file
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, partition_file
+from pflmpi.store import checked_hdf5, metrics_file, partition_file
 from pflmpi.store.checked_hdf5 import Checksum
-from pflmpi.store.metrics import metrics_file
 from pflmpi.store.names import round_path, rounds
 from pflmpi.store.partition_file import SampleCounts
 from pflmpi.store.reading import read_attributes, read_checksums, read_layout, read_metrics_checksum

@@ -1,7 +1,7 @@
 """Locks in the folder of a sweep: held by one sweep of the whole table, or shared by tasks that run one cell each.
 
 They guard what a sweep does around its runs: clearing folders, writing configurations and logs. The runs themselves
-are guarded by `store.lock`, which has one owner; these locks are shared, and runs inherit them.
+are guarded by `store.run_lock`, which has one owner; these locks are shared, and runs inherit them.
 """
 
 import fcntl

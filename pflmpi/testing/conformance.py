@@ -41,8 +41,10 @@ class Runs:
 
     def settings(self, **sections: Any) -> dict[str, Any]:
         """The configuration, with further sections."""
-        unseen = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}  # 7 are trained
-        return settings(settings({**unseen, "training": {"momentum": 0.5}}, **self.sections), **sections)
+        base: dict[str, Any] = {"partition": {"clients": 9}, "evaluation": {"unseen": 0.2}}  # 7 are trained
+        if "optimizer" not in self.sections.get("training", {}):
+            base["training"] = {"momentum": 0.5}
+        return settings(settings(base, **self.sections), **sections)
 
     def get(self, executor: str, ranks: int = 1, server: str = "auto") -> tuple[Path, str]:
         """The folder of a run, and the digest of its last round."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-import normed_model
+import comparisons
 import numpy_network
 import small_task
 from pflmpi import tree
@@ -105,7 +105,7 @@ def test_fedproto_loss_has_the_distance_to_known_prototypes() -> None:
     "algorithm", [FedProto(), FedProto(loss_on="means"), PFedPM(), FedFCD(alternation="batch")], ids=repr
 )
 def test_batch_norm_is_in_training_mode_under_losses_of_class_means(algorithm: Algorithm) -> None:
-    task, client = normed_model.task(), algorithm.init_client(normed_model.task())
+    task, client = comparisons.with_batch_norm(), algorithm.init_client(comparisons.with_batch_norm())
     down = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
     state, _ = algorithm.client_update(task, client, down, small_task.data([small_task.batch(0)]))
     assert not torch.equal(tree.at(state, "model/stats/mean"), tree.at(client, "model/stats/mean"))

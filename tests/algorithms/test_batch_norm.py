@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import comparisons
-import normed_model
 import small_task
 from pflmpi import tree
 from pflmpi.algorithms import ALGORITHMS
@@ -17,7 +16,7 @@ from pflmpi.messages.kinds import Own
 @pytest.mark.parametrize("bn", ["average", "local"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_local_training_is_in_training_mode_and_moves_the_statistics(name: str, bn: str) -> None:
-    task, algorithm = normed_model.task(bn=bn), ALGORITHMS[name]()
+    task, algorithm = comparisons.with_batch_norm(bn=bn), ALGORITHMS[name]()
     client, kinds = algorithm.init_client(task), algorithm.downlink(task)
     published = algorithm.publish(task, algorithm.init_server(task), np.arange(1))
     down = {name: tree.row(one, 0) if isinstance(kinds[name], Own) else one for name, one in published.items()}

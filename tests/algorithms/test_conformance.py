@@ -69,6 +69,11 @@ def test_counted_bytes_are_the_declared_ones(case, runs):
     conformance.declared_bytes(runs(case), EXECUTOR[case])
 
 
+def test_algorithms_and_variants_differ_from_each_other(runs):
+    """Otherwise equal digests would say little."""
+    assert len({runs(case).get("loop")[1] for case in CASES}) == len(CASES)
+
+
 def test_another_seed_gives_another_digest(tmp_path):
     first = quick_run.run(quick_run.settings(), tmp_path / "a")
     assert quick_run.run(quick_run.settings(), tmp_path / "b") == first

@@ -20,8 +20,7 @@ from pflmpi.experiment.build import prepare
 from pflmpi.learning.task import Task
 from pflmpi.messages.kinds import Sum
 from pflmpi.models.resnet18 import ResNet18
-from pflmpi.sweep.cells import Cell, cells, folder
-from pflmpi.sweep.table import load
+from pflmpi.sweep.table import Cell, cells, folder, load
 from project import ROOT
 
 PAPERS = ROOT / "configs" / "papers"

@@ -1,9 +1,6 @@
 """The figures of a table, by hand from metrics files, and how they are printed and written."""
 
 import csv
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,20 +9,18 @@ import table_file
 from pflmpi.analysis.table import Entry, Value, comma_separated, entries, latex, markdown, pick, printed
 from pflmpi.cli import main
 from pflmpi.config.yaml_file import dump
-from pflmpi.store import config_file
-from pflmpi.store.metrics import metrics_file
-from pflmpi.sweep.cells import Cell, cells
-from pflmpi.sweep.table import SweepTable, load
+from pflmpi.store import config_file, metrics_file
+from pflmpi.sweep.table import cells, load
 
 Scores = tuple[float, float, float]  # mean over clients, over all samples, standard deviation over clients
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def metrics(run: Path, scores: Sequence[Scores | None]) -> list[dict[str, str]]:
+def metrics(run, scores):
     """Write the metrics of a run, None for a round without evaluation."""
     run.mkdir(parents=True)
     metrics_file.restart(run, 0)
@@ -36,7 +31,7 @@ def metrics(run: Path, scores: Sequence[Scores | None]) -> list[dict[str, str]]:
     return metrics_file.read(run)
 
 
-def made(cell: Cell, out: Path, means: Sequence[float]) -> None:
+def made(cell, out, means):
     """Write what a sweep leaves of a cell: its configuration and the metrics of its run."""
     metrics(cell.run(out), [(mean, mean - 0.1, 0.25) for mean in means])
     cell.config(out).write_text(dump(cell.raw))
@@ -44,13 +39,13 @@ def made(cell: Cell, out: Path, means: Sequence[float]) -> None:
     config_file.write(cell.run(out), dump(cell.raw | {"training": {"rounds": rounds}}))
 
 
-def small(folder: Path, **changes: Any) -> tuple[SweepTable, list[Cell]]:
+def small(folder, **changes):
     """The small table with one column and two seeds, and its cells."""
     table = load(table_file.write(folder, columns={"few": {}}, **changes))
     return table, cells(table, [], None)
 
 
-def of(table: SweepTable, among: list[Cell], out: Path) -> dict[str, Entry]:
+def of(table, among, out):
     return {entry.row: entry for entry in entries(table, among, out)}
 
 
@@ -69,25 +64,25 @@ def of(table: SweepTable, among: list[Cell], out: Path) -> dict[str, Entry]:
         ("spread", "last", 5.0),
     ],
 )
-def test_a_figure_is_taken_from_the_evaluated_rounds(metric: str, figure: str, expected: float, tmp_path: Path) -> None:
+def test_a_figure_is_taken_from_the_evaluated_rounds(metric, figure, expected, tmp_path):
     scores = [(0.1, 0.1, 0.4), (0.5, 0.2, 0.3), None, (0.4, 0.6, 0.05)]
     assert pick(metrics(tmp_path / "run", scores), metric, figure) == pytest.approx(expected)
 
 
-def test_the_best_loss_is_the_lowest_and_values_sent_are_thousands_of_4_bytes() -> None:
+def test_the_best_loss_is_the_lowest_and_values_sent_are_thousands_of_4_bytes():
     lines = [{"train_loss": "0.5", "test_loss": "", "up_bytes": "8000"}, {"train_loss": "0.75", "test_loss": "1.25"}]
     assert pick(lines, "train_loss", "best") == 0.5 and pick(lines, "train_loss", "last") == 0.75
     assert pick(lines, "test_loss", "best") == 1.25 and pick(lines, "parameters", "last") == 2.0
 
 
-def test_the_last_ten_are_evaluated_rounds(tmp_path: Path) -> None:
-    scores: list[Scores | None] = []
+def test_the_last_ten_are_evaluated_rounds(tmp_path):
+    scores = []
     for percent in range(1, 13):
         scores += [None, (percent / 100, 0, 0)]
     assert pick(metrics(tmp_path / "run", scores), "mean", "last10") == pytest.approx(7.5)  # 3 to 12
 
 
-def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figure(tmp_path: Path) -> None:
+def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figure(tmp_path):
     table, among = small(tmp_path, published={"FedAvg": {"few": [86, 0.5]}, "Local": {"few": 70}})
     made(among[0], tmp_path / "out", [0.8, 0.7])
     made(among[1], tmp_path / "out", [0.6, 0.9])
@@ -99,7 +94,7 @@ def test_seeds_give_mean_and_sample_standard_deviation_beside_the_published_figu
     assert (entry.finished, entry.seeds, entry.done, entry.rounds, entry.state) == (2, 2, 4, 4, "")
 
 
-def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+def test_one_seed_has_no_spread(tmp_path):
     table, among = small(tmp_path, seeds=[5])
     made(among[0], tmp_path / "out", [0.8, 0.7])
     assert of(table, among, tmp_path / "out")["FedAvg"].ours == Value(pytest.approx(80.0), None)
@@ -114,9 +109,7 @@ def test_one_seed_has_no_spread(tmp_path: Path) -> None:
         ([0.5, 0.6, 0.7], [], "other configuration", 0),  # more rounds than the table wants
     ],
 )
-def test_what_is_missing_or_unfinished_is_told(
-    first: list[float], second: list[float], state: str, finished: int, tmp_path: Path
-) -> None:
+def test_what_is_missing_or_unfinished_is_told(first, second, state, finished, tmp_path):
     table, among = small(tmp_path)
     for cell, means in zip(among[:2], (first, second), strict=True):
         if means:
@@ -126,7 +119,7 @@ def test_what_is_missing_or_unfinished_is_told(
     assert (entry.ours is None) == (finished == 0)
 
 
-def test_a_run_made_with_another_configuration_is_not_used(tmp_path: Path) -> None:
+def test_a_run_made_with_another_configuration_is_not_used(tmp_path):
     table, among = small(tmp_path)
     made(among[0], tmp_path / "out", [0.5, 0.6])
     made(among[1], tmp_path / "out", [0.7, 0.8])
@@ -141,7 +134,7 @@ def test_a_run_made_with_another_configuration_is_not_used(tmp_path: Path) -> No
     assert of(table, among, tmp_path / "out")["FedAvg"].state == ""
 
 
-def test_a_damaged_run_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_damaged_run_is_left_out_and_named(tmp_path):
     table, among = small(tmp_path)
     made(among[0], tmp_path / "out", [0.5, 0.6])
     made(among[1], tmp_path / "out", [0.7, 0.8])
@@ -158,7 +151,7 @@ def test_a_damaged_run_is_left_out_and_named(tmp_path: Path) -> None:
 # --- texts --------------------------------------------------------------------------------------------------------
 
 
-def an_entry(row: str, **known: Any) -> Entry:
+def an_entry(row, **known):
     values = {"ours": None, "last_ten": None, "over_clients": None, "published": None, "state": ""}
     return Entry(row, "few", **{**values, **known}, finished=2, seeds=2, done=4, rounds=4)
 
@@ -169,7 +162,7 @@ ENTRIES = [
 ]
 
 
-def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_last_ten(tmp_path: Path) -> None:
+def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_last_ten(tmp_path):
     table, _ = small(tmp_path, notes=["first note"])
     text = markdown(table, ENTRIES, ["pflmpi sweep small.yaml"])
     assert [line for line in text.splitlines() if line.startswith(("|", "#", "-", "pflmpi"))] == [
@@ -188,7 +181,7 @@ def test_markdown_has_ours_beside_the_published_figure_and_then_the_mean_of_the_
     assert "nobody 2024, table 3" in text and "best round" in text and "last 10 evaluated rounds" in text
 
 
-def test_csv_has_a_line_with_everything_for_each_cell(tmp_path: Path) -> None:
+def test_csv_has_a_line_with_everything_for_each_cell(tmp_path):
     table, _ = small(tmp_path)
     first, second = csv.DictReader(comma_separated(table, ENTRIES).splitlines())
     assert first == {
@@ -211,9 +204,7 @@ def test_csv_has_a_line_with_everything_for_each_cell(tmp_path: Path) -> None:
         (97.65, Value(98.66, 0.3), "outside"),
     ],
 )
-def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(
-    ours: float, published: Value, expected: str, tmp_path: Path
-) -> None:
+def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(ours, published, expected, tmp_path):
     one = an_entry("FedAvg", ours=Value(ours, 0.1), published=published)
     table, _ = small(tmp_path)
     (line,) = csv.DictReader(comma_separated(table, [one]).splitlines())
@@ -224,7 +215,7 @@ def test_a_figure_is_inside_the_published_spread_within_a_point_or_outside(
     assert line["fit"] == "" and expected not in printed(losses, [one])[0].rows[0][1]  # no points
 
 
-def test_latex_escapes_text_and_sets_signs(tmp_path: Path) -> None:
+def test_latex_escapes_text_and_sets_signs(tmp_path):
     table, _ = small(tmp_path, rows={"A & B_1 #50% {x}": {}}, title="100 %\nsure")
     lines = latex(table, [an_entry("A & B_1 #50% {x}", **vars_of(ENTRIES[0]))], []).splitlines()
     assert r"A \& B\_1 \#50\% \{x\} & 98.63 $\pm$ 0.10, 2 seeds (98.66 $\pm$ 0.30, $-$0.03, inside) \\" in lines
@@ -232,14 +223,14 @@ def test_latex_escapes_text_and_sets_signs(tmp_path: Path) -> None:
     assert lines[:2] == ["% 100 %", "% sure"]
 
 
-def vars_of(entry: Entry) -> dict[str, Any]:
+def vars_of(entry):
     return {name: getattr(entry, name) for name in ("ours", "last_ten", "published")}
 
 
 # --- the command --------------------------------------------------------------------------------------------------
 
 
-def test_the_report_prints_the_table_and_writes_three_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_prints_the_table_and_writes_three_files(tmp_path, capsys):
     _, among = small(tmp_path, published={"FedAvg": {"few": 80}}, notes=["a [note]"])
     made(among[0], tmp_path / "out", [0.8, 0.7])
     words = ["table", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "out"), "--seeds", "1"]
@@ -255,7 +246,7 @@ def test_the_report_prints_the_table_and_writes_three_files(tmp_path: Path, caps
     assert not list((tmp_path / "out").glob("small.*"))
 
 
-def test_only_leaves_the_other_rows_and_columns_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_leaves_the_other_rows_and_columns_out(tmp_path, capsys):
     path = table_file.write(tmp_path)
     words = ["table", str(path), "--out", str(tmp_path / "out")]
     assert main([*words, "--only", "FedAvg/few", "--only", "Local/many*"]) == 0
@@ -268,9 +259,7 @@ def test_only_leaves_the_other_rows_and_columns_out(tmp_path: Path, capsys: pyte
     assert main([*words, "--only", "Fedper/*"]) == 2
 
 
-def test_another_figure_of_the_same_runs_is_reported_from_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_figure_of_the_same_runs_is_reported_from_them(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, among = small(tmp_path)
     made(among[0], tmp_path / "sweeps" / "small", [0.8, 0.7])
@@ -290,9 +279,7 @@ def test_another_figure_of_the_same_runs_is_reported_from_them(
         ({"runs_of": "absent.yaml"}, ["absent.yaml"]),
     ],
 )
-def test_a_figure_of_other_runs_decides_nothing_about_them(
-    changes: dict[str, Any], words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_figure_of_other_runs_decides_nothing_about_them(changes, words, tmp_path, capfd):
     table_file.write(tmp_path)
     figure = {"title": "t", "source": "nobody 2024, figure 4", "runs_of": "small.yaml", **changes}
     (tmp_path / "figure.yaml").write_text(yaml.safe_dump(figure))
@@ -301,9 +288,7 @@ def test_a_figure_of_other_runs_decides_nothing_about_them(
     assert all(word in shown for word in words), shown
 
 
-def test_overrides_choose_the_runs_that_were_made_with_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overrides_choose_the_runs_that_were_made_with_them(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table, _ = small(tmp_path)
     quick = ["training.rounds=1", "training.lr=0.5"]

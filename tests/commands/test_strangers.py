@@ -37,7 +37,7 @@ from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import ConfigError
 from pflmpi.store import config_file, probe_file, run_folder
-from pflmpi.store.lock.taking import take
+from pflmpi.store.run_lock import take
 
 CONTROL = re.compile("[\0-\t\v-\x1f\x7f-\x9f]")
 TABLE = {f"{kind.__name__} {place}": in_place(kind, place) for kind in KINDS for place in PLACES}

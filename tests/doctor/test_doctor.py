@@ -1,7 +1,6 @@
 """`pflmpi doctor` as it is used: sound set-ups pass, and each broken one is named with its remedy."""
 
 import os
-from pathlib import Path
 
 import pytest
 import yaml
@@ -9,14 +8,13 @@ import yaml
 import processes
 import quick_run
 import raw_files
+from pflmpi.cli import main
 
 ENVIRONMENT = {name: text for name, text in processes.ENVIRONMENT.items() if name != "PFLMPI_DATA"}
 SOUND = "no problems found"
 
 
-def doctor(
-    way: str, folder: Path, *options: str | Path, rank_1: str = "", mpirun: tuple[str, ...] = (), **variables: str
-) -> tuple[int, str]:
+def doctor(way, folder, *options, rank_1="", mpirun=(), **variables):
     """Run the doctor in a folder, on two ranks unless alone; return the exit code and what it has printed.
 
     Args:
@@ -32,33 +30,43 @@ def doctor(
     return done.returncode, done.stdout
 
 
-def problems(printed: str) -> list[str]:
+def problems(printed):
     return [line.removeprefix("problem: ") for line in printed.splitlines() if line.startswith("problem: ")]
 
 
-def write(folder: Path, **sections: object) -> Path:
+def write(folder, **sections):
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(quick_run.settings(**sections)))
     return path
 
 
-def first_in_path(folder: Path) -> str:
+def first_in_path(folder):
     """A PYTHONPATH with this folder before what there is."""
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
-def patch(folder: Path, code: str) -> str:
+def patch(folder, code):
     """Write code that Python runs first with this PYTHONPATH."""
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code)
     return first_in_path(folder)
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch, capfd):
+    """Runs the doctor alone in this process; the exit code and what it has printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("PFLMPI_DATA", raising=False)
+    return lambda *options: (main(["doctor", *map(str, options)]), capfd.readouterr().out)
+
+
 # --- sound ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["alone", "mpi", "torchrun"])
-def test_a_sound_set_up_has_no_problems_and_one_table(way: str, tmp_path: Path) -> None:
+def test_a_sound_set_up_has_no_problems_and_one_table(way, tmp_path):
     code, printed = doctor(way, tmp_path, "--config", write(tmp_path), "--out", tmp_path / "runs" / "first")
     assert code == 0 and SOUND in printed and not problems(printed), printed
     assert printed.count("┃ rank ┃") == 1
@@ -73,25 +81,26 @@ def test_a_sound_set_up_has_no_problems_and_one_table(way: str, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.slurm
 @pytest.mark.parametrize("mpi", ["none", "pmix"])
-def test_a_sound_job_has_no_problems(mpi: str, slurm: None, tmp_path: Path) -> None:
+def test_a_sound_job_has_no_problems(mpi, slurm, tmp_path):
     command = ["srun", f"--mpi={mpi}", "-w", "node1,node2", "-N2", "--ntasks-per-node=1", *processes.PFLMPI, "doctor"]
     done = processes.call(command, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 0 and SOUND in done.stdout, done.stdout + done.stderr
     assert "node1" in done.stdout and "node2" in done.stdout and "tasks 2" in done.stdout
 
 
-def test_the_exit_code_goes_where_a_launcher_wants_it(tmp_path: Path) -> None:
+def test_the_exit_code_goes_where_a_launcher_wants_it(tmp_path, monkeypatch, here):
     file = tmp_path / "exit"
-    for variables, code in (({}, 0), ({"OMP_NUM_THREADS": "64"}, 1)):
-        found, printed = doctor("alone", tmp_path, PFLMPI_EXIT_FILE=str(file), **variables)
-        assert (found, file.read_text()) == (code, f"{code}\n"), printed
+    monkeypatch.setenv("PFLMPI_EXIT_FILE", str(file))
+    for threads, code in (("1", 0), ("64", 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        assert (here()[0], file.read_text()) == (code, f"{code}\n")
 
 
 # --- broken --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["alone", "mpi"])
-def test_no_mpi_is_named_by_every_rank(way: str, tmp_path: Path) -> None:
+def test_no_mpi_is_named_by_every_rank(way, tmp_path):
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("raise ImportError('there is no MPI')")
     code, printed = doctor(way, tmp_path, PYTHONPATH=first_in_path(tmp_path))
@@ -102,7 +111,7 @@ def test_no_mpi_is_named_by_every_rank(way: str, tmp_path: Path) -> None:
         assert "MPI cannot be used (there is no MPI); load the cluster's MPI module" in line
 
 
-def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
+def test_two_ranks_on_one_gpu_are_named(tmp_path):
     one_for_all = patch(
         tmp_path / "patch",
         "from pflmpi import machine\n"
@@ -119,7 +128,7 @@ def test_two_ranks_on_one_gpu_are_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def other_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
+def other_rank(tmp_path_factory):
     """What is printed when rank 1 has another version and no data."""
     folder = tmp_path_factory.mktemp("other")
     raw_files.write_idx(folder / "data" / "MNIST" / "raw", "mnist", packed=False)
@@ -138,38 +147,36 @@ def other_rank(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("no data folder is set for dataset 'mnist'", "rank 0 can read it: make the folder visible"),
     ],
 )
-def test_a_rank_that_differs_is_named(problem: str, remedy: str, other_rank: str) -> None:
+def test_a_rank_that_differs_is_named(problem, remedy, other_rank):
     found = [line for line in problems(other_rank) if problem in line]
     assert len(found) == 1 and found[0].startswith("rank 1 on ") and remedy in found[0], other_rank
 
 
-def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path, here):
     (tmp_path / "file").touch()
-    code, printed = doctor("alone", tmp_path, "--out", tmp_path / "file" / "run")
+    code, printed = here("--out", tmp_path / "file" / "run")
     assert code == 1 and len(problems(printed)) == 1, printed
     assert f"the run folder {tmp_path / 'file'} cannot be written (Not a directory); choose a folder" in printed
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        pytest.param({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, id="of another mpirun"),
-        pytest.param({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}, id="of Slurm"),
-    ],
-)
-def test_worlds_of_size_1_are_named(variables: dict[str, str], tmp_path: Path) -> None:
-    code, printed = doctor("alone", tmp_path, **variables)
+def test_tasks_of_slurm_that_are_one_process_are_named(monkeypatch, here):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    code, printed = here()
     assert code == 1 and len(problems(printed)) == 1, printed
-    if "SLURM_NTASKS" in variables:
-        assert "this is one process: a world of size 1" in printed and "srun --mpi=pmix (Open MPI)" in printed
-    else:
-        assert problems(printed)[0].startswith("rank 1 on ") and "┃ rank ┃" not in printed
-        assert "has started 2 ranks, but MPI sees 1: 2 worlds of size 1; start with the mpirun of Open MPI" in printed
+    assert "this is one process: a world of size 1" in printed and "srun --mpi=pmix (Open MPI)" in printed
+
+
+def test_worlds_of_size_1_are_named(tmp_path):
+    code, printed = doctor("alone", tmp_path, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")  # another mpirun's
+    assert code == 1 and len(problems(printed)) == 1, printed
+    assert problems(printed)[0].startswith("rank 1 on ") and "┃ rank ┃" not in printed
+    assert "has started 2 ranks, but MPI sees 1: 2 worlds of size 1; start with the mpirun of Open MPI" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.slurm
-def test_a_wrong_flag_of_srun_is_named(slurm: None, tmp_path: Path) -> None:
+def test_a_wrong_flag_of_srun_is_named(slurm, tmp_path):
     config = write(tmp_path, runtime={"transport": "mpi"})
     command = ["srun", "-N2", "--ntasks-per-node=1", *processes.PFLMPI, "doctor", "--config", str(config)]
     done = processes.call(command, cwd=tmp_path, env=ENVIRONMENT)
@@ -178,20 +185,22 @@ def test_a_wrong_flag_of_srun_is_named(slurm: None, tmp_path: Path) -> None:
     assert all("MPI sees 1: 2 worlds of size 1; start with srun --mpi=pmix" in line for line in found)
 
 
-def test_variables_that_contradict_each_other_are_named(tmp_path: Path) -> None:
-    code, printed = doctor("alone", tmp_path, OMPI_COMM_WORLD_RANK="2", OMPI_COMM_WORLD_SIZE="2")
+def test_variables_that_contradict_each_other_are_named(monkeypatch, here):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    code, printed = here()
     assert code == 1 and len(problems(printed)) == 1, printed
     assert "contradict each other: OMPI_COMM_WORLD_RANK = 2" in printed and "unset what an earlier launch" in printed
 
 
 @pytest.mark.slow
-def test_a_rank_that_never_comes_is_noticed(tmp_path: Path) -> None:
+def test_a_rank_that_never_comes_is_noticed(tmp_path):
     code, printed = doctor("mpi", tmp_path, rank_1="sleep 100")
     assert code == 1, printed
     assert "rank 0 on " in printed and "not all ranks have come within 60 s" in printed and "firewall" in printed
 
 
-def test_a_torch_that_is_broken_is_named_whatever_needs_it(tmp_path: Path) -> None:
+def test_a_torch_that_is_broken_is_named_whatever_needs_it(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "torch.py").write_text("raise ImportError('libcublas.so is missing')")
     config = write(tmp_path)
@@ -204,7 +213,7 @@ def test_a_torch_that_is_broken_is_named_whatever_needs_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("way", ["alone", "mpi"])
-def test_a_configuration_that_is_wrong_everywhere_is_wrong_use(way: str, tmp_path: Path) -> None:
+def test_a_configuration_that_is_wrong_everywhere_is_wrong_use(way, tmp_path):
     processes_of_way = [*processes.start_way(way, 2), "doctor", "--config", "nothing.yaml"]
     done = processes.call(processes_of_way, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 2 and "rank" not in done.stdout

@@ -1,13 +1,12 @@
 """What the doctor says of facts that this machine does not have, and how it shows them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pflmpi.doctor import run
-from pflmpi.doctor.checks import CHECKS, Problem, find_problems, found
+from pflmpi.doctor.checks import CHECKS, Problem, find_problems, findings
 from pflmpi.doctor.facts import PACKAGES, RankFacts, existing, inspect_folder, probe_file
 
 GIB = 1 << 30
@@ -15,7 +14,7 @@ GPU = {"name": "A100", "gpus": 1, "uuid": "GPU-1", "memory": 80 * GIB, "memory_f
 ROOM = {"memory": 64 * GIB, "memory_free": 60 * GIB, "shared_free": GIB}
 
 
-def sound(rank: int = 0, size: int = 1, **changes: Any) -> dict[str, Any]:
+def sound(rank=0, size=1, **changes):
     """The facts of a rank without problems, two ranks and four cores a host; changes are merged into sections."""
     facts: dict[str, Any] = {
         "rank": rank,
@@ -33,18 +32,18 @@ def sound(rank: int = 0, size: int = 1, **changes: Any) -> dict[str, Any]:
     return facts
 
 
-def told(everyone: list[dict[str, Any]]) -> list[str]:
+def told(everyone):
     """The lines that are shown for these facts, which travel as text."""
     facts = [RankFacts.model_validate_json(json.dumps(one)) for one in everyone]
     return [problem.line(facts) for problem in find_problems(facts)]
 
 
-def world(*changes: dict[str, Any], size: int = 4) -> list[dict[str, Any]]:
+def world(*changes, size=4):
     """Ranks without problems but for these changes, the last of which holds for the rest."""
     return [sound(rank, size, **changes[min(rank, len(changes) - 1)]) for rank in range(size)]
 
 
-def test_sound_ranks_have_no_problems() -> None:
+def test_sound_ranks_have_no_problems():
     assert told([sound()]) == [] == told(world({}))
     by_mpi = {"launcher": "mpi", "mpi": {"used": True, "library": "Open MPI 5.0.11", "world": 4}}
     assert told(world(by_mpi)) == []
@@ -146,20 +145,20 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_problem_is_named_once_with_its_remedy_and_ranks(case: str) -> None:
+def test_a_problem_is_named_once_with_its_remedy_and_ranks(case):
     changes, expected = CASES[case]
     found = told(world(*changes))
     assert len(found) == 1 and expected in found[0], found
 
 
-def test_each_check_has_a_case_in_which_it_finds_something() -> None:
+def test_each_check_has_a_case_in_which_it_finds_something():
     others = {"versions": dict.fromkeys(("python", "pflmpi", *PACKAGES), "0")}
     cases = [*(changes for changes, _ in CASES.values()), [{}, others]]
     worlds = [[RankFacts.model_validate(one) for one in world(*changes)] for changes in cases]
-    assert [check.name for check in CHECKS if not any(found(check, everyone) for everyone in worlds)] == []
+    assert [check.name for check in CHECKS if not any(findings(check, everyone) for everyone in worlds)] == []
 
 
-def test_facts_of_another_version_are_read() -> None:
+def test_facts_of_another_version_are_read():
     newer = {**sound(1, 2), "unheard": {"of": 1}, "versions": {**sound()["versions"], "pflmpi": "9"}}
     older = {key: value for key, value in sound(0, 2).items() if key != "device"}
     assert [text.split(";")[0] for text in told([older, newer])] == [
@@ -167,11 +166,11 @@ def test_facts_of_another_version_are_read() -> None:
     ]
 
 
-def test_the_folder_of_a_run_to_come_is_the_nearest_one_that_is_there(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_to_come_is_the_nearest_one_that_is_there(tmp_path):
     assert existing(tmp_path / "a" / "b") == tmp_path
 
 
-def test_rank_0s_file_is_looked_for(tmp_path: Path) -> None:
+def test_rank_0s_file_is_looked_for(tmp_path):
     with probe_file(tmp_path) as name:
         assert inspect_folder(tmp_path, name).seen is True
         assert inspect_folder(tmp_path, "other").seen is False
@@ -181,7 +180,7 @@ def test_rank_0s_file_is_looked_for(tmp_path: Path) -> None:
 # --- the table -----------------------------------------------------------------------------------------------------
 
 
-def show(capsys: pytest.CaptureFixture[str], everyone: list[dict[str, Any]]) -> list[str]:
+def show(capsys, everyone):
     facts = [RankFacts.model_validate(one) for one in everyone]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")  # not as wide as the terminal in which the tests run
@@ -189,7 +188,7 @@ def show(capsys: pytest.CaptureFixture[str], everyone: list[dict[str, Any]]) -> 
     return capsys.readouterr().out.splitlines()
 
 
-def test_up_to_16_ranks_have_a_row_each_and_values_name_their_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_to_16_ranks_have_a_row_each_and_values_name_their_ranks(capsys):
     shown = show(capsys, world({}, {"data": {"root": "/[other]"}}, {}))
     rows = shown[3:7]
     assert [row.split()[1] for row in rows] == ["0", "1", "2", "3"]
@@ -199,7 +198,7 @@ def test_up_to_16_ranks_have_a_row_each_and_values_name_their_ranks(capsys: pyte
     assert shown[-1] == "problem: ranks 0-1 on node1: something is wrong; put it right"
 
 
-def test_many_ranks_share_the_rows_of_those_that_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_ranks_share_the_rows_of_those_that_are_alike(capsys):
     everyone = world({}, size=40)
     everyone[7]["device"] = GPU
     everyone[3]["machine"] = {**everyone[3]["machine"], "memory_free": GIB}
@@ -208,7 +207,7 @@ def test_many_ranks_share_the_rows_of_those_that_are_alike(capsys: pytest.Captur
     assert "│ 7         │ node4 " in shown and "A100, 70 of 80 GiB" in shown
 
 
-def test_the_way_of_messages_to_gpus_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_way_of_messages_to_gpus_is_shown(capsys):
     way = "MPI, through the host: the library of every rank cannot move memory of a GPU"
     shown = " ".join(show(capsys, world({"device": {**GPU, "messages": way}}, size=2))).replace("│", " ")
     assert "messages to GPUs MPI, through the host:" in " ".join(shown.split())

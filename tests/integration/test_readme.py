@@ -19,7 +19,7 @@ from pflmpi.cli import main, parser
 from pflmpi.config import load as configuration
 from pflmpi.errors import RunError, Stopped, UserError
 from pflmpi.store import run_folder
-from pflmpi.sweep import cells, table
+from pflmpi.sweep import table
 from project import ROOT
 
 README = ROOT / "README.md"
@@ -255,7 +255,7 @@ def test_the_table_file_in_the_documentation_is_valid(tmp_path: Path) -> None:
     (block,) = blocks("yaml", [ROOT / "docs" / "tables.md"])
     path = tmp_path / "table.yaml"
     path.write_text(block)
-    found = cells.cells(table.load(path), (), None)
+    found = table.cells(table.load(path), (), None)
     assert len(found) == 8
     for cell in found:
         configuration.parse(cell.raw)

@@ -8,10 +8,10 @@ import torch
 
 from pflmpi import tree
 from pflmpi.errors import RunError
-from pflmpi.forecast.bytes import wire_bytes
 from pflmpi.messages.declared import Declared
 from pflmpi.messages.downlink import Homes, down_calls, send_answers, send_down
 from pflmpi.messages.kinds import NOBODY, Messages, Own, OwnClasses, Rows, tensor, with_rows
+from pflmpi.messages.traffic import wire_bytes
 from pflmpi.transports.base import Transport
 from pflmpi.transports.inprocess import InProcessTransport
 from pflmpi.tree import Tree
@@ -93,7 +93,7 @@ def test_each_receiver_gets_the_rows_of_those_chosen_for_it(choice: str, homes: 
     }
     assert results[0][2] == SIZE * len(travels) + (ranks - 1) * 8 * M * len(wanted)
     calls = down_calls(WHAT, groups(sorted(wanted), home, ranks), np.array(home))
-    assert wire_bytes(calls, "mpi")[1] >= results[0][2], "a bound: whose rows is known later"
+    assert wire_bytes(calls)[1] >= results[0][2], "a bound: whose rows is known later"
 
 
 def test_ranks_that_want_the_same_are_sent_one_packed_copy() -> None:
@@ -135,7 +135,7 @@ def test_rows_of_the_server_reach_their_receivers_and_the_holders_of_their_class
             assert_equal(tree.row(found[client]["k"], 0), rows_of(held))
     away = [group for mine in assigned[1:] for group in mine]
     rows = sum(len(group) + int(holds[group].any(0).sum()) for group in away)
-    assert results[0][2] == (rows * SIZE, 0) == wire_bytes(down_calls(what, assigned, None), "mpi")[::-1]
+    assert results[0][2] == (rows * SIZE, 0) == wire_bytes(down_calls(what, assigned, None))[::-1]
 
 
 def assert_equal(found: Tree, expected: Tree) -> None:

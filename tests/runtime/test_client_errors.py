@@ -13,8 +13,7 @@ from pflmpi.config import load as configuration
 from pflmpi.errors import PflmpiError
 from pflmpi.experiment.build import load_federation
 from pflmpi.runtime import client_errors
-from pflmpi.store import run_folder
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder
 
 ROUNDS = 4
 EXECUTORS = [{"executor": "loop"}, {"executor": "lanes", "lanes": 3}]

@@ -17,11 +17,9 @@ from pflmpi.errors import ConfigError
 from pflmpi.experiment.build import prepare
 from pflmpi.learning.early_stop import EarlyStop, EarlyStopConfig
 from pflmpi.learning.task import HOST
-from pflmpi.store import run_folder
-from pflmpi.store.metrics import metrics_file
-from pflmpi.sweep.cells import cells
+from pflmpi.store import metrics_file, run_folder
 from pflmpi.sweep.pending import cell_task, run_state
-from pflmpi.sweep.table import SweepTable
+from pflmpi.sweep.table import SweepTable, cells
 
 ROUNDS = 12
 # No accuracy rises by more than 1, so that the first one stays the best: the run ends 3 rounds after it.

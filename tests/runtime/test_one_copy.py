@@ -18,7 +18,7 @@ from pflmpi.runtime.executors import batches
 from pflmpi.runtime.executors.batches import Pool
 from pflmpi.runtime.executors.loop import Loop
 from pflmpi.runtime.setup import Setup
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 from stub_device import DEVICE, StubDevice
 
 

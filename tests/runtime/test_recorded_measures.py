@@ -10,8 +10,7 @@ import torch
 import quick_run
 from pflmpi.config import load as configuration
 from pflmpi.experiment.build import prepare
-from pflmpi.store import run_folder
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder
 from pflmpi.testing.conformance import EXECUTORS
 
 

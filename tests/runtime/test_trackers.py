@@ -21,7 +21,7 @@ import quick_run
 from pflmpi.errors import UserError
 from pflmpi.runtime import trackers
 from pflmpi.runtime.trackers import TensorBoard
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 
 ON = {"trackers": ["tensorboard"]}
 

@@ -9,7 +9,7 @@ import pytest
 import quick_run
 from pflmpi.algorithms import ALGORITHMS
 from pflmpi.analysis.run import open_run
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file
 
 BOTH = {"when": "both"}
 

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +16,12 @@ from pflmpi.scaling.results import PARTS, results
 
 
 @pytest.fixture
-def strong(tmp_path: Path) -> Path:
+def strong(tmp_path):
     return scale_folder.measured(tmp_path / "strong", scale_folder.scaling([1, 2, 4]))
 
 
-def test_figures_draw_what_was_measured_beside_what_would_be_ideal(strong: Path) -> None:
-    by_name = {plot.name: plot for plot in figures({"strong": results(strong)})}  # type: ignore[union-attr]
+def test_figures_draw_what_was_measured_beside_what_would_be_ideal(strong):
+    by_name = {plot.name: plot for plot in figures({"strong": results(strong)})}
     seconds, speed_up, split = by_name["seconds_per_round"], by_name["speed_up"], by_name["split"]
     assert isinstance(seconds, Curves) and isinstance(speed_up, Curves) and isinstance(split, Stack)
     (measured,) = seconds.curves
@@ -31,7 +30,7 @@ def test_figures_draw_what_was_measured_beside_what_would_be_ideal(strong: Path)
     assert list(split.parts) == list(PARTS) and np.sum(list(split.parts.values()), axis=0).tolist() == [8, 4, 2]
 
 
-def test_report_makes_the_page_the_figures_and_a_latex_table(strong: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_report_makes_the_page_the_figures_and_a_latex_table(strong, capfd):
     assert main(["report", str(strong)]) == 0
     assert capfd.readouterr().out == f"{strong}/scale.html\n"
     page = (strong / "scale.html").read_text()
@@ -46,9 +45,7 @@ def test_report_makes_the_page_the_figures_and_a_latex_table(strong: Path, capfd
     assert r"\begin{tabular}" in latex and "4 & 2.000 & 2.000-2.000 & 4.00 & 1.00" in latex
 
 
-def test_experiments_lie_over_each_other_and_faults_stand_out(
-    strong: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_experiments_lie_over_each_other_and_faults_stand_out(strong, tmp_path, capfd):
     found = scale_folder.scaling([1, 2, 4])
     weak = scale_folder.measured(tmp_path / "other", found, digest=lambda one: str(one.ranks == 4))
     records.failed(runs(found)[1], weak, "no memory is left")
@@ -64,14 +61,14 @@ def test_experiments_lie_over_each_other_and_faults_stand_out(
         assert {line["curve"] for line in csv.DictReader(file)} == {"strong", "other", "ideal"}
 
 
-def test_runs_and_experiments_are_not_mixed(strong: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_runs_and_experiments_are_not_mixed(strong, tmp_path, capfd):
     assert main(["report", str(strong), str(tmp_path)]) == 2
     assert "is a scaling experiment, and" in capfd.readouterr().err
     assert main(["report", str(strong), "--target", "0.9"]) == 2
     assert "--target is for the report of runs" in capfd.readouterr().err
 
 
-def test_an_experiment_without_a_run_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_without_a_run_says_why(tmp_path, capfd):
     found = scale_folder.scaling([2], repeats=1)
     out = scale_folder.measured(tmp_path / "s", found)
     records.failed(runs(found)[0], out, "no memory is left")

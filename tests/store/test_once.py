@@ -11,11 +11,9 @@ import pytest
 
 from described import about
 from pflmpi.errors import CheckpointError
-from pflmpi.store import reading, run_folder
+from pflmpi.store import one_file, reading, run_folder
 from pflmpi.store.digest import digest_of_blocks
 from pflmpi.store.names import shard_path
-from pflmpi.store.one_file import reading as one_file
-from pflmpi.store.one_file import writing
 from pflmpi.store.round_file import Layout, RoundContent, write_round
 from pflmpi.store.shard import Arrays, read_leaf, read_rows, rows_problem, write_shard
 
@@ -120,7 +118,7 @@ def test_digest_verification_and_export_do_not_depend_on_it(run: Path, tmp_path:
         assert run_folder.digest(run, round) == digest
         assert run_folder.verify(run, round) == []
     for compress in (False, True):
-        writing.write(tmp_path / "one.h5", run, 1, compress, lambda done, of: None)
+        one_file.write(tmp_path / "one.h5", run, 1, compress, lambda done, of: None)
         assert one_file.elsewhere(tmp_path / "one.h5") is None
         assert one_file.digest(tmp_path / "one.h5") == digest
 

@@ -16,9 +16,8 @@ from described import about
 from pflmpi.analysis.run import open_run
 from pflmpi.cli import main
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, checksums, run_folder
+from pflmpi.store import checked_hdf5, checksums, one_file, run_folder
 from pflmpi.store.names import shard_path
-from pflmpi.store.one_file import reading, writing
 from pflmpi.store.round_file import Layout, ReceivedMessage, RoundContent, write_round
 from store_world import Dying, Killed, World
 
@@ -30,7 +29,7 @@ def ignore(done: int, total: int) -> None:
 
 
 def written(path: Path, world: World, round: int, compress: bool = False) -> h5py.File:
-    writing.write(path, world.run, round, compress, ignore)
+    one_file.write(path, world.run, round, compress, ignore)
     return h5py.File(path)
 
 
@@ -45,7 +44,7 @@ def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 def test_one_file_holds_all_of_a_checkpoint_by_itself(
     cohort_of: list[int], compress: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_AT_ONCE", 100)  # so that there are several pieces
+    monkeypatch.setattr(one_file, "_AT_ONCE", 100)  # so that there are several pieces
     world = World(tmp_path / "run", cohort_of, 1)
     for round in range(3):
         world.train(world.some())
@@ -65,22 +64,22 @@ def test_one_file_holds_all_of_a_checkpoint_by_itself(
             for path, array in leaves.items():
                 np.testing.assert_array_equal(group[path][()], array, strict=True)
                 assert group[path].compression == ("gzip" if compress and array.size else None)
-    assert reading.digest(tmp_path / "one.h5") == world.digest()
+    assert one_file.digest(tmp_path / "one.h5") == world.digest()
 
 
 def test_few_clients_are_read_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path / "run", [0] * 40, 0)
     world.save(0, ranks=1)
     row = sum(array.nbytes // 40 for array in world.state["cohort0"].values())
-    monkeypatch.setattr(writing, "_AT_ONCE", 9 * row)
-    sizes, rows_of = [], writing.reading.rows_of
+    monkeypatch.setattr(one_file, "_AT_ONCE", 9 * row)
+    sizes, rows_of = [], one_file.reading.rows_of
 
     def counting(run: Path, layout: Any, clients: np.ndarray) -> Any:
         sizes.append(len(clients))
         return rows_of(run, layout, clients)
 
-    monkeypatch.setattr(writing.reading, "rows_of", counting)
-    writing.write(tmp_path / "one.h5", world.run, 0, False, ignore)
+    monkeypatch.setattr(one_file.reading, "rows_of", counting)
+    one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     assert sizes == [8] * 5
 
 
@@ -90,7 +89,7 @@ def test_messages_that_the_server_keeps_too_are_stored_once(tmp_path: Path) -> N
     content = RoundContent(3, {"w": shared}, received=messages)
     layout = Layout.unwritten(np.zeros(4, np.int64))
     write_round(tmp_path, content, layout, {"cohort0": {}}, {"config": ""})
-    writing.write(tmp_path / "one.h5", tmp_path, 3, False, ignore)
+    one_file.write(tmp_path / "one.h5", tmp_path, 3, False, ignore)
     with h5py.File(tmp_path / "one.h5") as file:
         assert file["received/model/w"] == file["server/w"] and about(file)["own"]["mean"]
         assert file["received/mean/w"][()].tolist() == own.tolist()
@@ -106,7 +105,7 @@ def test_a_process_that_dies_leaves_no_half_file_under_the_name(
         with monkeypatch.context() as patch:
             Dying(patch, step)
             try:
-                writing.write(path, world.run, 0, False, ignore)
+                one_file.write(path, world.run, 0, False, ignore)
                 break
             except Killed:
                 pass
@@ -114,7 +113,7 @@ def test_a_process_that_dies_leaves_no_half_file_under_the_name(
             assert checked_hdf5.damage(path) is None
             path.unlink()
         step += 1
-    assert step > 3 and reading.digest(path) == world.digest()
+    assert step > 3 and one_file.digest(path) == world.digest()
 
 
 def test_a_damaged_shard_or_index_is_not_copied(tmp_path: Path) -> None:
@@ -124,11 +123,11 @@ def test_a_damaged_shard_or_index_is_not_copied(tmp_path: Path) -> None:
     with h5py.File(path, "r+") as file:
         file["cohort0/rows/seen"][2, 0] ^= True
     with pytest.raises(CheckpointError, match="first is client 2"):
-        writing.write(tmp_path / "one.h5", world.run, 0, False, ignore)
+        one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     with h5py.File(world.run / "round_00000.h5", "r+") as file:
         file["server/head/bias"][0] += 1
     with pytest.raises(CheckpointError, match=r"/server/head/bias in .* is damaged"):
-        writing.write(tmp_path / "one.h5", world.run, 0, False, ignore)
+        one_file.write(tmp_path / "one.h5", world.run, 0, False, ignore)
     assert list(tmp_path.iterdir()) == [world.run]
 
 

@@ -17,13 +17,10 @@ import pytest
 
 import quick_run
 from pflmpi.errors import CheckpointError, ConfigError, RunError, UserError
-from pflmpi.store import run_folder
-from pflmpi.store.lock import run_lock, taking
-from pflmpi.store.lock.owner import Owner
-from pflmpi.store.lock.run_lock import RunLock
-from pflmpi.store.metrics import metrics_file
+from pflmpi.store import metrics_file, run_folder, run_lock
+from pflmpi.store.run_lock import Owner, RunLock
 
-HOLD = "import sys, time; from pathlib import Path; from pflmpi.store.lock.taking import take\n"
+HOLD = "import sys, time; from pathlib import Path; from pflmpi.store.run_lock import take\n"
 HOLD += "take(Path(sys.argv[1]), {}, False); print('held', flush=True); time.sleep(60)"
 
 
@@ -38,7 +35,7 @@ def other(tmp_path: Path) -> "Iterator[subprocess.Popen[str]]":
 
 @contextlib.contextmanager
 def held(run: Path, jobs: dict[str, int], take_over: bool) -> Iterator[RunLock]:
-    lock = taking.take(run, jobs, take_over)
+    lock = run_lock.take(run, jobs, take_over)
     try:
         yield lock
     finally:
@@ -79,7 +76,7 @@ def test_a_number_that_a_new_process_has_now_is_not_the_owner(other: "subprocess
 def test_an_owner_elsewhere_is_waited_for_and_gone_once_silent(
     other: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(taking, "SILENCE", 30.0)
+    monkeypatch.setattr(run_lock, "SILENCE", 30.0)
     rewrite(tmp_path, host="node7", system="elsewhere")
 
     def touch() -> None:
@@ -91,23 +88,23 @@ def test_an_owner_elsewhere_is_waited_for_and_gone_once_silent(
     with pytest.raises(CheckpointError, match=r"on node7 .*last heard of"):
         take(tmp_path)
     toucher.join()
-    monkeypatch.setattr(taking, "SILENCE", 0.5)
+    monkeypatch.setattr(run_lock, "SILENCE", 0.5)
     take(tmp_path)
     assert "nothing was heard of it for 0 s" in caplog.text or "nothing was heard of it for 1 s" in caplog.text
 
 
 def test_an_owner_elsewhere_long_silent_is_not_waited_for(other: "subprocess.Popen[str]", tmp_path: Path) -> None:
     rewrite(tmp_path, host="node7", system="elsewhere")
-    os.utime(run_lock.path(tmp_path), (0, time.time() - 2 * taking.SILENCE))
+    os.utime(run_lock.path(tmp_path), (0, time.time() - 2 * run_lock.SILENCE))
     took = time.monotonic()
     take(tmp_path)
-    assert time.monotonic() - took < taking.SILENCE / 2
+    assert time.monotonic() - took < run_lock.SILENCE / 2
 
 
 def test_the_same_job_restarted_is_its_own_predecessor(other: "subprocess.Popen[str]", tmp_path: Path) -> None:
     rewrite(tmp_path, host="node7", system="elsewhere", jobs={"Slurm job 7": 0})
     with pytest.raises(CheckpointError, match="Slurm job 7"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(taking, "_gone", lambda run, found, me, mine: found.gone(run, me.jobs))
+        patch.setattr(run_lock, "_gone", lambda run, found, me, mine: found.gone(run, me.jobs))
         take(tmp_path, {"Slurm job 7": 0})
     take(tmp_path, {"Slurm job 7": 1})
 
@@ -141,9 +138,9 @@ def test_whoever_lost_the_lock_is_told_by_whom(tmp_path: Path) -> None:
 def test_a_damaged_lock_is_that_of_an_unknown_process(
     other: "subprocess.Popen[str]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "SILENCE", 0.0)
+    monkeypatch.setattr(run_lock, "SILENCE", 0.0)
     whole = run_lock.path(tmp_path).read_bytes()
-    monkeypatch.setattr(taking, "_SETTLED", 0.0)
+    monkeypatch.setattr(run_lock, "_SETTLED", 0.0)
     for position in range(len(whole)):
         damaged = bytearray(whole)
         damaged[position] ^= 1 << position % 8
@@ -202,7 +199,7 @@ def test_a_full_disk_names_its_cure_and_leaves_no_half_a_lock(tmp_path: Path, mo
         path.write_text("{")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(taking, "write", half)
+    monkeypatch.setattr(run_lock, "_write", half)
     with pytest.raises(ConfigError, match="No space left on device; free space, or choose another folder"):
-        taking.take(tmp_path, {}, take_over=False)
+        run_lock.take(tmp_path, {}, take_over=False)
     assert not list(tmp_path.iterdir())

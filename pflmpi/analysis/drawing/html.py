@@ -75,7 +75,8 @@ def page(title: str, about: str, problems: Sequence[str], sections: Sequence[Sec
     ]
     for section in sections:
         parts += _section(section, anchors[id(section)], numbers)
-    beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as a file."
+    beside = "Made by pflmpi report. Beside each figure: its numbers as CSV, and itself as a file. "
+    beside += "How each is measured: docs/reading-runs.md."
     parts.append(f"<footer><p>{beside}</p></footer>")
     if figures:
         charts = ",\n".join(figure.drawn.spec.replace("<", "\\u003c") for figure in figures)
@@ -91,7 +92,7 @@ def _problems(problems: Sequence[str]) -> list[str]:
 
 
 def _contents(sections: Sequence[Section], anchors: Mapping[int, str]) -> str:
-    items = "".join(f'<li><a href="#{anchors[id(one)]}">{_text(one.title)}</a></li>' for one in sections)
+    items = "".join(f'<li><a href="#{anchors[id(part)]}">{_text(part.title)}</a></li>' for part in sections)
     return f'<nav aria-label="contents"><ul>{items}</ul></nav>'
 
 
@@ -106,7 +107,7 @@ def _section(section: Section, anchor: str, numbers: Mapping[int, int]) -> list[
     figures = [_figure(figure, numbers[id(figure)]) for figure in section.figures if isinstance(figure, PageFigure)]
     if figures:
         parts += ['<div class="figures">', *figures, "</div>"]
-    missing = [f"{each.title} ({each.why})" for each in section.figures if isinstance(each, Missing)]
+    missing = [f"{plot.title} ({plot.why})" for plot in section.figures if isinstance(plot, Missing)]
     if missing:
         parts.append(f'<p class="missing">Not shown: {_text("; ".join(missing))}.</p>')
     return [*parts, "</section>"]

@@ -3,10 +3,10 @@
 import numpy as np
 
 from pflmpi import tree
-from pflmpi.messages.calls import Call
 from pflmpi.messages.deliver import deliver, delivery
 from pflmpi.messages.kinds import Messages
 from pflmpi.messages.packing import pack, unpack
+from pflmpi.messages.traffic import Traffic
 from pflmpi.runtime.client_state import Population
 from pflmpi.runtime.contract import ANSWERED, answer_templates
 from pflmpi.runtime.setup import Setup
@@ -32,13 +32,13 @@ def mean_answers(setup: Setup, transport: Transport, population: Population) -> 
     return unpack(buffer, like)  # type: ignore[return-value]
 
 
-def mean_calls(setup: Setup) -> list[Call]:
-    """The collective calls of `mean_answers`, with the bytes of each rank."""
+def mean_calls(setup: Setup) -> list[Traffic]:
+    """The calls of `mean_answers`."""
     if not (like := answer_templates(setup.algorithm, setup.task)):
         return []
     wanted, home = _everyone_on_server(setup)
-    calls = [call for _, leaf in tree.leaves(like) for call in delivery(wanted, home, {"leaf": leaf}, down=False)]
-    return [*calls, Call("broadcast", (tree.num_bytes(like),) * setup.placement.ranks)]
+    calls = [delivery(wanted, home, {"leaf": leaf}, down=False) for _, leaf in tree.leaves(like)]
+    return [*calls, Traffic.broadcast(tree.num_bytes(like), setup.placement.ranks)]
 
 
 def _everyone_on_server(setup: Setup) -> tuple[list[np.ndarray], np.ndarray]:

@@ -7,10 +7,6 @@ are: every value becomes a multiple of one common power of two, small enough tha
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from torch import Tensor
-
-from pflmpi import tree
-from pflmpi.messages.packing import to_numpy
 
 _BITS = 62
 _MOST = 960  # of a shift: with a weight or a divisor before it, 2.0**shift stays a number
@@ -60,9 +56,8 @@ def fold_exactly(
         scratch.finish(part, shift, divisor, out[block])
 
 
-def magnitudes(leaf: Tensor) -> np.ndarray:
-    """[m] float64, the largest magnitude in each row of a leaf [m, ...]; not finite where a value is not."""
-    rows = to_numpy(tree.flat_rows(leaf))
+def magnitudes(rows: np.ndarray) -> np.ndarray:
+    """[m] float64, the largest magnitude in each of the rows [m, n]; not finite where a value is not."""
     with np.errstate(invalid="ignore"):  # NaN is an answer
         highest, lowest = rows.max(1, initial=0).astype(np.float64), rows.min(1, initial=0).astype(np.float64)
     found: np.ndarray = np.maximum(highest, -lowest)

@@ -1,1 +1,0 @@
-"""The lock of a run, and who holds it."""

@@ -1,1 +1,0 @@
-"""metrics.csv of a run, and what checkpoints hold of it."""

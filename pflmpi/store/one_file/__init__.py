@@ -1,1 +1,0 @@
-"""A checkpoint in one file that needs no other."""

@@ -1,0 +1,305 @@
+"""RUN/lock.json: which process writes a run, so that no second one does.
+
+It holds on any file system, also where `flock` does not reach other nodes: it is made by a hard link, which only one
+process can make, and its owner touches it every few seconds. An owner whose process has ended is known at once on its
+own host, elsewhere by its silence. A lock is made where there is none, replaced where its owner is gone, and otherwise
+the run is refused.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pflmpi import regular_file
+from pflmpi.atomic import TEMPORARY, remedy
+from pflmpi.errors import CheckpointError, ConfigError, RunError
+from pflmpi.machine import has_ended, start_of
+from pflmpi.store import job_file
+
+BEAT = 5.0  # seconds between two touches
+SILENCE = 60.0  # seconds after which an owner on another host is taken for gone
+_SETTLED = 0.5  # seconds after which two that take over at once see each other
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that writes a run.
+
+    Attributes:
+        token: random, of this lock alone.
+        host: its name.
+        process: number of the process.
+        system: boot and process namespace, within which the number means something; "" where unknown.
+        started: of the process, in clock ticks after the boot.
+        since: seconds since the epoch.
+        jobs: what starts it again, with how often it has: {"Slurm job 77": 1}.
+        folder: inode of the run; a copied one has another.
+    """
+
+    token: str
+    host: str
+    process: int
+    system: str
+    started: int
+    since: int
+    jobs: Mapping[str, int]
+    folder: int
+
+    @classmethod
+    def here(cls, run: Path, jobs: Mapping[str, int], token: str | None = None) -> "Owner":
+        """This process, as the owner of a run, with a new token by default."""
+        pid, inode = os.getpid(), run.stat().st_ino
+        token = token or secrets.token_hex(8)
+        return cls(token, socket.gethostname(), pid, _system(), start_of(pid), int(time.time()), jobs, inode)
+
+    def gone(self, run: Path, jobs: Mapping[str, int] | None = None) -> str:
+        """Why the process is known not to write this run any more; "" if it does, or if nothing is known.
+
+        Args:
+            jobs: of this process.
+        """
+        if self.folder != run.stat().st_ino:
+            return "its lock was copied with the folder"
+        for job, restarts in (jobs or {}).items():
+            if self.jobs.get(job, restarts) < restarts:
+                return f"{job} was restarted since"
+        ended = self.near() and has_ended(self.process, self.started)
+        return "that process has ended" if ended else ""
+
+    def near(self) -> bool:
+        """Whether this system is the owner's, so that `gone` knows."""
+        return self.system != "" and self.system == _system()
+
+    def __str__(self) -> str:
+        jobs = "".join(f", {job}" for job in self.jobs)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"process {self.process} on {self.host}{jobs} since {since}"
+
+
+def _write(file: Path, owner: Owner) -> None:
+    """Write the lock of an owner."""
+    file.write_text(json.dumps(dataclasses.asdict(owner)) + "\n")
+
+
+def _read(file: Path) -> Owner | None:
+    """The owner that a lock names; None if the lock is damaged.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        found = Owner(**json.loads(regular_file.read(file)))
+        assert 0 < found.process < 1 << 31 and 0 <= found.since < 1 << 40
+        assert all(isinstance(restarts, int) for restarts in found.jobs.values())
+    except (ValueError, TypeError, AttributeError, AssertionError):
+        return None
+    return found
+
+
+def _system() -> str:
+    """Boot and process namespace of this process; "" where the system does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+class RunLock:
+    """The lock as every rank of a run knows it; rank 0 keeps it.
+
+    Args:
+        token: of the owner.
+        made: whether the folder was made for it; such a folder is removed again if it stays empty.
+    """
+
+    def __init__(self, run: Path, token: str, made: bool = False) -> None:
+        self.token = token
+        self._run, self._made = run, made
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def keep(self) -> None:
+        """Be the owner from now on."""
+        self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Remove the lock, if this process keeps it."""
+        if self._thread is None:
+            return
+        self._ending.set()
+        self._thread.join()
+        self._thread = None
+        self._remove()
+
+    def drop(self) -> None:
+        """Remove the lock, if this process keeps it, just before the process ends at once; from any thread."""
+        if self._thread is not None:
+            self._remove()
+
+    def check(self) -> None:
+        """Raise `RunError` if the run belongs to another process by now."""
+        try:
+            found = _read(path(self._run))
+        except FileNotFoundError:
+            found = None
+        except OSError:
+            return  # a fault of the file system, which writing will show
+        if found is not None and found.token == self.token:
+            return
+        if not self._run.is_dir():
+            raise RunError(f"the folder {self._run} was moved or deleted while its run was writing; start again")
+        who = f"was taken over by {found}" if found else "has no lock.json any more: it was taken over, or deleted"
+        raise RunError(f"{self._run} {who}; this process ends here and writes nothing more")
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            if token_of(path(self._run)) == self.token:
+                path(self._run).unlink()
+            if self._made:
+                self._run.rmdir()
+
+    def _beat(self) -> None:
+        while not self._ending.wait(BEAT):
+            with contextlib.suppress(OSError):
+                if token_of(path(self._run)) == self.token:
+                    os.utime(path(self._run))
+
+
+def path(run: Path) -> Path:
+    """The lock of a run."""
+    return run / "lock.json"
+
+
+def touched(file: Path) -> float:
+    """When a file was last touched, in seconds since the epoch, by the clock of the file system."""
+    with regular_file.opened(file) as opened:  # a network file system asks its server again when a file is opened
+        return os.fstat(opened.fileno()).st_mtime
+
+
+def owner(run: Path) -> Owner | None:
+    """Who writes the run, as its lock says; None without one, and if that process is known to have ended."""
+    try:
+        found = _read(path(run))
+        return None if found is None or found.gone(run) else found
+    except OSError:
+        return None
+
+
+def token_of(lock: Path) -> str | None:
+    """Token of a lock; None if it is gone or damaged."""
+    try:
+        found = _read(lock)
+    except FileNotFoundError:
+        return None
+    return found.token if found else None
+
+
+def take(run: Path, jobs: Mapping[str, int], take_over: bool, level: int = logging.WARNING) -> RunLock:
+    """Take the lock of a run, making the folder if it is missing.
+
+    Args:
+        jobs: see `Owner`; the lock of the same job before its restart is taken over.
+        take_over: also from a process that still runs.
+        level: of the message that it was taken from another process.
+
+    Raises:
+        CheckpointError: another process writes the run; says which.
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        made = not run.exists()
+        run.mkdir(parents=True, exist_ok=True)
+        regular_file.check_folders(run)
+        me = Owner.here(run, jobs)
+        _take(run, me, take_over, level)
+        lock = RunLock(run, me.token, made)
+        lock.keep()
+        job_file.record_start(run, jobs)
+    except OSError as error:
+        cure = f"{remedy(error)}, or choose another folder"
+        raise ConfigError(f"cannot write the run folder {run}: {error.strerror}; {cure}") from error
+    return lock
+
+
+def _take(run: Path, me: Owner, take_over: bool, level: int) -> None:
+    lock = path(run)
+    mine = lock.with_name(f"{lock.name}.{me.token}{TEMPORARY}")
+    try:
+        _write(mine, me)
+        while not _make(lock, mine, me):
+            with contextlib.suppress(FileNotFoundError):  # it has just been released
+                found = _read(lock)
+                reason = "as --take-over asks" if take_over else _gone(run, found, me, mine)
+                if not reason:
+                    raise _refusal(run, found, _silence(lock, mine))
+                _log.log(level, "%s was written by %s; taken over: %s", run, found or "an unknown process", reason)
+                return _put(lock, mine, me)
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def _make(lock: Path, mine: Path, me: Owner) -> bool:
+    """Make the lock; False if there is one."""
+    try:
+        os.link(mine, lock)
+    except FileExistsError:
+        return token_of(lock) == me.token  # a network file system may do it twice, and say so the second time
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if lock.exists():
+            return False
+        _put(lock, mine, me)
+    return True
+
+
+def _put(lock: Path, mine: Path, me: Owner) -> None:
+    """Replace the lock; of two that do it at once, the first is refused."""
+    os.replace(mine, lock)
+    time.sleep(_SETTLED)
+    if token_of(lock) != me.token:
+        raise _refusal(lock.parent, _read(lock), 0.0)
+
+
+def _gone(run: Path, found: Owner | None, me: Owner, mine: Path) -> str:
+    """Why the owner does not write the run any more; "" if it does. On another host, its touches are waited for."""
+    if found is not None and ((reason := found.gone(run, me.jobs)) or found.near()):
+        return reason
+    lock = path(run)
+    heard, silence = touched(lock), _silence(lock, mine)
+    end = time.monotonic() + SILENCE - silence
+    if silence < SILENCE:
+        _log.warning("waiting up to %.0f s for a sign of %s, which writes %s", SILENCE - silence, found, run)
+    while time.monotonic() < end:
+        time.sleep(_SETTLED)
+        if touched(lock) != heard:
+            return ""
+    return f"nothing was heard of it for {max(silence, SILENCE):.0f} s"
+
+
+def _silence(lock: Path, mine: Path) -> float:
+    """Seconds since the owner touched its lock, by the clock of the file system."""
+    os.utime(mine)
+    return max(touched(mine) - touched(lock), 0.0)
+
+
+def _refusal(run: Path, found: Owner | None, silence: float) -> CheckpointError:
+    return CheckpointError(
+        f"{run} is being written by {found or 'an unknown process'}, last heard of {silence:.0f} s ago; wait for it, "
+        "or end it and resume the run, or take the run from it with --take-over"
+    )
