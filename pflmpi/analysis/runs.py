@@ -57,7 +57,7 @@ class Runs(Sequence[Run]):
         keys = [*_ALWAYS, *(key for key in keys if key not in _ALWAYS)]
         table = _metrics(pandas, self)
         places = table.pop("")
-        columns = {"run": [str(run.path) for run in self]}
+        columns: dict[str, list[Any]] = {"run": [str(run.path) for run in self]}
         columns |= {key: [options.get(key) for options in flat] for key in keys}
         about = pandas.DataFrame(columns).iloc[places].reset_index(drop=True)
         return pandas.concat([about, table], axis=1)
