@@ -26,7 +26,6 @@ FLOORS = {
         "module_names",
         "outside",
         "regular_file",
-        "class_checks",
         "contained_hdf5",
         "terminal",
     },
