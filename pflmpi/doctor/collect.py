@@ -223,7 +223,7 @@ def try_device(
     if found.error:
         return found
     from pflmpi.runtime.devices import device_of, place
-    from pflmpi.runtime.exchange.gpu_messages import gpu_messages
+    from pflmpi.runtime.gpu_messages import gpu_messages
 
     runtime, training = (config.runtime, config.training) if config else (RuntimeConfig(), TrainingConfig())
     about: dict[str, Any] = {"name": "CPU"}

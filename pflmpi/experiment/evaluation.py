@@ -22,7 +22,7 @@ from pflmpi.runtime.contract import calling
 from pflmpi.runtime.evaluation.clients import evaluate, evaluate_trained
 from pflmpi.runtime.evaluation.measures import Counts, in_client_order
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
-from pflmpi.runtime.exchange.newcomers import mean_answers
+from pflmpi.runtime.newcomers import mean_answers
 from pflmpi.runtime.participants import train
 from pflmpi.runtime.setup import Setup
 from pflmpi.transports.inprocess import InProcessTransport

@@ -15,8 +15,8 @@ from pflmpi.runtime.config import LEAST_TIMEOUT
 from pflmpi.runtime.evaluation.clients import evaluate, evaluate_shared_model, evaluate_trained
 from pflmpi.runtime.evaluation.measures import Counts, concatenated
 from pflmpi.runtime.evaluation.unseen import evaluate_unseen
-from pflmpi.runtime.exchange.exchange import exchange
-from pflmpi.runtime.exchange.newcomers import mean_answers
+from pflmpi.runtime.exchange import exchange
+from pflmpi.runtime.newcomers import mean_answers
 from pflmpi.runtime.participants import Trained, train, without
 from pflmpi.runtime.progress import Observer, Progress
 from pflmpi.runtime.report import RoundReport

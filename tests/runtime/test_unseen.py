@@ -22,7 +22,7 @@ from pflmpi.forecast.measuring import CohortCost, Costs
 from pflmpi.forecast.process import Cost
 from pflmpi.messages.groups import clients_of
 from pflmpi.runtime.client_state import from_flat
-from pflmpi.runtime.exchange.newcomers import mean_calls
+from pflmpi.runtime.newcomers import mean_calls
 from pflmpi.runtime.schedule import schedule
 from pflmpi.store import run_folder
 from pflmpi.store.metrics import metrics_file
