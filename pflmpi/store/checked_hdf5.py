@@ -79,7 +79,7 @@ class Writing:
         self._scales: dict[str, tuple[Identifier, int]] = {}
         self._references: dict[tuple[str, ...], np.ndarray] = {}  # to the scales of axes of these names
 
-    def put(
+    def write_dataset(
         self,
         path: str,
         array: np.ndarray,
@@ -117,7 +117,7 @@ class Writing:
 
     def scale(self, name: str, path: str, values: np.ndarray, description: str = "") -> None:
         """Store the coordinates [m] of an axis as a dimension scale of HDF5, by which later arrays name theirs."""
-        dataset = self.put(path, values, description=description)
+        dataset = self.write_dataset(path, values, description=description)
         h5py.h5ds.set_scale(dataset, name.encode())
         self._scales[name] = dataset, len(values)
 
@@ -258,7 +258,7 @@ def _parsed(text: str) -> Any:
     return json.loads(text)
 
 
-def get(group: Group, path: str) -> np.ndarray:
+def read_dataset(group: Group, path: str) -> np.ndarray:
     """Read an array and verify its checksum.
 
     Raises:

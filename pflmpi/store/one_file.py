@@ -19,8 +19,7 @@ from pflmpi.store.checksums import crc32
 from pflmpi.store.descriptions import PARTITION, Described, Descriptions
 from pflmpi.store.digest import CLIENTS_AT_ONCE, digest_of_blocks
 from pflmpi.store.hdf5 import Dataset, File, Group, h5py
-from pflmpi.store.layout import NOWHERE, Layout
-from pflmpi.store.layout import get as read_layout
+from pflmpi.store.layout import NOWHERE, Layout, read_layout
 from pflmpi.store.names import round_path
 from pflmpi.store.round_file import put_members
 from pflmpi.store.shard import ClientRows
@@ -95,9 +94,9 @@ def arrays(path: Path) -> list[Array]:
             group, single = file.get(section, {}), checked_hdf5.numbers(file, section)
             for name in sorted([*checked_hdf5.names(group), *single]):
                 array = single[name] if name in single else checked_hdf5.stored(group, name)
-                value = (
-                    None if array.shape else float(single[name] if name in single else checked_hdf5.get(group, name))
-                )
+                if not array.shape and name not in single:
+                    array = checked_hdf5.read_dataset(group, name)
+                value = None if array.shape else float(array)
                 found.append(Array(f"{section}/{name}", array.shape, array.dtype, array.nbytes, value))
     return found
 
@@ -105,7 +104,7 @@ def arrays(path: Path) -> list[Array]:
 def digest(path: Path) -> str:
     """Digest of the state, the same as of the run's folder; only a few clients at a time are in memory."""
     with checked_hdf5.reading(path) as file:
-        server = {name: checked_hdf5.get(file["server"], name) for name in checked_hdf5.names(file["server"])}
+        server = {name: checked_hdf5.read_dataset(file["server"], name) for name in checked_hdf5.names(file["server"])}
         return digest_of_blocks(server, _state_blocks(file["clients"]))
 
 
@@ -115,7 +114,7 @@ def _state_blocks(clients: Group) -> Iterator[ClientRows]:
     cohorts = sorted({path.partition("/")[0] for path in paths if path.endswith("/client")})
     groups = {name: clients[name] for name in cohorts} if cohorts else {"cohort0": clients} if paths else {}
     ids = {
-        name: checked_hdf5.get(group, "client") if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
+        name: checked_hdf5.read_dataset(group, "client") if cohorts else np.arange(len(group[paths[0]]), dtype=np.int64)
         for name, group in groups.items()
     }
     leaves = {
@@ -191,7 +190,7 @@ def _put_arrays(writing: Writing, index: File, descriptions: Descriptions, compr
     """Copy all but the clients' state; what is in `server` too is the same array by another name."""
     for name in ("client", "participant"):
         if name in index:
-            writing.scale(name, name, checked_hdf5.get(index, name), "ids")
+            writing.scale(name, name, checked_hdf5.read_dataset(index, name), "ids")
     for section in ("metrics", "bytes", "partition"):
         for path in checked_hdf5.names(index.get(section, {})):
             _copy(index, writing, f"{section}/{path}", compress, descriptions.figure(section, path))
@@ -215,7 +214,9 @@ def _copy(index: File, writing: Writing, path: str, compress: bool, said: Descri
     """Copy an array in pieces, and check it."""
     found, (unit, axes, text) = checked_hdf5.stored(index, path), said
     if not found.shape or not found.size:
-        writing.put(path, checked_hdf5.get(index, path), axes=axes[: found.ndim], unit=unit, description=text)
+        writing.write_dataset(
+            path, checked_hdf5.read_dataset(index, path), axes=axes[: found.ndim], unit=unit, description=text
+        )
         return
     known = tuple(name for name in axes if name in ("client", "participant"))
     copy = _Target(writing, path, found.shape, found.dtype, compress, (unit, known, text))
@@ -237,7 +238,7 @@ def _put_texts(writing: Writing, partition_csv: str | None, run: Path, round: in
     if (counts := partition_file.read(run)) is not None:
         for name, array in (("train_by_class", counts.train), ("test_by_class", counts.test)):
             unit, axes, text = PARTITION[name]
-            writing.put(f"partition/{name}", array, axes=axes, unit=unit, description=text)
+            writing.write_dataset(f"partition/{name}", array, axes=axes, unit=unit, description=text)
 
 
 def _put_clients(

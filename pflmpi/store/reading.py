@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pflmpi.errors import CheckpointError
-from pflmpi.store import checked_hdf5, joined, shard
+from pflmpi.store import checked_hdf5, shard, virtual_rows
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum
 from pflmpi.store.hdf5 import Group
@@ -30,9 +30,11 @@ def read_server(run: Path, round: int) -> Arrays:
 
 def read_metrics(run: Path, round: int) -> Arrays:
     """Metrics of the round by name."""
-    found = _section(run, round, "metrics")
+    metrics = _section(run, round, "metrics")
     with checked_hdf5.reading(round_path(run, round)) as file:
-        return found | ({"participants": checked_hdf5.get(file, "participant")} if "participant" in file else {})
+        if "participant" in file:
+            metrics["participants"] = checked_hdf5.read_dataset(file, "participant")
+    return metrics
 
 
 def read_bytes(run: Path, round: int) -> Arrays:
@@ -60,11 +62,11 @@ def read_array(run: Path, round: int, section: str, path: str) -> np.ndarray | N
     """One array of the server, the metrics or the bytes, and no other; None if there is none of that path."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         if (section, path) == ("metrics", "participants"):
-            return checked_hdf5.get(file, "participant") if "participant" in file else None
+            return checked_hdf5.read_dataset(file, "participant") if "participant" in file else None
         numbers, group = checked_hdf5.numbers(file, section), file.get(section, {})
         if path in numbers:
             return numbers[path]
-        return checked_hdf5.get(group, path) if path in group else None
+        return checked_hdf5.read_dataset(group, path) if path in group else None
 
 
 def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
@@ -76,7 +78,7 @@ def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
     with checked_hdf5.reading(round_path(run, round)) as file:
         for name, message in file["received"].items() if "received" in file else ():
             for path in checked_hdf5.names(message):
-                array = checked_hdf5.get(message, path)
+                array = checked_hdf5.read_dataset(message, path)
                 rows = (
                     array[clients]
                     if checked_hdf5.about(file)["own"][name]
@@ -89,7 +91,7 @@ def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
 def read_layout(run: Path, round: int) -> Layout:
     """Where each client's row is stored."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        return layouts.get(file)
+        return layouts.read_layout(file)
 
 
 def read_checksums(run: Path, round: int) -> dict[str, Checksum]:
@@ -107,7 +109,7 @@ def read_kinds(run: Path, round: int) -> dict[str, dict[str, tuple[tuple[int, ..
         groups = {cohorts[0]: clients} if len(cohorts) == 1 else {name: clients[name] for name in sorted(clients)}
         return {
             cohort: {
-                path: joined.kind_of(group[path])
+                path: virtual_rows.kind_of(group[path])
                 for path in checked_hdf5.names(group)
                 if len(cohorts) == 1 or path != "client"
             }
@@ -202,7 +204,7 @@ def _section(run: Path, round: int, section: str) -> Arrays:
     """The arrays of a section, with what is said of it in place of arrays without client and class."""
     with checked_hdf5.reading(round_path(run, round)) as file:
         group: Group = file.get(section, {})
-        arrays = {path: checked_hdf5.get(group, path) for path in checked_hdf5.names(group)}
+        arrays = {path: checked_hdf5.read_dataset(group, path) for path in checked_hdf5.names(group)}
         return checked_hdf5.numbers(file, section) | arrays
 
 

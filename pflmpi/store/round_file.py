@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflmpi.store import checked_hdf5, joined, metrics_file
+from pflmpi.store import checked_hdf5, metrics_file
 from pflmpi.store import layout as layouts
 from pflmpi.store.checked_hdf5 import Checksum, Writing
 from pflmpi.store.descriptions import Descriptions
@@ -15,6 +15,7 @@ from pflmpi.store.hdf5 import h5py, write_group
 from pflmpi.store.layout import Layout
 from pflmpi.store.names import round_path
 from pflmpi.store.shard import Arrays
+from pflmpi.store.virtual_rows import VirtualRows, write_virtual_rows
 
 __all__ = ["Layout", "ReceivedMessage", "RoundContent", "Templates", "write_round"]
 
@@ -120,13 +121,13 @@ def write_round(
         put_sections(writing, content, descriptions)
         for name, array in layouts.arrays(layout).items():
             unit, axes, text = descriptions.figure("layout", name)
-            writing.put(f"layout/{name}", array, axes=axes, unit=unit, description=text)
+            writing.write_dataset(f"layout/{name}", array, axes=axes, unit=unit, description=text)
         write_group(writing.file.id, "clients")
         for cohort in keeping:
             place = put_members(writing, cohort, layout, templates[cohort])
-            rows = joined.Joined.of(cohort, layout)
+            rows = VirtualRows.from_layout(cohort, layout)
             for path, (shape, dtype) in sorted(templates[cohort].items()):
-                joined.join(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
+                write_virtual_rows(writing, f"{place}/{path}", f"/{cohort}/rows/{path}", shape, dtype, rows)
                 unit, axes, text = descriptions.client(path)
                 writing.describe(f"{place}/{path}", None, unit, text)
 
@@ -159,15 +160,15 @@ def put_sections(writing: Writing, content: RoundContent, descriptions: Descript
                 value = array.item()
                 writing.about[section][name] = None if value != value else value  # JSON has no NaN
             elif name != "participants":
-                writing.put(f"{section}/{name}", array, axes=axes, unit=unit, description=text)
+                writing.write_dataset(f"{section}/{name}", array, axes=axes, unit=unit, description=text)
     for name, array in content.diagnostics.items():
         unit, axes, text = descriptions.diagnostic(name)
-        writing.put(f"diagnostics/{name}", array, axes=axes[: array.ndim], unit=unit, description=text)
+        writing.write_dataset(f"diagnostics/{name}", array, axes=axes[: array.ndim], unit=unit, description=text)
     writing.about["normalisation"] = {name: array.tolist() for name, array in content.normalisation.items()}
     write_group(writing.file.id, "server")
     for path, array in sorted(content.server.items()):
         unit, axes, text = descriptions.server(path)
-        writing.put(f"server/{path}", array, axes=axes, unit=unit, description=text)
+        writing.write_dataset(f"server/{path}", array, axes=axes, unit=unit, description=text)
     _put_received(writing, content, descriptions)
 
 
@@ -183,4 +184,6 @@ def _put_received(writing: Writing, content: RoundContent, descriptions: Descrip
                 group[path] = h5py.SoftLink(f"/server/{server[id(array)]}")
                 arrays[f"received/{name}/{path}"] = arrays[f"server/{server[id(array)]}"]
             else:
-                writing.put(f"received/{name}/{path}", array, axes=axes[: array.ndim], unit=unit, description=text)
+                writing.write_dataset(
+                    f"received/{name}/{path}", array, axes=axes[: array.ndim], unit=unit, description=text
+                )

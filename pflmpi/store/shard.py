@@ -59,8 +59,8 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
             write_group(writing.file.id, f"{cohort}/rows")
             ids = clients.astype(np.int64)
             known = _known_rows(leaves)
-            writing.put(f"{cohort}/client", ids)
-            writing.put(f"{cohort}/row_crc32", _row_checksums(ids, leaves, known))
+            writing.write_dataset(f"{cohort}/client", ids)
+            writing.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, known))
             for leaf in sorted(leaves):
                 whole = _leaf_checksum(leaves[leaf], known[leaf]) if leaf in known else None
                 _put_leaf(writing, cohort, leaf, leaves[leaf], whole)
@@ -110,7 +110,7 @@ def read_leaf(path: Path, cohort: str, leaf: str, rows: np.ndarray) -> np.ndarra
             return same
         stored = checked_hdf5.stored(file[cohort]["rows"], leaf)
         if len(rows) == len(stored):
-            return checked_hdf5.get(file[cohort]["rows"], leaf)
+            return checked_hdf5.read_dataset(file[cohort]["rows"], leaf)
         return _take(stored, rows, consecutive(rows))
 
 
@@ -118,7 +118,7 @@ def rows_problem(path: Path, cohort: str, clients: np.ndarray, rows: np.ndarray)
     """Why a shard does not hold the given clients [m] in the given rows [m]; None if it does."""
     try:
         with checked_hdf5.reading(path) as file:
-            ids = checked_hdf5.get(file, f"{cohort}/client")
+            ids = checked_hdf5.read_dataset(file, f"{cohort}/client")
     except CheckpointError as error:
         return str(error)
     if len(rows) and (rows.max() >= len(ids) or not np.array_equal(ids[rows], clients)):
@@ -193,10 +193,10 @@ def _is_repeated(array: np.ndarray) -> bool:
 def _put_leaf(writing: Writing, cohort: str, path: str, array: np.ndarray, checksum: int | None) -> None:
     """Store a leaf [m, ...] of a cohort; once if it is repeated, with a known CRC-32, and large."""
     if checksum is None or not _is_repeated(array) or array.nbytes < _ONCE:
-        writing.put(f"{cohort}/rows/{path}", array, checksum)
+        writing.write_dataset(f"{cohort}/rows/{path}", array, checksum)
         return
     rows, row = len(array), np.ascontiguousarray(array[:1])
-    writing.put(f"{cohort}/once/{path}", row)
+    writing.write_dataset(f"{cohort}/once/{path}", row)
     several = math.isqrt(rows - 1) + 1
     group = writing.file[cohort]
     _show_repeated(group, f"once/{path}", f"several/{path}", row, 1, several)
@@ -212,7 +212,7 @@ def _repeated_leaf(cohort: Group, path: str, rows: int) -> np.ndarray | None:
     """
     if f"once/{path}" not in cohort:
         return None
-    row = checked_hdf5.get(cohort, f"once/{path}")
+    row = checked_hdf5.read_dataset(cohort, f"once/{path}")
     return np.broadcast_to(row, (rows, *row.shape[1:]))
 
 
