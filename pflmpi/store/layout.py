@@ -60,8 +60,8 @@ class Layout:
             file[clients] = len(files)
             files.append(name)
             for number in np.unique(cohort_of[clients]):
-                mine = np.sort(clients[cohort_of[clients] == number])
-                row[mine] = np.arange(len(mine))
+                changed = np.sort(clients[cohort_of[clients] == number])
+                row[changed] = np.arange(len(changed))
         return _tidy(_cohorts(cohort_of), file, row, files)
 
     def only(self, cohorts: Sequence[str]) -> "Layout":

@@ -59,8 +59,8 @@ def rounds(run: Path) -> list[int]:
 
 def round_of(name: str) -> int | None:
     """Round in the name of a probe file; None for any other name."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def write(run: Path, probe: Probe) -> None:

@@ -74,7 +74,7 @@ def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
 
     Only these clients' rows are read, and shared arrays are not copied. Empty if clients keep their last messages.
     """
-    found: Arrays = {}
+    messages: Arrays = {}
     with checked_hdf5.reading(round_path(run, round)) as file:
         for name, message in file["received"].items() if "received" in file else ():
             for path in checked_hdf5.names(message):
@@ -84,8 +84,8 @@ def read_received(run: Path, round: int, clients: np.ndarray) -> Arrays:
                     if checked_hdf5.about(file)["own"][name]
                     else np.broadcast_to(array, (len(clients), *array.shape))
                 )
-                found[f"{name}/{path}"] = rows
-    return found
+                messages[f"{name}/{path}"] = rows
+    return messages
 
 
 def read_layout(run: Path, round: int) -> Layout:
@@ -125,24 +125,24 @@ def read_leaf(run: Path, layout: Layout, cohort: str, leaf: str, clients: np.nda
         clients: ids without repetition.
         like: an array with the shape and dtype of one row.
     """
-    found = np.empty((len(clients), *like.shape), like.dtype)
+    leaf_rows = np.empty((len(clients), *like.shape), like.dtype)
     order = np.argsort(clients, kind="stable")
     for name, part in layout.shards(cohort, clients):
         positions = order[np.searchsorted(clients, part, sorter=order)]
-        found[positions] = shard.read_leaf(run / name, cohort, leaf, layout.row[part])
-    return found
+        leaf_rows[positions] = shard.read_leaf(run / name, cohort, leaf, layout.row[part])
+    return leaf_rows
 
 
 def read_attributes(run: Path, round: int) -> dict[str, str | int | float]:
     """What the round file says about itself and the run; round and configuration are among it."""
     with checked_hdf5.reading(round_path(run, round)) as file:
-        found: dict[str, str | int | float] = checked_hdf5.about(file)["run"]
-    kinds = {**dict.fromkeys(found, str | int | float), "round": int, "config": str}
+        attributes: dict[str, str | int | float] = checked_hdf5.about(file)["run"]
+    kinds = {**dict.fromkeys(attributes, str | int | float), "round": int, "config": str}
     for name, kind in kinds.items():
-        if not isinstance(value := found.get(name), kind):
+        if not isinstance(value := attributes.get(name), kind):
             wrong = f"its attribute {name!r} is {shown(value)}, which no pflmpi writes"
             raise CheckpointError(f"{round_path(run, round)} cannot be read: {wrong}; put a good copy in its place")
-    return found
+    return attributes
 
 
 def read_clients(run: Path, round: int, clients: np.ndarray) -> ClientRows:

@@ -105,8 +105,8 @@ def write_round(
         lost = layout.cohorts[cohort][layout.file[layout.cohorts[cohort]] == layouts.NOWHERE]
         assert not len(lost), f"round {content.round}: client {lost[0]} of {cohort} was never written"
 
-    known = checksums or {}
-    shards = {name: known.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
+    checksums = checksums or {}
+    shards = {name: checksums.get(name) or checked_hdf5.recorded_checksum(run / name) for name in layout.files}
 
     def fill(writing: Writing) -> None:
         about = writing.about
@@ -114,7 +114,7 @@ def write_round(
         about["content_description"] = _INDEX.format(round=content.round)
         about["run"] = {"round": content.round, **attributes}
         about["metrics_csv"] = list(content.metrics_file)
-        about["shards"] = {name: list(each) for name, each in shards.items()}
+        about["shards"] = {name: list(checksum) for name, checksum in shards.items()}
         about["cohorts"] = list(layout.cohorts)
         descriptions = Descriptions(json.loads(str(attributes.get("diagnostics", "{}"))))
         writing.scale("client", "client", np.arange(len(layout.file)), "ids of the clients")

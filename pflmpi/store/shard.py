@@ -58,11 +58,11 @@ def write_shard(path: Path, rows: ClientRows, attributes: Mapping[str, str | int
         for cohort, (clients, leaves) in sorted(rows.items()):
             write_group(writing.file.id, f"{cohort}/rows")
             ids = clients.astype(np.int64)
-            known = _known_rows(leaves)
+            checksums = _known_rows(leaves)
             writing.write_dataset(f"{cohort}/client", ids)
-            writing.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, known))
+            writing.write_dataset(f"{cohort}/row_crc32", _row_checksums(ids, leaves, checksums))
             for leaf in sorted(leaves):
-                whole = _leaf_checksum(leaves[leaf], known[leaf]) if leaf in known else None
+                whole = _leaf_checksum(leaves[leaf], checksums[leaf]) if leaf in checksums else None
                 _put_leaf(writing, cohort, leaf, leaves[leaf], whole)
 
     checked_hdf5.write(path, fill, sum(array.nbytes for _, leaves in rows.values() for array in leaves.values()))
@@ -159,13 +159,13 @@ def _take(dataset: Dataset, rows: np.ndarray, runs: list[slice]) -> np.ndarray:
 
 def _known_rows(leaves: Arrays) -> dict[str, np.ndarray]:
     """Checksums uint32 [m] of the rows, by path, of leaves whose rows are one in memory or long enough to join."""
-    found = {}
+    checksums = {}
     for leaf, array in leaves.items():
         if _is_repeated(array):
-            found[leaf] = np.repeat(crc32_of_rows(array[:1]), len(array))
+            checksums[leaf] = np.repeat(crc32_of_rows(array[:1]), len(array))
         elif array[:1].nbytes >= _LONG:
-            found[leaf] = crc32_of_rows(array)
-    return found
+            checksums[leaf] = crc32_of_rows(array)
+    return checksums
 
 
 def _leaf_checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
@@ -176,13 +176,13 @@ def _leaf_checksum(leaf: np.ndarray, rows: np.ndarray) -> int:
 
 def _row_checksums(clients: np.ndarray, leaves: Arrays, known: Mapping[str, np.ndarray]) -> np.ndarray:
     """Checksums [m] uint32 of the clients' rows, as described above; `known` are those of some leaves' rows."""
-    found = crc32_of_rows(clients.astype("<i8"))
+    checksums = crc32_of_rows(clients.astype("<i8"))
     for leaf in sorted(leaves):
         if leaf in known:
-            found = crc32_combine(found, known[leaf], leaves[leaf][0].nbytes)
+            checksums = crc32_combine(checksums, known[leaf], leaves[leaf][0].nbytes)
         else:
-            found = crc32_of_rows(leaves[leaf], found)
-    return found
+            checksums = crc32_of_rows(leaves[leaf], checksums)
+    return checksums
 
 
 def _is_repeated(array: np.ndarray) -> bool:

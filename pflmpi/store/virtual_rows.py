@@ -92,8 +92,8 @@ def dtype_of(dataset: Dataset) -> np.dtype:
 
 
 def _stored_dtype(dtype: np.dtype) -> np.dtype:
-    found: np.dtype = h5py.enum_dtype(_BOOLEANS, "i1") if dtype.kind == "b" else dtype
-    return found
+    stored: np.dtype = h5py.enum_dtype(_BOOLEANS, "i1") if dtype.kind == "b" else dtype
+    return stored
 
 
 def _missing(dtype: np.dtype) -> tuple[int | float, str]:
